@@ -8,12 +8,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..engine.data.data import Data
-from ..engine.data.preprocessing import ColumnPreprocessing
+from ..engine.data.preprocessing import KINDS, UNCHANGED, ColumnPreprocessing, Preprocessing
 from .files import tokens
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]
-_PREPROCESSING = "treatments"  # its key in runs, exported models and prepared shards
+_EARLIER = ("words", "treatments", "array_columns")  # keys that an earlier version wrote instead of "preprocessing"
 
 
 def as_json(data: Data) -> dict[str, Any]:
@@ -21,11 +23,13 @@ def as_json(data: Data) -> dict[str, Any]:
     known: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(data, name)) is not None}
     if data.tokens is not None:
         known["tokens"] = data.tokens.kept()
-    if data.words is not None:
-        known["words"] = {name: [as_text(word) for word in words] for name, words in data.words.items()}
-    if data.preprocessing is not None:
-        del known["preprocessing"]
-        known[_PREPROCESSING] = {name: each._asdict() for name, each in data.preprocessing.items()}
+    del known["preprocessing"]
+    if data.preprocessing != UNCHANGED:
+        columns = {
+            name: {**each._asdict(), "words": [*map(as_text, each.words)]}
+            for name, each in data.preprocessing.columns.items()
+        }
+        known["preprocessing"] = {"columns": columns, "array": data.preprocessing.array}
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # including NumPy's numbers
 
 
@@ -33,25 +37,35 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
     """Restores data without examples from the properties in the file at `path`; ignores other keys.
 
     Raises:
-      KeyError, TypeError: the argument was not made by `as_json`.
+      KeyError, TypeError: the argument was not made by `as_json`, or by an earlier version's.
     """
     known = {name: content[name] for name in _NAMES if content.get(name) is not None}
     if "tokens" in known:
         known["tokens"] = tokens.from_saved(known["tokens"], path)
     if "classes" in known:
         known["classes"] = tuple(map(_text, known["classes"]))
-    if "array_columns" in known:
-        known["array_columns"] = tuple(map(_text, known["array_columns"]))
-    if "words" in known:
-        known["words"] = {name: [*map(as_bytes, words)] for name, words in {**known["words"]}.items()}
-    if (kept := content.get(_PREPROCESSING)) is not None:
-        known["preprocessing"] = {name: ColumnPreprocessing(**each).checked() for name, each in {**kept}.items()}
+    if earlier := [key for key in _EARLIER if key in content]:
+        raise TypeError(f"{earlier[0]} is of an earlier version")
+    if "preprocessing" in known:
+        known["preprocessing"] = _preprocessing(**known["preprocessing"])
     return Data(None, **known)
+
+
+def _preprocessing(columns: Mapping[str, Mapping[str, Any]], array: Iterable[str]) -> Preprocessing:
+    restored = {}
+    for name, each in {**columns}.items():
+        column = ColumnPreprocessing(**each)
+        if column.kind not in KINDS:
+            raise TypeError(f"{column.kind!r:.40} is not one of {', '.join(KINDS)}")
+        np.asarray(column.fill, np.float64)
+        words, places = tuple(map(as_bytes, column.words)), tuple(column.places)
+        restored[name] = column._replace(places=places, words=words)
+    return Preprocessing(restored, tuple(map(_text, array)))
 
 
 def order_of(trained_on: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Returns the columns of the array that a run was trained on, in order, or ()."""
-    return tuple((trained_on or {}).get("array_columns", ()))
+    return tuple((trained_on or {}).get("preprocessing", {}).get("array", ()))
 
 
 def ids_of(classes: Iterable[str]) -> int:

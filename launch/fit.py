@@ -18,6 +18,7 @@ from absl import logging
 
 from ..engine.data import entry, frames, views
 from ..engine.data.data import Data
+from ..engine.data.preprocessing import Preprocessing
 from ..engine.data.source import Source
 from ..engine.data.streamed import Stream
 from ..engine.hooks.keras_callbacks import KerasCallbacks
@@ -290,7 +291,9 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
         size = evaluation.batch_examples or arguments.validation_batch_size or arguments.batch_size
         if steps is not None and size:  # Keras divides arrays without a size by the steps, so that all are evaluated
             evaluation = views.first(evaluation, steps * size)
-    return Data(train, evaluation, array_columns=columns, class_weight=arguments.class_weight)
+    return Data(
+        train, evaluation, preprocessing=Preprocessing(array=columns or ()), class_weight=arguments.class_weight
+    )
 
 
 def _check(arguments: Arguments) -> None:

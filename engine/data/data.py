@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .preprocessing import ColumnPreprocessing
+from .preprocessing import UNCHANGED, Preprocessing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +25,8 @@ class Data:
       ids: identifies the numbering of ids, e.g. its digest; None if it does not depend on the training data.
       tokens: the tokenizer of text, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
       classes: the classes' names, in the order of label numbers; None if they have only numbers.
-      words: the vocabulary of each feature that was text: id i+1 is `words[feature][i]`, and 0 is text that is empty or
-        was not seen in training.
-      preprocessing: by column, the preprocessing that converts a table's raw values to features; "" is for an array of
-        columns. None if features are the raw values.
-      array_columns: the columns of a table that form one array of features, in its order; None if features have their
-        own names, or none.
+      preprocessing: converts columns to features, such as text to ids (`engine.data.preprocessing.Preprocessing`). The
+        examples are converted already; predictions and exports convert raw values by it.
       columns: how each column of a table is read; lines for people.
       class_weight: weights of training classes, by class; 1 for classes without one. None: all are 1.
       batch_sizes: with several inputs, examples per step by name, across replicas; the global batch size for the first
@@ -49,9 +45,7 @@ class Data:
     ids: int | str | None = None
     tokens: Any = None
     classes: tuple[str, ...] | None = None
-    words: dict[str, list[bytes]] | None = None
     columns: str | None = None
-    preprocessing: dict[str, ColumnPreprocessing] | None = None
-    array_columns: tuple[str, ...] | None = None
+    preprocessing: Preprocessing = UNCHANGED
     class_weight: Mapping[int, float] | None = None
     batch_sizes: Mapping[str, int] | None = None

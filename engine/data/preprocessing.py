@@ -1,10 +1,15 @@
-"""Preprocessing of tables' raw values: missing ones are filled, text is hashed or converted to numbers.
+"""Preprocessing of tables: missing values are filled, text is looked up, hashed or converted to numbers.
 
-TensorFlow's operations, eager on the host or in the graph of an export.
+One object, saved with a run, serves training, prediction and exports. The same code makes numbers by NumPy on the host
+and by TensorFlow in the graph of an export; text is TensorFlow's in both.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,68 +42,218 @@ class ColumnPreprocessing(NamedTuple):
         and times, one for each column.
       is_flagged: whether a feature NAME.missing is 1 for missing values.
       places: for an array, the source of each column of the result: the number of the column that is filled, or -1
-        minus the number of the column whose missing values it flags by 1. Runs and exported models have it.
+        minus the number of the column whose missing values it flags by 1.
+      words: of a category: the first has id 1, and 0 is text that is empty or was not seen in training.
     """
 
     kind: str
-    fill: Any = 0
+    fill: Any = None
     is_flagged: bool = False
     places: tuple[int, ...] = ()
-
-    def checked(self) -> ColumnPreprocessing:
-        """Returns it with `places` as a tuple. Raises `TypeError` if a field has another type."""
-        if self.kind not in KINDS:
-            raise UsageError(f"{self.kind!r:.40} is not one of {', '.join(KINDS)}")
-        np.asarray(self.fill, np.float64)
-        return self._replace(places=tuple(self.places))
+    words: tuple[bytes, ...] = ()
 
     @property
     def is_of_text(self) -> bool:
+        """Whether raw values are text."""
         return self.kind in KINDS[:4]
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether values may be missing."""
+        fills = self.fill if isinstance(self.fill, list) else [self.fill]
+        return self.is_of_text or any(fill is not None for fill in fills)
 
     def made_of(self, name: str) -> list[str]:
         """Returns the names of the features that a column yields besides its own."""
         return [name + SECONDS] * (self.kind == "timestamp") + [name + MISSING] * self.is_flagged
 
-    def apply(self, name: str, values: Any, table: Any = None) -> dict[str, Any]:
-        """Converts a column's values, a tensor, to features, tensors by name.
+    def decoded(self, values: Any) -> tuple[Any, Any]:
+        """Returns raw values of a column of numbers or times as numbers, and the mask of those that are missing.
 
-        Values that are numbers already are not parsed.
+        Times become days since 1970-01-01, with the seconds of the day on an axis of two if they are timestamps.
+        Missing ones are NaN.
 
         Args:
-          name: of the column.
-          values: its values; text of a date or time as ISO 8601 has it, [n].
-          table: the lookup table of a category's words.
+          values: numbers; for times NumPy's, or text as ISO 8601 has it, a tensor.
         """
         import tensorflow as tf
 
-        is_text = values.dtype == tf.string
-        if self.kind in ("category", "hash"):
-            return {name: values if not is_text else table.lookup(values) if table else hashed(values)}
-        if self.is_of_text and is_text:
-            missing = tf.reduce_any(tf.equal(tf.strings.strip(values)[..., tf.newaxis], MISSING_WORDS), -1)
-            columns = times(tf.where(missing, "1970-01-01", values), self.kind == "timestamp")
-        elif self.kind == "id" and values.dtype.is_floating:  # pandas converts ids to floats if one is missing
-            missing = tf.math.is_nan(values)
-            columns = [tf.cast(tf.where(missing, tf.zeros([], values.dtype), values), tf.int64)]
-        elif self.kind == "id":
-            missing, columns = tf.equal(values, MISSING_ID), [values]
-        else:
-            missing, columns = tf.math.is_nan(tf.cast(values, tf.float32)), [tf.cast(values, tf.float32)]
-        fill = np.asarray(self.fill, np.float64)  # None is NaN
-        fills = fill if self.kind == "timestamp" else [fill]
-        columns = [tf.where(missing, tf.cast(fill, x.dtype), x) for x, fill in zip(columns, fills, strict=False)]
-        if self.kind == "array":
-            return {name: self._placed(columns[0], tf.cast(missing, tf.float32))}
-        made = dict(zip((name, name + SECONDS), columns, strict=False))
-        return {**made, name + MISSING: tf.cast(missing, tf.float32)} if self.is_flagged else made
+        xp = _namespace(values)
+        if self.kind in ("date", "timestamp"):
+            if xp is np and values.dtype.kind == "M":
+                missing = np.isnat(values)
+                micros = np.where(missing, np.datetime64(0, "us"), values).astype("M8[us]").astype(np.int64)
+                if self.kind == "date" and (micros % _DAY_MICROSECONDS).any():
+                    raise tf.errors.InvalidArgumentError(None, None, "not a day")
+            else:
+                missing = tf.reduce_any(tf.equal(tf.strings.strip(values)[..., tf.newaxis], MISSING_WORDS), -1)
+                micros = microseconds(tf.where(missing, "1970-01-01", values), self.kind == "timestamp")
+            times = [xp.where(missing, np.float32(np.nan), each) for each in days_and_seconds(micros)]
+            return (times[0], missing) if self.kind == "date" else (xp.stack(times, -1), xp.stack([missing] * 2, -1))
+        if self.kind != "id":
+            values = xp.asarray(values, np.float32)
+            return values, xp.isnan(values)
+        if values.dtype == np.int64:
+            return values, values == np.int64(MISSING_ID)
+        if self.fill is None or values.dtype not in (np.float32, np.float64):
+            return values, None
+        missing = xp.isnan(values)  # pandas converts ids to floats if one is missing
+        return xp.asarray(xp.where(missing, xp.zeros_like(values), values), np.int64), missing
 
-    def _placed(self, values: Any, missing: Any) -> Any:
+    def apply(self, name: str, values: Any, missing: Any) -> dict[str, Any]:
+        """Converts a column's values to features by name.
+
+        Args:
+          name: of the column.
+          values: numbers, as `decoded` returns them: an array, or a tensor of a graph.
+          missing: mask of those that are missing, of the values' shape; None if none is.
+        """
+        xp = _namespace(values)
+        if self.kind != "id":
+            values = xp.asarray(values, np.float32)
+        if missing is not None and self.fill is not None:
+            fill = np.asarray(self.fill, np.float64)  # None is NaN
+            values = xp.where(missing, xp.asarray(fill, values.dtype), values)
+        is_time = self.kind == "timestamp"
+        made = {name: values[..., 0], name + SECONDS: values[..., 1]} if is_time else {name: values}
+        width = len(self.fill) if self.kind == "array" else 0
+        if not self.is_flagged and self.places == (*range(width),):
+            return made
+        flags = xp.zeros_like(values, np.float32) if missing is None else xp.asarray(missing, np.float32)
+        if self.kind != "array":
+            return {**made, name + MISSING: flags[..., 0] if is_time else flags}
+        at = [place if place >= 0 else width - 1 - place for place in self.places]
+        return {name: xp.take(xp.concatenate([values, flags], 1), at, axis=1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """Converts the columns of a table to the features of a model, in training, prediction and exports alike.
+
+    Attributes:
+      columns: the preprocessing by column; others stay unchanged. `""` is the array's.
+      array: the columns that make one array of features, in its order; () for features by name.
+      tables: the lookup tables so far, by column; the owner of a graph has to keep them.
+
+    Example:
+      >>> Preprocessing({"city": ColumnPreprocessing("category", words=(b"Bern", b"Rome"))})({"city": ["Rome", "?"]})
+      {'city': array([2, 0])}
+    """
+
+    columns: Mapping[str, ColumnPreprocessing] = dataclasses.field(default_factory=dict)
+    array: tuple[str, ...] = ()
+    tables: dict[str, Any] = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def words(self) -> dict[str, list[bytes]]:
+        """The words of each column of categories; the first has id 1."""
+        return {name: [*each.words] for name, each in self.columns.items() if each.kind == "category"}
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether raw values may be missing."""
+        return any(each.may_lack for each in self.columns.values())
+
+    def __call__(self, features: Any, missing: Mapping[str, Any] | None = None) -> Any:
+        """Converts features; those that are converted already stay unchanged.
+
+        Args:
+          features: arrays or tensors by column, or an array of columns.
+          missing: masks of missing values, by column that has some, of values that are numbers or words already; None
+            for raw values, in which missing ones are NaN, `MISSING_ID` or a marker in text.
+
+        Raises:
+          UsageError: text is not a date or time; a column of the array is not of numbers.
+        """
+        if isinstance(features, dict) and self.array:
+            features, missing = self._joined(features, missing)
+        if isinstance(features, dict):
+            made: dict[str, Any] = {}
+            for name, values in features.items():
+                made |= self._converted(name, values, missing) if name in self.columns else {name: values}
+            return made | {name: values for name, values in features.items() if name not in self.columns}
+        array = self.columns.get("")
+        if array is None or np.shape(features)[1:] != (len(array.fill),):
+            return features
+        return self._converted("", features, missing)[""]
+
+    def raw(self, specs: Any) -> Any:
+        """Returns specs of raw features: text for those that are looked up, hashed or times.
+
+        Args:
+          specs: nest of `tf.TensorSpec`s of converted features, [examples, ...].
+        """
         import tensorflow as tf
 
-        width = len(self.fill)
-        at = [place if place >= 0 else width - 1 - place for place in self.places]
-        return tf.gather(tf.concat([values, missing], 1), at, axis=1)
+        if not isinstance(specs, dict):
+            array = self.columns.get("")
+            is_one = array is not None and isinstance(specs, tf.TensorSpec)
+            return tf.TensorSpec([None, len(array.fill)], specs.dtype) if is_one else specs
+        used = {name: each for name, each in self.columns.items() if name in specs}
+        made = {feature for name, each in used.items() for feature in each.made_of(name)}
+        text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
+        return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
+
+    def _joined(self, features: dict[str, Any], missing: Mapping[str, Any] | None) -> tuple[Any, Any]:
+        """Returns an array of all columns, and its missing mask under the name ""."""
+        import tensorflow as tf
+
+        is_eager = tf.executing_eagerly()
+        columns = [np.asarray(each) if is_eager else each for each in map(features.__getitem__, self.array)]
+        kinds = [np.dtype(getattr(x.dtype, "as_numpy_dtype", x.dtype)).kind for x in columns]
+        if text := [name for name, kind in zip(self.array, kinds, strict=True) if kind not in "biuf"]:
+            raise UsageError(f"column {text[0]!r} is not of numbers, which this run's array is of; make numbers of it")
+        if not is_eager:
+            columns = [tf.cast(x, tf.float32) for x in columns]
+            return tf.concat([tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in columns], 1), missing
+        columns = [x.reshape(len(x), -1) for x in columns]
+        if missing:
+            masks = [missing.get(name, np.zeros(x.shape, bool)) for name, x in zip(self.array, columns, strict=True)]
+            missing = {"": np.concatenate([x.reshape(len(x), -1) for x in masks], 1)}
+        return np.concatenate(columns, 1, dtype=np.float32), missing
+
+    def _converted(self, name: str, values: Any, missing: Mapping[str, Any] | None) -> dict[str, Any]:
+        column = self.columns[name]
+        if missing is not None and column.kind not in ("category", "hash"):
+            return column.apply(name, values, missing.get(name))
+        import tensorflow as tf
+
+        is_eager = tf.executing_eagerly()
+        if not tf.is_tensor(values):
+            values = np.asarray(values)
+        elif is_eager:
+            values = values.numpy()
+        is_text = values.dtype == tf.string or getattr(values.dtype, "kind", "") in ("O", "S", "U")
+        is_time = getattr(values.dtype, "kind", "") == "M" and column.kind in ("date", "timestamp")
+        with tf.device("CPU:0") if is_eager else contextlib.nullcontext():
+            if column.kind in ("category", "hash") and is_text:
+                made = {name: self._ids(name, tf.convert_to_tensor(values))}
+            elif column.is_of_text != (is_text or is_time):
+                return {name: values}  # converted already, or of no form that the model takes
+            else:
+                try:
+                    made = column.apply(name, *column.decoded(tf.convert_to_tensor(values) if is_text else values))
+                except tf.errors.InvalidArgumentError:  # running a graph raises it unchanged
+                    raise UsageError(
+                        f"feature {name!r} has a value that is not a {column.kind}; write 2024-02-29"
+                        + " or 2024-02-29 12:30:00" * (column.kind == "timestamp")
+                    ) from None
+        return {feature: x.numpy() if is_eager and tf.is_tensor(x) else x for feature, x in made.items()}
+
+    def _ids(self, name: str, words: Any) -> Any:
+        import tensorflow as tf
+
+        if self.columns[name].kind == "hash":
+            return hashed(words)
+        if name not in self.tables:
+            with tf.init_scope():
+                known = tf.constant(self.columns[name].words, tf.string)
+                content = tf.lookup.KeyValueTensorInitializer(known, tf.range(1, len(known) + 1, dtype=tf.int64))
+                self.tables[name] = tf.lookup.StaticHashTable(content, 0)
+        return self.tables[name].lookup(words)
+
+
+UNCHANGED = Preprocessing()
 
 
 def hashed(words: Any) -> Any:
@@ -109,15 +264,31 @@ def hashed(words: Any) -> Any:
     return tf.where(tf.equal(words, ""), tf.constant(0, tf.int64), tf.strings.to_hash_bucket_fast(words, _MOST_HASHES))
 
 
-def times(text: Any, with_seconds: bool) -> list[Any]:
-    """Returns days since 1970-01-01, and optionally the seconds of the day, in UTC if the text has a zone; float32.
+def days_and_seconds(micros: Any) -> tuple[Any, Any]:
+    """Returns days since 1970-01-01 and seconds of the day, float32, of microseconds since then, int64."""
+    xp = _namespace(micros)
+    seconds = xp.asarray(micros % _DAY_MICROSECONDS, np.float64) / 1e6
+    return xp.asarray(micros // _DAY_MICROSECONDS, np.float32), xp.asarray(seconds, np.float32)
+
+
+def _namespace(values: Any) -> Any:
+    """Returns NumPy for an array, and for a tensor TensorFlow's functions of the same names, which a graph can hold."""
+    if isinstance(values, np.ndarray):
+        return np
+    import tensorflow as tf
+
+    return tf.experimental.numpy
+
+
+def microseconds(text: Any, with_time: bool) -> Any:
+    """Returns microseconds since 1970-01-01, int64, in UTC if the text has a zone.
 
     Raises:
-      tf.errors.InvalidArgumentError: some text is not a date, or a date and time, as ISO 8601 has it.
+      tf.errors.InvalidArgumentError: some text is not a date, or with `with_time` a date and time, as ISO 8601 has it.
     """
     import tensorflow as tf
 
-    pattern = f"^{_DATE}{_TIME if with_seconds else _BLANKS}$"
+    pattern = f"^{_DATE}{_TIME if with_time else _BLANKS}$"
     is_time = tf.strings.regex_full_match(text, pattern)
     tf.debugging.Assert(tf.reduce_all(is_time), ["not a date or time such as 2024-02-29 12:30:00", text])
 
@@ -129,17 +300,15 @@ def times(text: Any, with_seconds: bool) -> list[Any]:
     days = _days(year, month) + day - 1
     is_day = (month >= 1) & (month <= 12) & (day >= 1) & (days < _days(year + month // 12, month % 12 + 1))
     tf.debugging.Assert(tf.reduce_all(is_day), ["not a day of the calendar", text])
-    if not with_seconds:
-        return [tf.cast(days, tf.float32)]
+    if not with_time:
+        return _DAY_MICROSECONDS * days
     digits = tf.strings.substr(tf.strings.regex_replace(text, pattern, r"\7") + "000000", 0, 6)
     micros = tf.strings.to_number(digits, tf.int64)
     micros += 10**6 * (number(6) + 60 * (number(5) + 60 * number(4)))
     zone = tf.strings.regex_replace(tf.strings.regex_replace(text, pattern, r"\8"), "Z|:", "")
     zone = tf.strings.to_number(tf.strings.substr(zone + tf.where(tf.equal(zone, ""), "+0000", "00"), 0, 5), tf.int64)
     minutes = tf.sign(zone) * (60 * (tf.abs(zone) // 100) + tf.abs(zone) % 100)
-    micros += _DAY_MICROSECONDS * days - 60 * 10**6 * minutes
-    seconds = tf.cast(micros % _DAY_MICROSECONDS, tf.float64) / 1e6
-    return [tf.cast(micros // _DAY_MICROSECONDS, tf.float32), tf.cast(seconds, tf.float32)]
+    return micros + _DAY_MICROSECONDS * days - 60 * 10**6 * minutes
 
 
 def _days(year: Any, month: Any) -> Any:

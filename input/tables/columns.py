@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import math
 import re
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...engine.data.data import Data
-from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, hashed
+from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, Preprocessing
 from ...engine.data.source import Source, Spec
 from ...engine.errors import BadRecordError, setting
 from ..checks import InputError
@@ -70,14 +69,12 @@ class ColumnFeature(NamedTuple):
     Attributes:
       column: its name.
       specs: of the features made from it, by name.
-      convert: makes these arrays from (its values in a group, their missing mask or None).
       text: a description, for people.
-      preprocessing: does the same to raw values; None leaves them unchanged.
+      preprocessing: makes them; None leaves the column unchanged.
     """
 
     column: str
     specs: dict[str, Spec]
-    convert: Callable[[Any, np.ndarray | None], dict[str, np.ndarray]]
     text: str
     preprocessing: ColumnPreprocessing | None
 
@@ -139,9 +136,8 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
     vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
     vocabulary |= {name: len(words) + 1 for name, words in fitted.words.items()}
     numbering = [*(classes or []), *(word for words in fitted.words.values() for word in (b"", *words))]
-    preprocessing = {feature.column: feature.preprocessing for feature in features if feature.preprocessing}
-    preprocessing = _of_array(features, choice) if choice.array else preprocessing
-    sources = [Columns(table, choice, features, train, classes) for table in tables]
+    preprocessing = _preprocessing(features, choice)
+    sources = [Columns(table, choice, features, train, classes, preprocessing) for table in tables]
     return Data(
         sources[0],
         sources[1] if evaluation else None,
@@ -149,10 +145,8 @@ def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choi
         {name: vocabulary[name] for name in choice.features if name in vocabulary} or None,
         zlib.crc32(b"\0".join(numbering)) if numbering else None,
         classes=None if classes is None else tuple(map(as_text, classes)),
-        words=fitted.words or None,
-        preprocessing=preprocessing or None,
+        preprocessing=preprocessing,
         columns=_column_table(train, choice, features, num_classes, fitted.differ),
-        array_columns=choice.features if choice.array else None,
     )
 
 
@@ -358,60 +352,42 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     shape = () if column.kind == "timestamp" else column.shape
     specs = {part: Spec(shape, dtype) for part in parts} | ({name + MISSING: Spec(shape, np.float32)} if flags else {})
 
-    def convert(values: np.ndarray, missing: np.ndarray | None) -> dict[str, np.ndarray]:
-        if missing is not None and fill.any():
-            values = np.where(missing, fill, values)
-        arrays = [values[:, 0], values[:, 1]] if len(parts) > 1 else [values]
-        made = {part: array.astype(dtype, copy=False) for part, array in zip(parts, arrays, strict=True)}
-        if flags:
-            gone = np.zeros(values.shape, bool) if missing is None else missing
-            made[name + MISSING] = (gone[:, 0] if len(parts) > 1 else gone).astype(np.float32)
-        return made
-
     kind = column.kind if len(parts) > 1 or column.kind == "date" else "number" if dtype.kind == "f" else "id"
     fills = choice.missing != "refuse" and (choice.missing != "column" or flags)
     known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
     known = [None, None] if kind == "timestamp" and not fills else known
-    preprocessing = ColumnPreprocessing(kind, known, flags) if fills or kind in ("date", "timestamp") else None
-    return ColumnFeature(name, specs, convert, text + (f", and {name}{MISSING}" if flags else ""), preprocessing)
+    preprocessing = ColumnPreprocessing(kind, known, flags)
+    return ColumnFeature(name, specs, text + (f", and {name}{MISSING}" if flags else ""), preprocessing)
 
 
 def _text_feature(name: str, column: Column, choice: Choice, fitted: Fitted) -> ColumnFeature:
     dtype = np.dtype(object if choice.text == "keep" else np.int64)
-    numbers = {word: number for number, word in enumerate(fitted.words.get(name, ()), 1)}
+    words = tuple(fitted.words.get(name, ()))
     text = {
         "keep": "text",
         "hash": "category, hashed: for hash_buckets or table_capacity",
-        "category": f"category of {len(numbers):,} words",
+        "category": f"category of {len(words):,} words",
     }[choice.text]
-
-    def convert(texts: Texts, missing: np.ndarray | None) -> dict[str, np.ndarray]:
-        del missing  # the empty word
-        words = texts.words
-        if choice.text == "hash":
-            words = hashed(words).numpy()
-        elif choice.text == "category":
-            words = np.fromiter(map(numbers.get, words, itertools.repeat(0)), dtype, len(words))
-        return {name: words[texts.codes]}
-
-    preprocessing = None if choice.text == "keep" else ColumnPreprocessing(choice.text)
-    return ColumnFeature(name, {name: Spec((), dtype)}, convert, text, preprocessing)
+    preprocessing = None if choice.text == "keep" else ColumnPreprocessing(choice.text, words=words)
+    return ColumnFeature(name, {name: Spec((), dtype)}, text, preprocessing)
 
 
-def _of_array(features: list[ColumnFeature], choice: Choice) -> dict[str, ColumnPreprocessing]:
-    """Returns the preprocessing of one array of all columns: their numbers side by side, without names."""
+def _preprocessing(features: list[ColumnFeature], choice: Choice) -> Preprocessing:
+    """Returns the preprocessing of the columns, or of one array of their numbers side by side."""
+    if not choice.array:
+        return Preprocessing({each.column: each.preprocessing for each in features if each.preprocessing})
     fills: list[float | None] = []
     places: list[int] = []
     for feature in features:
         specs = [spec for name, spec in feature.specs.items() if not name.endswith(MISSING)]
         width = sum(math.prod(spec.shape) for spec in specs)
         first = len(fills)
-        preprocessing = feature.preprocessing
-        fills += np.broadcast_to(preprocessing.fill if preprocessing else None, width).tolist()
+        assert feature.preprocessing
+        fills += np.broadcast_to(feature.preprocessing.fill, width).tolist()
         places += range(first, first + width)
-        if preprocessing and preprocessing.is_flagged:
+        if feature.preprocessing.is_flagged:
             places += [-1 - place for place in range(first, first + math.prod(specs[0].shape))]
-    return {"": ColumnPreprocessing("array", fills, False, tuple(places))} if choice.missing != "refuse" else {}
+    return Preprocessing({"": ColumnPreprocessing("array", fills, places=tuple(places))}, choice.features)
 
 
 def _column_table(
@@ -456,6 +432,7 @@ class Columns(Source):
       features: how each is read.
       like: the training table, whose column types these are.
       classes: the texts of labels, whose indices in this list are the labels; None for numbers.
+      preprocessing: makes the features.
 
     Raises:
       InputError: the table lacks these columns.
@@ -468,8 +445,9 @@ class Columns(Source):
         features: list[ColumnFeature],
         like: ParquetTable,
         classes: list[bytes] | None,
+        preprocessing: Preprocessing,
     ):
-        self._table, self._choice, self._features = table, choice, features
+        self._table, self._choice, self._features, self._preprocessing = table, choice, features, preprocessing
         self._label = None if choice.label == NONE else choice.label
         self._names = [*choice.features, *([self._label] if self._label else [])]
         for name in self._names:
@@ -529,20 +507,24 @@ class Columns(Source):
         return group[0]
 
     def _converted(self, group: Group) -> _Converted:
-        arrays: dict[str | None, np.ndarray] = {}
         problems: dict[int, str] = {}
         for feature in self._features:
             name = feature.column
             missing = group.missing.get(name)
-            arrays |= feature.convert(group.values[name], missing)
             for row, problem in group.wrong.get(name, {}).items():
                 problems.setdefault(row, f"column {name!r} {problem}")
             lacks_flag = self._choice.missing == "column" and name + MISSING not in feature.specs
             lacks_flag &= not isinstance(group.values[name], Texts)
             if missing is not None and (self._choice.missing == "refuse" or lacks_flag):
                 _add_missing(problems, name, missing, lacks_flag)
-        if self._choice.array:
-            arrays = {"": np.concatenate([x.reshape(len(x), -1) for x in arrays.values()], 1, dtype=np.float32)}
+        raw = {feature.column: group.values[feature.column] for feature in self._features}
+        codes = {name: values.codes for name, values in raw.items() if isinstance(values, Texts)}
+        raw = {name: values.words if name in codes else values for name, values in raw.items()}
+        made = self._preprocessing(raw, group.missing)
+        made = {"": made} if self._choice.array else made
+        arrays: dict[str | None, np.ndarray] = {
+            name: values[codes[name]] if name in codes else values for name, values in made.items()
+        }
         if self._label:
             self._add_labels(group, arrays, problems)
         return _Converted(arrays, problems)

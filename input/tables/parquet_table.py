@@ -446,7 +446,7 @@ class ParquetTable:
             values, missing, wrong = values_of.as_integers(values, missing, wrong)
         elif values.dtype.kind == "f" or column.kind == "float32":
             values, missing, wrong = values_of.as_float32(values, missing, wrong)
-        elif not column.shape:
+        else:
             values = values.astype(column.dtype, copy=False)
         group.values[name] = values
         if missing is not None and missing.any():

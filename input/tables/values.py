@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine.data.preprocessing import days_and_seconds
+
 EXACT_FLOAT32 = 1 << 24  # up to here float32 has all whole numbers
 EXACT_FLOAT64 = 1 << 53
-_DAY_MICROSECONDS = 24 * 3600 * 10**6
 
 
 class Column(NamedTuple):
@@ -91,8 +92,7 @@ def times(array, kind: str, pa) -> np.ndarray:
     loses_nanoseconds = array.type.unit == "ns"  # anything else that overflows is an error
     microseconds = array.cast(pa.timestamp("us", array.type.tz), safe=not loses_nanoseconds)
     microseconds = microseconds.cast(pa.int64()).fill_null(0)
-    days, rest = np.divmod(microseconds.to_numpy(zero_copy_only=False), _DAY_MICROSECONDS)
-    return np.stack([days.astype(np.float32), (rest / 1e6).astype(np.float32)], 1)
+    return np.stack(days_and_seconds(microseconds.to_numpy(zero_copy_only=False)), 1)
 
 
 def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:

@@ -183,9 +183,9 @@ class Config(Flags):
             content = read_json(RunDir(self.run_dir).model)
         except (OSError, ValueError):  # of a run that begins, or that writes it again
             return {}
-        kinds = {"array_columns": list} | ({} if self.trains else {"tokens": dict})
         known = content if isinstance(content, dict) else {}
-        return {name: known[name] for name, kind in kinds.items() if isinstance(known.get(name), kind)}
+        names = ["preprocessing"] if self.trains else ["preprocessing", "tokens"]
+        return {name: known[name] for name in names if isinstance(known.get(name), dict)}
 
     @property
     def writes_run(self) -> bool:

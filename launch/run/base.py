@@ -58,7 +58,7 @@ from ..host.signals import Signals
 from . import fingerprints, inputs, model_file, progress
 from .history import History, TrainMetrics
 from .inputs import Inputs
-from .preprocessor import Preprocessor
+from .preprocessor import Names
 
 # One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_PER_MICRO_BATCH = 16
@@ -146,9 +146,9 @@ class BaseRun:
         return run
 
     @functools.cached_property
-    def names(self) -> Preprocessor:
+    def names(self) -> Names:
         """Names of the model's numbers: `classes`, by label number, and `ids(features)`, which looks up text."""
-        return Preprocessor(self.known)
+        return Names(self.known)
 
     @property
     def known(self) -> Data:
@@ -341,15 +341,8 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     trainer_class = config.trainer_class
     in_place = issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place(strategy.distribution)
 
-    known = run_inputs.known
-    context = RunContext(
-        options,
-        num_classes=known.num_classes,
-        vocabulary=known.vocabulary,
-        num_servers=_num_servers(config, strategy),
-        example=run_inputs.example,
-        in_place=in_place,
-    )
+    known, num_servers = run_inputs.known, _num_servers(config, strategy)
+    context = RunContext(options, known.num_classes, known.vocabulary, num_servers, run_inputs.example, in_place)
 
     def make() -> TrainState:
         trainer = trainer_class(**config.configured_arguments("model_arg"))

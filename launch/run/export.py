@@ -106,9 +106,9 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
     """
-    trainer, names = weights.alone(run), run.names
+    trainer, preprocessing = weights.alone(run), run.known.preprocessing
     forward, taken = predictions.computed(trainer, run.example, name)
-    model, features = weights.named(trainer, name) if name else trainer.model, names.raw(taken)
+    model, features = weights.named(trainer, name) if name else trainer.model, preprocessing.raw(taken)
     named = _named(features)
     fit = _fit(named)
     specs = {fit[name]: tf.TensorSpec(x.shape, x.dtype, name=fit[name]) for name, x in named.items()}
@@ -125,7 +125,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in inputs])
-        return _by_name(forward(names.ids(packed), training=False))
+        return _by_name(forward(preprocessing(packed), training=False))
 
     module.serve = tf.function(serve, autograph=False)
     module.served = getattr(model, "export_signatures", dict)()
@@ -133,7 +133,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         with averaged_weights(trainer):
             signature = module.serve.get_concrete_function(**specs)
             more = {name: function.get_concrete_function() for name, function in module.served.items()}
-            module.words = names.tables
+            module.words = dict(preprocessing.tables)
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), known.as_json(run.known))
@@ -206,7 +206,7 @@ def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: D
         text += f"\nSignature `{name}`: {taken} in, {names} out.\n"
     numbered = [f"{number} {name}" for number, name in enumerate(data.classes or ())]
     for title, each in (
-        ("Columns of `features`, in their order", data.array_columns),
+        ("Columns of `features`, in their order", data.preprocessing.array),
         ("Classes, by number", numbered),
     ):
         if each:

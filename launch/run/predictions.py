@@ -33,7 +33,7 @@ from ..host import isolation
 from . import data as datas
 from . import external, weights
 from .base import BaseRun
-from .preprocessor import Preprocessor, check_trained
+from .preprocessor import Names, check_trained
 
 
 class Predictor:
@@ -142,7 +142,7 @@ class PredictableRun(Protocol):
     def logits_of(self) -> str | None: ...
 
     @property
-    def names(self) -> Preprocessor: ...
+    def names(self) -> Names: ...
 
     @property
     def features(self) -> Any: ...
@@ -169,7 +169,7 @@ def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -
         return _named(of_input(run, data), split)
     if split is not None:
         raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-    rules = entry.Rules(weighs_outputs=True, look_up=run.names.ids, may_lack=bool(run.known.preprocessing))
+    rules = entry.Rules(weighs_outputs=True, look_up=run.names.ids, may_lack=run.known.preprocessing.may_lack)
     return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
 
 

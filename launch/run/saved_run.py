@@ -32,7 +32,7 @@ from ..host import isolation
 from . import model_file, prediction_files, predictions, weights
 from .base import BaseRun
 from .predictions import PredictableRun
-from .preprocessor import Preprocessor, check_names
+from .preprocessor import Names, check_names
 
 _BATCH_SIZE = 32  # Keras's
 T = TypeVar("T")
@@ -74,9 +74,9 @@ class SavedRun:
         return self.description.features
 
     @functools.cached_property
-    def names(self) -> Preprocessor:
+    def names(self) -> Names:
         """The names of its model's numbers."""
-        return Preprocessor(self.known)
+        return Names(self.known)
 
     @functools.cached_property
     def config(self) -> Config:
@@ -119,13 +119,9 @@ class SavedRun:
                 trainer = trainer_class(**registry.coerce_arguments("model_arg", own, entry))
             except UsageError as error:
                 raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
-        context = RunContext(
-            StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay),
-            num_classes=saved.known.num_classes,
-            vocabulary=saved.known.vocabulary,
-            num_servers=shards_in(manifest.variables) or 1,
-            example=(saved.features, None),
-        )
+        options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
+        num_servers, example = shards_in(manifest.variables) or 1, (saved.features, None)
+        context = RunContext(options, saved.known.num_classes, saved.known.vocabulary, num_servers, example)
         return prepare(trainer, context)
 
     def _architecture(
@@ -224,7 +220,7 @@ class _RunView(NamedTuple):
     config: Config
     known: Data
     logits_of: str | None
-    names: Preprocessor
+    names: Names
     features: Any
     splits: Mapping[str, Source | Stream]
 
@@ -319,8 +315,9 @@ def _with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, nam
                 examples = predictions.examples(run, features, x, split)
                 outputs = predictor()(examples, batch_size or _BATCH_SIZE)
                 return prediction_files.columns(run, examples, outputs, name) if columns else outputs
-            if isinstance(features, dict) or run.known.array_columns:  # else a frame is one array, as Keras has it
-                x = frames.as_arrays(x, may_lack=bool(run.known.preprocessing) or not isinstance(features, dict))
+            preprocessing = run.known.preprocessing
+            if isinstance(features, dict) or preprocessing.array:  # else a frame is one array, as Keras has it
+                x = frames.as_arrays(x, may_lack=preprocessing.may_lack or not isinstance(features, dict))
             x = checked(run.names.ids(x))
         return of_keras(x, batch_size, *arguments, **keywords)
 

@@ -40,7 +40,7 @@ def test_records_are_read_in_any_order(tmp_path, rows):
     texts = [HEADER + records(0, half), HEADER + records(half, rows)] if half else [HEADER + records(0, rows)]
     splits = csv.load(written(tmp_path, *texts), 0)
     assert splits.vocabulary == {"id": rows, "city": min(rows, 3) + 1}
-    assert splits.words == {"city": [b"city 0", b"city 1", b"city 2"][:rows]}
+    assert splits.preprocessing.words == {"city": [b"city 0", b"city 1", b"city 2"][:rows]}
     source = splits.train
     assert source.element_spec == (
         {"id": Spec((), np.int64), "price": Spec((), np.float32), "city": Spec((), np.int64)},
@@ -95,7 +95,7 @@ def test_times_are_days_and_seconds(tmp_path):
     features, _ = all_of(csv.load(written(tmp_path / "zoned", zoned), 0).train)
     assert (features["x"].tolist(), features["x.seconds"].tolist()) == ([1, 0], [1, 82800])
     mixed = csv.load(written(tmp_path / "mixed", local + "1970-01-02T00:00:01Z,1\n"), 0)
-    assert mixed.words["x"][0] == b"1969-12-31"
+    assert mixed.preprocessing.words["x"][0] == b"1969-12-31"
 
 
 def test_a_late_value_decides_a_type(tmp_path):
@@ -115,9 +115,9 @@ def test_the_markers_of_pandas_are_missing_values(tmp_path, marker):
     assert (features["id"][[12, 13, 14]]).tolist() == [12, 0, 14]
     assert features["price"][[12, 13, 14]].tolist() == [3, 0, 3.5]
     assert features["day.missing"].nonzero()[0].tolist() == features["price.missing"].nonzero()[0].tolist() == [13]
-    assert splits.words["city"] == sorted({b"c0", b"c1", b"c2", marker.encode()} - {b""})
-    later = splits.preprocessing["day"].apply("day", tf.constant([marker, "2024-03-02"]))
-    assert later["day.missing"].numpy().tolist() == [1, 0]
+    assert splits.preprocessing.words["city"] == sorted({b"c0", b"c1", b"c2", marker.encode()} - {b""})
+    later = splits.preprocessing({"day": [marker, "2024-03-02"]})
+    assert later["day.missing"].tolist() == [1, 0]
     assert f"{marker.strip()!r} is a word like others" in splits.columns or not marker
 
 
@@ -139,7 +139,7 @@ def test_a_number_that_is_written_otherwise_is_one_line_with_its_row(tmp_path, f
         csv.load(folder, 0, delimiter=";")
     assert re.search(f"1.csv, record 22: column 'x': expected a number .* {re.escape(repr(field))}", str(caught.value))
     assert "input_arg=texts=x" in str(caught.value)
-    assert f"{field}0".encode() in csv.load(folder, 0, delimiter=";", texts=("x",)).words["x"]
+    assert f"{field}0".encode() in csv.load(folder, 0, delimiter=";", texts=("x",)).preprocessing.words["x"]
     assert csv.load(folder, 0, delimiter=";", features=("label",), label="none").vocabulary == {"label": 2}
     if field != "?":
         alone = written(tmp_path / "alone", header + f"{field};1\n" * 3)
@@ -153,7 +153,7 @@ def test_what_is_no_date_among_dates_is_one_line(tmp_path, field):
     folder = written(tmp_path, "x,label\n" + days + f"NA,1\n{field},1\n")
     with pytest.raises(InputError, match=rf"0.csv, record 11: column 'x': expected a date .*, found '{field}'"):
         csv.load(folder, 0)
-    assert len(csv.load(folder, 0, texts=("x",)).words["x"]) == 11
+    assert len(csv.load(folder, 0, texts=("x",)).preprocessing.words["x"]) == 11
     zones = written(tmp_path / "zones", "x,label\n" + days + "2024-02-29 12:00Z,1\n")
     assert "text (not dates of one kind)" in csv.load(zones, 0).columns
 
@@ -161,7 +161,7 @@ def test_what_is_no_date_among_dates_is_one_line(tmp_path, field):
 @pytest.mark.parametrize("field", ["10.0.0.{}", "2.{}.1", "A{}", "12:0{}", "0{}.03.2024", "98101-123{}"])
 def test_what_only_looks_like_numbers_is_text(tmp_path, field):
     text = "x,label\n" + "".join(field.format(n) + ",1\n" for n in range(10)) + "7,1\n"
-    assert len(csv.load(written(tmp_path, text), 0).words["x"]) == 11
+    assert len(csv.load(written(tmp_path, text), 0).preprocessing.words["x"]) == 11
 
 
 def test_a_header_within_the_records_is_one_line(tmp_path):

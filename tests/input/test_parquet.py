@@ -48,7 +48,7 @@ def test_columns_are_read_by_name_in_the_order_of_rows(tmp_path):
     splits = parquet.load(folder, 0, numbers=("age",))
     assert splits.num_classes == 2
     assert splits.vocabulary == {"id": 31, "city": 4}
-    assert splits.words == {"city": [b"city 0", b"city 1", b"city 2"]}
+    assert splits.preprocessing.words == {"city": [b"city 0", b"city 1", b"city 2"]}
     source = splits.train
     assert source.element_spec == (
         {
@@ -196,7 +196,7 @@ def test_integers_beyond_int64_are_text_and_never_wrap(tmp_path):
         splits = parquet.load(folder, 0, features=("small", "large"))
         features, _ = all_of(splits.train)
         assert features["small"].tolist() == [0, 2**63 - 1, 5]
-        assert splits.words == {"large": [b"0", b"18446744073709551615", b"9223372036854775808"]}
+        assert splits.preprocessing.words == {"large": [b"0", b"18446744073709551615", b"9223372036854775808"]}
         assert features["large"].tolist() == [1, 3, 2]
         with pytest.raises(InputError, match="numbers=large makes a column of numbers, and column 'large' is text"):
             parquet.load(folder, 0, features=("large",), numbers=("large",))
@@ -235,7 +235,7 @@ TEXTS = ["b", None, "a", ""]
 )
 def test_any_form_of_text_is_ids_by_its_words(tmp_path, column):
     splits = parquet.load(written(tmp_path, table(4, city=column)), 0, features=("city",), missing="zero")
-    assert splits.words == {"city": [b"a", b"b"]}
+    assert splits.preprocessing.words == {"city": [b"a", b"b"]}
     assert all_of(splits.train)[0]["city"].tolist() == [2, 0, 1, 0]
 
 
@@ -252,7 +252,7 @@ def test_words_and_means_are_fitted_once_where_they_can_be_kept(tmp_path, monkey
             fitted_once.setattr(columns, "_fit", None)
         again = parquet.load(folder, 0, **arguments)
     assert dataclasses.replace(first, train=None) == dataclasses.replace(again, train=None)
-    assert again.words == {"city": [b"a", b"b", b"\xff\xfe"]}
+    assert again.preprocessing.words == {"city": [b"a", b"b", b"\xff\xfe"]}
     assert all_of(again.train)[0]["price"].tolist() == [1, 2, 3, 2]
     assert all_of(parquet.load(folder, 0, **{**arguments, "missing": "zero"}).train)[0]["price"].tolist() == [
         1,

@@ -106,11 +106,11 @@ def test_text_is_ids_by_the_words_of_training(tables):
     folder = tables.write(x=[1, 2, 3, 4], y=["dog", "cat", "", "eel"], label=[0, 1, 1, 0])
     other = tables.write("eval", x=[1, 2], y=["cow", "dog"], label=[0, 1])
     data = tables.load(folder, features=("y",), eval_data_dir=other)
-    assert (data.vocabulary, data.words) == ({"y": 4}, {"y": [b"cat", b"dog", b"eel"]})
+    assert (data.vocabulary, data.preprocessing.words) == ({"y": 4}, {"y": [b"cat", b"dog", b"eel"]})
     assert (rows(data.train)["y"], rows(data.evaluation)["y"]) == ([2, 1, 0, 3], [0, 2])
     assert tables.load(other, features=("y",)).ids != data.ids
     divided = tables.load(folder, features=("y",), validation_split=0.25)  # the last row is not trained on
-    assert divided.words == {"y": [b"cat", b"dog"]}
+    assert divided.preprocessing.words == {"y": [b"cat", b"dog"]}
     assert rows(divided.train)["y"] == [2, 1, 0, 0]
 
 
@@ -121,14 +121,14 @@ def test_text_is_hashed_or_kept_where_that_is_asked_for(tables):
     assert dog == again != cat
     assert empty == 0
     assert max(abs(dog), abs(cat)) > 2**40
-    assert (data.vocabulary, data.words) == (None, None)
+    assert (data.vocabulary, data.preprocessing.words) == (None, {})
     assert rows(tables.load(folder, text="keep").train)["y"] == [b"dog", b"cat", b"dog", b""]
 
 
 def test_columns_named_by_texts_are_text(tables):
     folder = tables.write(zip=[123, 22], phone=[5, 6], label=[7, 12])
     data = tables.load(folder, texts=("zip", "label"))
-    assert (data.words, data.classes) == ({"zip": [b"123", b"22"]}, ("12", "7"))
+    assert (data.preprocessing.words, data.classes) == ({"zip": [b"123", b"22"]}, ("12", "7"))
     assert data.train.read(np.arange(2))[1].tolist() == [1, 0]
     assert tables.load(folder).vocabulary == {"zip": 124, "phone": 7}
 

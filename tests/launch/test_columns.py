@@ -124,7 +124,7 @@ def test_exports_treat_raw_rows_as_training_did(tmp_path, arguments, features):
     np.testing.assert_array_equal(trained.predict(raw), expected)
     tf.nest.map_structure(np.testing.assert_array_equal, load_model(tmp_path / "run").names.ids(raw), read)
     if not is_array:
-        with pytest.raises(UsageError, match="feature 'day' has text that is not a date; write 2024-02-29"):
+        with pytest.raises(UsageError, match="feature 'day' has a value that is not a date; write 2024-02-29"):
             trained.predict({**raw, "day": np.where(raw["day"] == "", "2023-02-29", raw["day"])})
     folder = run(mode="export", progress="off", **how).result["export"]
     serve = tf.saved_model.load(folder).signatures["serving_default"]

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.preprocessing import ColumnPreprocessing, hashed, times
+from crankshaft import UsageError
+from crankshaft.engine.data.preprocessing import (
+    ColumnPreprocessing,
+    Preprocessing,
+    days_and_seconds,
+    hashed,
+    microseconds,
+)
 
 
 def test_times_are_read_as_they_are_in_files():
@@ -20,25 +27,28 @@ def test_times_are_read_as_they_are_in_files():
     for text, zone in ((local, None), (zoned, "UTC")):
         micros = pa.array(text).cast(pa.timestamp("us", zone)).cast(pa.int64()).to_numpy()
         days, rest = np.divmod(micros, 24 * 3600 * 10**6)
-        read = times(tf.constant(text), with_seconds=True)
+        read = days_and_seconds(microseconds(tf.constant(text), with_time=True))
         np.testing.assert_array_equal(read[0], days.astype(np.float32))
         np.testing.assert_array_equal(read[1], (rest / 1e6).astype(np.float32))
     days = np.arange(-700_000, 400_000, 97)
     text = np.datetime_as_string(days.astype("M8[D]"))
     plain = np.char.str_len(text) == 10
-    np.testing.assert_array_equal(times(tf.constant(text[plain]), with_seconds=False)[0], days[plain])
+    by_name = Preprocessing({"day": ColumnPreprocessing("date")})
+    np.testing.assert_array_equal(by_name({"day": text[plain]})["day"], days[plain])
+    np.testing.assert_array_equal(by_name({"day": days.astype("M8[D]").astype("M8[s]")})["day"], days)
 
 
 @pytest.mark.parametrize("text", ["2023-02-29", "2024-13-01", "2024-00-10", "2024-1-1", "x", "2024-01-01 12:30", "12"])
 def test_what_is_no_date_is_refused(text):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not a d"):
-        ColumnPreprocessing("date", 0).apply("day", tf.constant(["2024-01-01", text]))
+    with pytest.raises(UsageError, match="feature 'day' has a value that is not a date; write 2024-02-29"):
+        Preprocessing({"day": ColumnPreprocessing("date", 0)})({"day": ["2024-01-01", text]})
 
 
 def test_ids_that_pandas_has_made_floats_are_exact():
-    ids = ColumnPreprocessing("id", 0, is_flagged=True).apply("user", tf.constant([2.0**52 + 1, np.nan, 3], tf.float64))
-    assert ids["user"].numpy().tolist() == [2**52 + 1, 0, 3]
-    assert ids["user.missing"].numpy().tolist() == [0, 1, 0]
+    values = np.array([2.0**52 + 1, np.nan, 3])
+    ids = Preprocessing({"user": ColumnPreprocessing("id", 0, is_flagged=True)})({"user": values})
+    assert ids["user"].tolist() == [2**52 + 1, 0, 3]
+    assert ids["user.missing"].tolist() == [0, 1, 0]
 
 
 def test_hashes_are_for_ever_alike():

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Data, Trainer, UsageError, load_model, mean, run
+from crankshaft.engine.data.preprocessing import ColumnPreprocessing, Preprocessing
 
 WORDS = [b"bern", b"rome\nlazio", b"\xff\xfe"]  # a line's end, and no UTF-8
 CLASSES = ("small", "middle", "large")
@@ -31,7 +32,8 @@ class Towns(Trainer):
 
 def data(classes=CLASSES, words=WORDS, name="city"):
     train = ({"city": IDS, "size": SIZES}, IDS % 3)
-    return Data(train, None, 3, {"city": 4}, "of the words", classes=classes, words={name: words})
+    preprocessing = Preprocessing({name: ColumnPreprocessing("category", words=tuple(words))})
+    return Data(train, None, 3, {"city": 4}, "of the words", classes=classes, preprocessing=preprocessing)
 
 
 def run_towns(run_dir, mode="train", given=None):
