@@ -19,6 +19,10 @@ from .source import Source, Spec, Split
 from .streamed import Stream
 
 _LABELS_LOOKED_AT = 1 << 17
+_OTHER_LENGTHS = (
+    "an example is not of the length that was read for it: the data has changed (remove its .lengths file), or the "
+    "source's lengths(indices) are not those of its arrays"
+)
 
 
 class Fields(NamedTuple):
@@ -98,7 +102,7 @@ def longest(examples) -> tf.Tensor:
 
 
 def padded_to(sizes: tf.Tensor, examples):
-    """Pads the values of each `Padded` of a nest, or slices padding off.
+    """Pads the values of each `Padded` of a nest, or slices padding off. An error if an example would be cut.
 
     Args:
       sizes: of all unknown dimensions in turn, int64 [dimensions].
@@ -110,6 +114,9 @@ def padded_to(sizes: tf.Tensor, examples):
         values, rest = padded.values, padded.values.shape.rank - 1 - padded.unknown
         own = [next(left) for _ in range(padded.unknown)]
         least = tf.minimum(tf.shape(values, tf.int64)[1 : 1 + padded.unknown], own)
+        fits = tf.reduce_all(lengths((padded,)) <= least)
+        with tf.control_dependencies([tf.debugging.Assert(fits, [_OTHER_LENGTHS])]):
+            least = tf.identity(least)
         values = tf.slice(values, tf.zeros([values.shape.rank], tf.int64), [-1, *tf.unstack(least), *[-1] * rest])
         missing = tf.pad(tf.stack(own) - least, [[1, rest]])
         fitted = tf.pad(values, tf.stack([tf.zeros_like(missing), missing], 1))

@@ -68,14 +68,14 @@ class Varying(WrappedSource):
         found: list[np.ndarray] = []
         stored = self._padded(self.source.stored_spec, self.source.read(indices), found)
         stored = checked(self.source, stored, len(indices))
+        if self.source.stored_spec == self.source.element_spec:
+            return stored, np.concatenate(found, 1)
         lengths = self.source.lengths(indices)
         if lengths is None:
-            if self.source.stored_spec != self.source.element_spec:
-                raise SourceError(
-                    f"{type(self.source).__name__}.decode makes arrays of unknown length; define "
-                    "lengths(indices), which returns [n, dimensions]"
-                )
-            lengths = np.concatenate(found, 1)
+            raise SourceError(
+                f"{type(self.source).__name__}.decode makes arrays of unknown length; define "
+                "lengths(indices), which returns [n, dimensions]"
+            )
         return stored, self._checked(lengths, len(indices))
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
