@@ -135,6 +135,11 @@ class Tabular(Trainer):
             )
         fields = []
         for name, value in sorted(features.items()):
+            if isinstance(value, form.Padded):
+                raise UsageError(
+                    f"{type(self).__module__} takes examples of one length, and those of feature {name!r} differ; "
+                    f"leave it out ({setting('input_arg')}=features=...), or write a trainer that takes its Padded"
+                )
             dtype = tf.as_dtype(value.dtype)
             if dtype.is_floating:
                 continue

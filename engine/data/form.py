@@ -20,8 +20,8 @@ from .streamed import Stream
 
 _LABELS_LOOKED_AT = 1 << 17
 _OTHER_LENGTHS = (
-    "an example is not of the length that was read for it: the data has changed (remove its .lengths file), or the "
-    "source's lengths(indices) are not those of its arrays"
+    "an example is not of the length that was read for it: the data has changed (remove .crankshaft/*.lengths beside "
+    "it), or lengths(indices) of the source are not those of its arrays"
 )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from .source import Source, Spec, Split, WrappedSource, unknown_dimensions
 from .streamed import Stream, Watch, WrappedStream, unwatched
 
 _READ_AT_ONCE = 1024  # examples
+_FOLDER = ".crankshaft"  # beside the data, as of inputs' own prepared files
 
 
 def with_lengths(spec: Any) -> Any:
@@ -158,7 +160,7 @@ class VaryingStream(WrappedStream):
 def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.ndarray:
     """Returns the sizes of all examples' unknown dimensions, int32 [examples, dimensions].
 
-    Each process reads a part, once: they are stored beside the source's first file, if it has files.
+    Each process reads a part, once: they are stored in a folder beside the source's first file, if it has files.
 
     Args:
       source: the same in all processes.
@@ -182,6 +184,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     lengths = np.frombuffer(b"".join(processes.exchange_bytes(mine.tobytes())), np.int32).reshape(-1, width)
     if path and processes.is_chief:
         try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             with replacing(path, make_file) as temporary, open(temporary, "wb") as file:
                 np.save(file, lengths)
         except OSError as error:
@@ -200,10 +203,14 @@ def _pool(threads: int) -> Iterator[concurrent.futures.Executor]:
 
 def _path(source: Source) -> str:
     """Returns where a source's lengths are stored; "" if its examples can't be identified."""
-    if not source.files() or not source.identity():
+    inner = source
+    while isinstance(inner, WrappedSource):  # whose own identity is not empty where the source's is
+        inner = inner.source
+    if not source.files() or not inner.identity():
         return ""
     digest = zlib.crc32(f"{source.identity()} {len(source)} {source.element_spec}".encode())
-    return f"{source.files()[0]}.{digest:08x}.lengths"
+    folder, name = os.path.split(source.files()[0])
+    return os.path.join(folder, _FOLDER, f"{name}.{digest:08x}.lengths")
 
 
 def _stored(path: str, examples: int) -> np.ndarray | None:

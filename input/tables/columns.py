@@ -183,9 +183,10 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
     if not names:
         raise InputError(f"{table.path} has no column but the label {choice.label!r}; give it one of features")
     for name in names:
-        if table.columns[name].kind == "text" and (choice.array or name in choice.numbers):
+        kind = "text" if table.columns[name].kind == "text" else "of any length" if table.columns[name].varies else ""
+        if kind and (choice.array or name in choice.numbers):
             argument = "array=true makes one array" if choice.array else f"numbers={name} makes a column"
-            raise InputError(f"{argument} of numbers, and column {name!r} is text; leave it out")
+            raise InputError(f"{argument} of numbers, and column {name!r} is {kind}; leave it out")
     first = [name for name in choice.array_columns if name in names]
     return (*first, *(name for name in names if name not in first))
 
@@ -293,7 +294,7 @@ def _fit(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
         # None is not a class; validation_split leaves none unknown.
         cure = "which are too many classes; choose another label"
         classes = _words(table, [choice.label], sum(table.group_rows), cure)[choice.label]
-    numeric = [name for name in choice.features if name not in texts]
+    numeric = [name for name in choice.features if name not in texts and not table.columns[name].varies]
     if choice.missing in ("mean", "column"):
         for group, count in _groups(table, numeric, rows):
             for name in numeric:
@@ -331,6 +332,9 @@ def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Ch
     """Decides how a column is read."""
     if column.kind == "text":
         return _text_feature(name, column, choice, fitted)
+    if column.varies:
+        text = f"{'numbers' if column.dtype.kind == 'f' else 'ids'} of any length, padded in batches"
+        return ColumnFeature(name, {name: Spec(column.shape, column.dtype)}, text, None)
     is_exact = ends is None or (ends[0] >= -EXACT_FLOAT32 and ends[1] <= EXACT_FLOAT32)
     dtype: np.dtype[Any]
     as_numbers = name in choice.numbers or choice.array or (ends is not None and ends[0] < 0 and is_exact)
@@ -514,7 +518,7 @@ class Columns(Source):
             for row, problem in group.wrong.get(name, {}).items():
                 problems.setdefault(row, f"column {name!r} {problem}")
             lacks_flag = self._choice.missing == "column" and name + MISSING not in feature.specs
-            lacks_flag &= not isinstance(group.values[name], Texts)
+            lacks_flag &= feature.preprocessing is not None and not isinstance(group.values[name], Texts)
             if missing is not None and (self._choice.missing == "refuse" or lacks_flag):
                 _add_missing(problems, name, missing, lacks_flag)
         raw = {feature.column: group.values[feature.column] for feature in self._features}

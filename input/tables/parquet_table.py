@@ -111,7 +111,9 @@ class ParquetTable:
         values = Group({}, {}, {})
         try:
             for name, array in self._arrays(group, names).items():
-                self._decode(name, array, values)
+                column = self.columns[name]
+                assert column is not None
+                (self._decode_lists if column.varies else self._decode)(name, column, array, values)
         except (self._pa.ArrowException, OSError) as error:
             raise self._unreadable(SourceError, number, row_group, error) from None
         return values
@@ -187,7 +189,7 @@ class ParquetTable:
         return most
 
     def follow(self, like: ParquetTable) -> None:
-        """Reads columns as another table's: those without values, integers as floats, whole floats as integers."""
+        """Reads columns as another table's: those without values, integers or floats, lists of one or any length."""
         for name, column in like.columns.items():
             if name not in self.columns or column is None:
                 continue
@@ -195,7 +197,9 @@ class ParquetTable:
             is_number = (
                 mine is not None and {mine.kind, column.kind} == {"int64", "float32"} and mine.shape == column.shape
             )
-            if is_number or (mine is None and name not in self.problems and self._is_null(name)):
+            is_list = mine is not None and mine.kind == column.kind and (mine.varies or column.varies)
+            is_list &= bool(mine and mine.shape and column.shape)
+            if is_number or is_list or (mine is None and name not in self.problems and self._is_null(name)):
                 self.columns[name] = column
 
     def check(self, name: str, may_lack: bool) -> None:
@@ -396,28 +400,51 @@ class ParquetTable:
         types = self._pa.types
         return types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
 
-    def _length(self, name: str) -> int:
-        """Returns the length of the first list in a column of lists."""
+    def _length(self, name: str) -> int | None:
+        """Returns the length of a column's lists; None if they differ. Reads what the files' counts don't show."""
+        lengths: set[int] = set()
         for number, row_group in self._groups:
             at = self._schemas[number].get_field_index(name)
             if at < 0 or not self._is_list(self._schemas[number].field(at).type):
                 continue
+            group = self._metadata[number].row_group(row_group)
+            leaf = self._positions[number].get(f"{name}.list.element")
+            counted = None if leaf is None else group.column(leaf).num_values  # a missing or empty list counts as 1
+            if lengths and counted == group.num_rows * min(lengths):
+                continue
             try:
                 for batch in self._opened(number, InputError).iter_batches(64, row_groups=[row_group], columns=[name]):
-                    if length := next((len(row) for row in batch.column(0) if row.is_valid), 0):
-                        return length
+                    lengths |= {*self._pa.compute.list_value_length(batch.column(0)).drop_null().to_pylist()}
+                    if len(lengths) > 1:
+                        return None
+                    if lengths and counted == group.num_rows * min(lengths):
+                        break
             except (self._pa.ArrowException, OSError) as error:
                 raise self._unreadable(InputError, number, row_group, error) from None
-        return 0
+        return lengths.pop() if lengths else 0
 
     def _unreadable(self, kind: type[ValueError], number: int, row_group: int, error: Exception) -> ValueError:
         path = self.source.paths[number]
         return kind(f"{path}: row group {row_group} can't be read ({first_line(error)}); {self.cure}")
 
-    def _decode(self, name: str, array, group: Group) -> None:
+    def _decode_lists(self, name: str, column: Column, array, group: Group) -> None:
+        """Adds a column of lists that differ in length to a group. A missing list is empty."""
+        pa, numbers = self._pa, Group({}, {}, {})
+        if pa.types.is_null(array.type):
+            array = array.cast(pa.list_(pa.from_numpy_dtype(column.dtype)))
+        self._decode(name, column._replace(shape=()), array.flatten(), numbers)
+        group.values[name], row_of = values_of.split_lists(array, numbers.values[name], pa)
+        wrong = {int(row_of[at]): problem for at, problem in numbers.wrong.get(name, {}).items()}
+        if name in numbers.missing:
+            wrong |= dict.fromkeys(row_of[numbers.missing[name]].tolist(), "has a list without one of its values")
+        if wrong:
+            group.wrong[name] = wrong
+        if array.null_count:
+            group.missing[name] = array.is_null().to_numpy(zero_copy_only=False)
+
+    def _decode(self, name: str, column: Column, array, group: Group) -> None:
         """Adds a column to a group."""
-        column, pa = self.columns[name], self._pa
-        assert column is not None
+        pa = self._pa
         if column.kind == "text":
             group.values[name] = self._texts_of(array)
             if array.null_count:
@@ -491,6 +518,7 @@ def library(source: str) -> tuple[Any, Any]:
     """Imports (pyarrow, pyarrow.parquet) for an input. Raises `InputError` if they are missing."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise InputError(f"input={source} needs the library pyarrow; pip install 'crankshaft[parquet]'") from None

@@ -18,12 +18,12 @@ class Column(NamedTuple):
     Attributes:
       kind: `int64`, `float32`, `text`, `date` (float32 days since 1970-01-01) or `timestamp` (float32 [2]: such days,
         and seconds of the day, in UTC if it has a zone); for lists, the dtype of their numbers.
-      shape: of one value.
+      shape: of one value; (None,) for lists that differ in length.
       why: the reason for the kind, if its values look like another.
     """
 
     kind: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[int | None, ...] = ()
     why: str = ""
 
     @property
@@ -36,7 +36,14 @@ class Column(NamedTuple):
         """Whether a value is an integer."""
         return self[:2] == ("int64", ())
 
+    @property
+    def varies(self) -> bool:
+        """Whether values differ in length."""
+        return None in self.shape
+
     def __str__(self) -> str:
+        if self.varies:
+            return f"{self.kind}, any length"
         return f"{self.kind} {[*self.shape]}" if self.shape and self.kind != "timestamp" else self.kind
 
 
@@ -97,7 +104,8 @@ def times(array, kind: str, pa) -> np.ndarray:
 
 def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None, dict[int, str]]:
     """Returns (values [rows, length], missing mask, rows of another length, whose values are zeros)."""
-    length = column.shape[0]
+    (length,) = column.shape
+    assert length is not None
     dtype = array.type.value_type.to_pandas_dtype()
     flat = array.flatten()
     if not array.null_count and not flat.null_count and len(flat) == len(array) * length:
@@ -113,3 +121,18 @@ def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None,
         else:
             values[row] = each
     return values, missing, wrong
+
+
+def split_lists(array, numbers: np.ndarray, pa) -> tuple[np.ndarray, np.ndarray]:
+    """Returns lists that differ in length: (arrays, object [rows]; the row of each number).
+
+    Args:
+      array: of lists; missing ones count as empty.
+      numbers: of all lists, side by side.
+      pa: the library.
+    """
+    lengths = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    rows, ends = np.empty(len(array), object), np.cumsum(lengths)
+    for row, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
+        rows[row] = numbers[start:end]
+    return rows, np.repeat(np.arange(len(array)), lengths)

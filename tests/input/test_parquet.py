@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from crankshaft.engine.data import entry
 from crankshaft.engine.data.order import order_of
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.data.source import Spec
@@ -284,12 +285,52 @@ def test_dates_and_times_are_days_and_seconds(tmp_path):
 
 
 @pytest.mark.parametrize("strange", [[1.0], [1.0, 2.0, 3.0], [1.0, None]])
-def test_a_list_of_another_length_is_a_bad_record(tmp_path, strange):
-    folder = written(tmp_path, table(3, vector=pa.array([[1.0, 2.0], strange, [3.0, 4.0]])))
-    source = parquet.load(folder, 0, features=("vector",), missing="zero").train
+def test_a_list_of_another_length_than_all_of_training_is_a_bad_record(tmp_path, strange):
+    folder = written(tmp_path / "train", table(1, vector=pa.array([[1.0, 2.0]])))
+    other = written(tmp_path / "eval", table(3, vector=pa.array([[1.0, 2.0], strange, [3.0, 4.0]])))
+    source = parquet.load(folder, 0, features=("vector",), missing="zero", eval_data_dir=other).evaluation
     with pytest.raises(BadRecordError, match="row 1: column 'vector' has not 2 values, as others have"):
         all_of(source)
     assert source.read(np.array([2, 0]))[0]["vector"].tolist() == [[3, 4], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [(pa.list_(pa.int32()), "int32"), (pa.large_list(pa.int64()), "int64"), (pa.list_(pa.float64()), "float32")],
+)
+def test_lists_that_differ_in_length_are_examples_of_any_length(tmp_path, kind, spec):
+    lists = [[1, 2], [3, 4], [], None, [5], [6, 7, 8], [9, 9]]
+    # Those of the first file are of one length, and so are those of the evaluation.
+    parts = [table(len(part), seen=pa.array(part, kind)) for part in (lists[:2], lists[2:])]
+    folder = written(tmp_path / "train", *parts, row_group_size=2)
+    other = written(tmp_path / "eval", table(2, seen=pa.array([[1], [2]], kind)))
+    splits = parquet.load(folder, 0, features=("seen",), missing="zero", eval_data_dir=other)
+    for split, expected in ((splits.train, [each or [] for each in lists]), (splits.evaluation, [[1], [2]])):
+        assert split.element_spec[0] == {"seen": Spec([None], spec)}
+        rows = np.arange(len(split))[::-1]
+        found, _ = split.read(rows)
+        assert [each.tolist() for each in found["seen"]] == expected[::-1]
+        padded = entry.split("train", split)
+        np.testing.assert_array_equal(padded.lengths(rows)[:, 0], [*map(len, expected[::-1])])
+    refusing = parquet.load(folder, 0, features=("seen",)).train
+    with pytest.raises(BadRecordError, match=r"part-1.*row 1: column 'seen' has no value; fill it"):
+        all_of(refusing)
+    for arguments in ({"array": True}, {"numbers": ("seen",)}):
+        with pytest.raises(InputError, match="of numbers, and column 'seen' is of any length; leave it out"):
+            parquet.load(folder, 0, features=("seen",), **arguments)
+
+
+def test_a_value_in_a_list_of_any_length_that_is_missing_or_too_large_is_a_bad_record(tmp_path):
+    lists = [[1.0], [1.0, 2.0], [3.0, None], [float("nan")], [1.0, 1e39]]
+    source = parquet.load(written(tmp_path, table(5, x=pa.array(lists))), 0, features=("x",), missing="zero").train
+    for row, problem in (
+        (2, "a list without one of its values"),
+        (3, "a list without"),
+        (4, "1e[+]39, more than float32"),
+    ):
+        with pytest.raises(BadRecordError, match=f"row {row}: column 'x' has {problem}"):
+            source.read(np.array([row]))
+    assert [each.tolist() for each in source.read(np.arange(2))[0]["x"]] == [[1], [1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -200,11 +200,33 @@ def test_lengths_are_read_once_and_stored_beside_the_data(tmp_path):
         found = lengths.measured(entry.split("train", source), Processes())
         np.testing.assert_array_equal(found, LENGTHS[:, None])
         assert source.read_so_far == read
-    (stored,) = tmp_path.glob("*.lengths")
+    (stored,) = (tmp_path / ".crankshaft").glob("*.lengths")
     stored.write_bytes(stored.read_bytes()[:-4])  # damaged: read again
     assert len(lengths.measured(entry.split("train", OfFile()), Processes())) == EXAMPLES
     half = entry.split("train", OfFile()).between(20, 29)
     np.testing.assert_array_equal(lengths.measured(half, Processes()), LENGTHS[20:, None])
+
+
+def test_a_slice_of_a_source_without_identity_stores_no_lengths(tmp_path):
+    class OfFile(Walks):
+        def files(self):
+            return [str(tmp_path / "walks.bin")]
+
+    lengths.measured(entry.split("train", OfFile()).between(0, 9), Processes())
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("of", [None, PLAIN])
+def test_an_example_longer_than_its_length_was_is_not_cut(bench, of):
+    class Grown(Walks):
+        def lengths(self, indices):
+            return np.maximum(LENGTHS[indices, None] - 4, 1)
+
+    split = entry.split("train", Grown())
+    split.buckets = of
+    made = bench(Recorder(), split, BATCH, replicas=3, seed=3, optimizer="sgd")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="an example is not of the length that was read for it"):
+        made.train(6)
 
 
 def test_a_source_that_decodes_states_its_lengths():
