@@ -25,8 +25,6 @@ from .step.context import step_context
 from .step.gradients import Gradients, Update, differentiate
 from .step.options import RunContext
 
-_HALVES = (tf.bfloat16, tf.float16)
-
 
 def _masked(padded: form.Padded) -> tf.Tensor:
     return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
@@ -214,9 +212,7 @@ class Trainer(tf.Module):
         """Returns the model's outputs, 16-bit ones as float32, so that a loss keeps small probabilities."""
         outputs = self.forward(features, training)
         diagnosis.check_looked_up(features, self)
-        return tf.nest.map_structure(
-            lambda x: keras.in_float32(x) if getattr(x, "dtype", None) in _HALVES else x, outputs
-        )
+        return keras.halves_in_float32(outputs)
 
     def _loss_of(self, outputs, batch, training: bool) -> Mean:
         """Returns the loss, weighted by the examples' weights, after checking that it is not over pairs of examples."""

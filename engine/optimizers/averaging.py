@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import tensorflow as tf
 
 from ..errors import UsageError, reason
-from ..internals import keras_copy
+from ..internals import keras, keras_copy
 from ..internals.graphs import ENGINES_OWN
 from ..internals.variables import assign_local, on_server, tf_variable
 from ..mesh import shards
@@ -135,8 +135,9 @@ class Averaged(tf.keras.Model):
     copy += (1 - decay) x (model - copy), for all float weights after each step that is not skipped; others are copied.
     Such are the teacher of Tarvainen and Valpola 2017 (Mean teachers, https://arxiv.org/abs/1703.01780) and the target
     network of Grill et al. 2020 (BYOL, https://arxiv.org/abs/2006.07733). It is called like the model: in a step, in a
-    hook, or afterwards, as `run.models["teacher"]`, by its attribute's name. It is frozen: no optimizer updates it, and
-    its batch normalization uses the averaged statistics.
+    hook, or afterwards, as `run.models["teacher"]`, by its attribute's name; its outputs are float32, as those of
+    `Trainer.forward`, also with mixed precision. It is frozen: no optimizer updates it, and its batch normalization
+    uses the averaged statistics.
 
     Make it in `Trainer.build`, as an attribute of the trainer, so that it is saved. Equal on all replicas.
 
@@ -186,7 +187,7 @@ class Averaged(tf.keras.Model):
         self.reset()
 
     def call(self, *arguments, **keywords):
-        return self.model(*arguments, **keywords)
+        return keras.halves_in_float32(self.model(*arguments, **keywords))
 
     def get_config(self):
         raise NotImplementedError("the trainer's build makes an Averaged model")  # so that no file claims to define it

@@ -190,7 +190,8 @@ class Run(BaseRun):
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
 
-        The next checkpoint has them. Each process of a run makes the call, with the same values.
+        The next checkpoint has them. Each process of a run makes the call, with the same values. An `engine.Averaged`
+        model keeps its own weights, which are set by its name.
 
         Args:
           values: a list of arrays in the order of `run.model.get_weights()`; or some weights by name: a variable's

@@ -157,6 +157,11 @@ def test_a_step_reads_the_same_teacher_on_any_number_of_replicas_and_after_a_res
     assert_resumes(lambda: bench(MeanTeacher(), data(), 16, 2), tmp_path, at=4, until=7)
 
 
+def test_a_teacher_s_outputs_are_float32_with_mixed_precision_too(bench):
+    curves = [bench(MeanTeacher(), data(), 16, precision=each).curve(3) for each in ("float32", "bfloat16")]
+    np.testing.assert_allclose(*curves, rtol=2e-2)  # products of bfloat16
+
+
 def test_a_skipped_step_leaves_the_teacher_as_it_is(bench):
     features, labels = data(16)
     features[3] = np.nan
