@@ -206,7 +206,8 @@ class Trainer(tf.Module):
             metrics = {**self._with_metrics(loss, whole, outputs, batch), **outside}
             if not self.computes_metrics():
                 return metrics, {}
-            return metrics, batches.rows(self.predictions(outputs, form.without_weights(batch)))
+            predictions = self.predictions(outputs, form.without_weights(batch))
+            return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
 
     def _outputs_of(self, features, training: bool):
         """Returns the model's outputs, 16-bit ones as float32, so that a loss keeps small probabilities."""

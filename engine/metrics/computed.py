@@ -68,9 +68,12 @@ def _by_kind(owner: str, values: Any, known: Collection[str]) -> Computed:
     texts: dict[str, str] = {}
     images: dict[str, np.ndarray] = {}
     for name, value in values.items():
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of different lengths
+            array = np.empty([], object)
         is_number = array.dtype.kind in "biuf"
-        if not isinstance(name, str) or name in known:
+        if not (isinstance(name, str) and name) or name in known:
             raise UsageError(f"{owner} returned {name!r}, which is {'another metric' if name in known else 'no name'}")
         if isinstance(value, str):
             texts[name] = value

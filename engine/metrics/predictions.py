@@ -18,9 +18,10 @@ class Predictions(dict[str, Any]):
     """The values that `Trainer.predictions` has returned of each example of an evaluation, by name.
 
     Values are nests of NumPy arrays [examples, ...], row i that of example i, in the data's own order, or in that of
-    batches by length (`bucket_by`); of a partial evaluation, the first examples. Text is of NumPy's fixed-width bytes.
-    Values whose lengths differ among batches are padded with zeros to the longest. Large ones are read-only and in a
-    file (`numpy.memmap`): compute with a slice of them at a time.
+    batches, if they are made by length (`bucket_by`) or of workers' own files (`auto_shard_policy`); of a partial
+    evaluation, the first examples. Text is of NumPy's fixed-width bytes, bfloat16 is converted to float32. Values whose
+    lengths differ among batches are padded with zeros, or b"", to the longest. Large ones are read-only and in a file
+    (`numpy.memmap`): compute with a slice of them at a time.
 
     Attributes:
       num_examples: number of examples.
@@ -164,6 +165,8 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def _array(tensor: Any) -> np.ndarray:
     array = np.asarray(tensor)
+    if array.dtype == tf.bfloat16.as_numpy_dtype:  # NumPy's files lose this type
+        return array.astype(np.float32)
     return array.astype("S") if array.dtype == object else array
 
 
@@ -174,6 +177,8 @@ def _common(parts: Sequence[np.ndarray]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _widened(part: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    padding = [(0, most - size) for most, size in zip(shape, part.shape[1:], strict=True)]
-    wide = np.pad(part, [(0, 0), *padding]) if any(after for _, after in padding) else part
-    return np.ascontiguousarray(wide, dtype)
+    if part.shape[1:] == tuple(shape) and part.dtype == dtype:
+        return np.ascontiguousarray(part)
+    wide = np.zeros((len(part), *shape), dtype)  # of text b"", where np.pad would write b"0"
+    wide[tuple(map(slice, part.shape))] = part
+    return wide

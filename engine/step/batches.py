@@ -109,12 +109,28 @@ def check_weighed(metrics: dict, batch, trainer) -> dict:
     return metrics
 
 
-def rows(predictions: Any) -> Any:
-    """Returns a nest of tensors [examples, ...] so that `sum_micro_batches` joins the micro-batches' rows."""
+def rows(predictions: Any, owner: str) -> Any:
+    """Returns values of examples by name so that `sum_micro_batches` joins the micro-batches' rows.
+
+    Args:
+      predictions: nests of tensors [examples, ...] by name.
+      owner: the method that returned them.
+
+    Raises:
+      UsageError: they are something else.
+    """
 
     def of_examples(x):
+        if x is None:
+            raise UsageError(f"{owner} returned None as a value; leave it out, or return a tensor [examples, ...]")
+        if isinstance(x, tf.RaggedTensor):  # micro-batches differ in length
+            return x
         x = dense(x)
         return tf.IndexedSlices(x, tf.range(tf.shape(x)[0])) if x.shape.rank else x
+
+    if not isinstance(predictions, dict) or not predictions:
+        kind = f"a {type(predictions).__name__}" if not isinstance(predictions, dict) else "no values"
+        raise UsageError(f'{owner} returned {kind}; return tensors [examples, ...] by name, {{"scores": outputs}}')
 
     return tf.nest.map_structure(of_examples, predictions)
 
@@ -126,6 +142,8 @@ def joined(rows: Any) -> Any:
 
 def dense(x) -> tf.Tensor:
     """Returns a tensor; ragged rows are padded with zeros to the longest."""
+    if isinstance(x, tf.SparseTensor):
+        return tf.sparse.to_dense(x)
     return x.to_tensor() if isinstance(x, tf.RaggedTensor) else tf.convert_to_tensor(x)
 
 
@@ -272,6 +290,8 @@ def _micro_batch(batch, size, i, count):
 
 
 def _sum(terms: Sequence):
+    if isinstance(terms[0], tf.RaggedTensor):
+        return tf.concat(terms, 0)
     if isinstance(terms[0], tf.IndexedSlices):
         values, indices = (tf.concat([getattr(x, name) for x in terms], 0) for name in ("values", "indices"))
         return tf.IndexedSlices(values, indices, terms[0].dense_shape)

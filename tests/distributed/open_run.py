@@ -1,8 +1,8 @@
 """A program with an open run, in each of its tasks: open_run.py --how=HOW.
 
 HOW is `other`, which ends in calls that differ; `apart`, in weights that differ; `term`, one of whose workers gets
-SIGTERM; `several`, which trains on several inputs per step; or `look`, which evaluates a run of a classifier that was
-trained before, predicts by it, and sets its weights to 0.
+SIGTERM; `several`, which trains on several inputs per step; `look`, which evaluates a run of a classifier that was
+trained before, predicts by it, and sets its weights to 0; `fails`, in metrics of its own.
 """
 
 import argparse
@@ -32,10 +32,21 @@ class Plane(crankshaft.Trainer):
 class Classes(Model):
     """A logistic regression whose metrics depend on the order of all examples."""
 
+    def predictions(self, outputs, batch):
+        return {"outputs": outputs, "labels": batch[1], "half": tf.cast(batch[1], tf.bfloat16)}
+
     def compute_metrics(self, predictions):
         logits, labels = predictions["outputs"], predictions["labels"]
         behind = (logits > logits[np.arange(len(labels)), labels][:, np.newaxis]).sum(1)
-        return {"behind": float(behind @ np.arange(len(labels))), "labels": float(labels @ np.arange(len(labels)))}
+        return {
+            "behind": float(behind @ np.arange(len(labels))),
+            "labels": float(predictions["half"].astype(int) @ np.arange(len(labels))),
+        }
+
+
+class Failing(Classes):
+    def compute_metrics(self, predictions):
+        return {"behind": predictions["missing"]}
 
 
 def look(strategy: str, run_dir: str) -> dict:
@@ -104,6 +115,9 @@ if __name__ == "__main__":
         print("found", json.dumps(look(given.strategy, given.run_dir)), flush=True)
     elif given.how == "several":
         print("found", json.dumps(several(given.strategy, given.run_dir)), flush=True)
+    elif given.how == "fails":
+        asked = {"input": "digits", "train_steps": 1, "jit": "off", "strategy": given.strategy}
+        crankshaft.run(Failing, run_dir=given.run_dir, **asked)
     elif given.how == "term":
         term(given.strategy, given.run_dir)
     else:

@@ -81,6 +81,13 @@ def test_clusters_report_each_class_and_predict_as_one_process_does(start, tmp_p
 
 
 @pytest.mark.slow
+def test_all_workers_end_with_the_error_of_metrics_that_the_chief_computes(ended):
+    output = ended("fails").output
+    assert "[worker 0] KeyError: 'missing'" in output
+    assert "Failing.compute_metrics has failed at worker 0: KeyError: 'missing'" in output
+
+
+@pytest.mark.slow
 def test_clusters_train_on_several_inputs_per_step(start):
     """Workers by the rows of each batch, as one device does; workers with servers on arrays, in any order."""
     jobs = [start(f"several{n}", "--how=several", local=(f"--ps={n}",), script=open_run.__file__).ok() for n in (0, 1)]

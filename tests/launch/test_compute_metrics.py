@@ -139,12 +139,17 @@ def returning(value):
     [
         (returning([1.0]), {}, r"Odd.compute_metrics returned a list; return numbers by name"),
         (returning({"loss": 1.0}), {}, r"Odd.compute_metrics returned 'loss', which is another metric"),
+        (
+            returning({"rows": [[1], [1, 2]]}),
+            {},
+            r"Odd.compute_metrics returned list as 'rows'; return a number, a str",
+        ),
         (returning({"curve": np.zeros(5)}), {}, r"returned float64\[5\] as 'curve'; return a number, a str, or images"),
         (Ranking, {"monitor": "eval_ndcg"}, r"monitor=eval_ndcg: whether a higher or a lower ndcg is better"),
         (Ranking, {"monitor": "max:eval_mrr"}, r"monitor=max:eval_mrr is not measured in this run; use one of .*ndcg"),
         (Ranking, {"eval_batches": 2, "mode": "train"}, r"eval_batches=2: mode=train makes no evaluations"),
     ],
-    ids=["a list", "another's name", "a vector", "no direction", "no such metric", "no evaluation"],
+    ids=["a list", "another's name", "uneven lists", "a vector", "no direction", "no such metric", "no evaluation"],
 )
 def test_mistakes_are_one_line(trainer, more, line, tmp_path):
     with pytest.raises(UsageError, match=line):
@@ -164,7 +169,17 @@ def test_values_that_are_of_no_example_are_one_line():
         def eval_step(self, batch):
             return {"loss": self.loss(self.forward(batch[0], training=False), batch)}
 
+    class Forgotten(Ranking):
+        def predictions(self, outputs, batch):
+            pass
+
+    class Missing(Ranking):
+        def predictions(self, outputs, batch):
+            return {"score": outputs, "label": None}
+
     lines = {
+        Forgotten: r"Forgotten.predictions returned a NoneType; return tensors \[examples, ...\] by name",
+        Missing: r"Missing.predictions returned None as a value; leave it out",
         Whole: r"Whole.predictions: output mean is one number",
         Fewer: r"Fewer.predictions: output odd has not one row per example",
     }

@@ -9,6 +9,7 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import UsageError
+from crankshaft.engine.metrics.predictions import Rows
 from crankshaft.engine.strategies.base import Prediction
 
 RNG = np.random.default_rng(0)
@@ -32,24 +33,18 @@ class Line(Trainer):
 
 
 class Ragged(Line):
-    """Values whose lengths differ by example: y times y."""
+    """Values whose lengths differ by example: y times y, and as text; and a type that NumPy's files lack."""
 
     def predictions(self, outputs, batch):
         values = tf.RaggedTensor.from_row_lengths(tf.repeat(batch[1], batch[1]), batch[1])
-        return {"padded": values}
+        return {"padded": values, "text": tf.strings.as_string(values), "half": tf.cast(batch[1], tf.bfloat16)}
 
 
 def all_of(strategy, program=None, batches=None):
     """Returns what a program returns of each example, and the sums of its metrics."""
-    found: list = []
-    sums = strategy.evaluate(program, batches=batches, keep=found.append).values()
-    rows = [tf.nest.flatten(each) for each in found]
-    most = [max(x.shape[1:] for x in column) for column in zip(*rows, strict=True)]
-    wide = [
-        [np.pad(x, [(0, 0), *((0, m - n) for m, n in zip(shape, x.shape[1:], strict=True))]) for x in column]
-        for column, shape in zip(zip(*rows, strict=True), most, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(found[0], [np.concatenate(column) for column in wide]), sums
+    rows = Rows()
+    sums = strategy.evaluate(program, batches=batches, keep=rows.add).values()
+    return rows.all(), sums
 
 
 @pytest.mark.parametrize("data", [(X, Y), tf.data.Dataset.from_tensor_slices((X, Y))], ids=["arrays", "a stream"])
@@ -74,10 +69,14 @@ def test_micro_batches_are_joined(bench, options):
     np.testing.assert_array_equal(all_of(made.strategy)[0]["of"][1], Y)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_values_of_several_lengths_are_padded(bench, replicas):
-    made = bench(Ragged(), (X, Y), 8, replicas, eval_source=(X, Y), eval_batch_size=4)
-    np.testing.assert_array_equal(all_of(made.strategy)[0]["padded"], PADDED)
+@pytest.mark.parametrize("options", [{}, {"replicas": 2}, {"parallel_micro_batches": 2}], ids=str)
+def test_values_of_several_lengths_are_padded(bench, options):
+    made = bench(Ragged(), (X, Y), 8, eval_source=(X, Y), eval_batch_size=2, **options)
+    found = all_of(made.strategy)[0]
+    np.testing.assert_array_equal(found["padded"], PADDED)
+    np.testing.assert_array_equal(found["text"], np.where(PADDED > 0, PADDED.astype("S1"), b""))
+    assert found["half"].dtype == np.float32
+    np.testing.assert_array_equal(found["half"], Y)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
