@@ -22,7 +22,8 @@ LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 
 def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_each_checkpoint(start):
     steps = 10 * STEPS_PER_EPOCH
-    job = start("run", f"--train_steps={steps}", "--checkpoint_every_steps=50", local=("--evaluator",)).ok()
+    flags = (f"--train_steps={steps}", "--checkpoint_every_steps=50", "--eval_batch_size=50", "--eval_batches=1")
+    job = start("run", *flags, local=("--evaluator",)).ok()
     seen = check_updates(job, steps)
     assert (seen == 10).all()
     assert variable(job.run_dir, "optimizer/iterations") == steps
@@ -35,7 +36,8 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
     assert leases["retried"] == leases["steps_unseen"] == 0
     assert job.result["staleness"]["mean"] < 10
     assert {each["server"] for each in job.result["placement"]} == {0, 1}
-    assert f"[evaluator] evaluation at step {steps}" in job.output
+    partial = f"evaluation of the first 1 of 4 batches at step {steps}: example 24.5"  # the mean of 0 to 49
+    assert f"[evaluator] {partial}" in job.output
     assert list((job.run_dir / "best").glob("ckpt-*.manifest.json"))
     assert list((job.run_dir / "tensorboard" / "eval").glob("*tfevents*"))
     servers_files = runs.manifests(job.run_dir)[-1]["files"]
