@@ -190,7 +190,7 @@ class Run(BaseRun):
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
 
-        The next checkpoint has them. Each process of a run makes the call, with the same values. An `engine.Averaged`
+        The next checkpoint has them. Each process of a run makes the call, with the same values. An `Averaged`
         model keeps its own weights, which are set by its name.
 
         Args:
