@@ -10,7 +10,6 @@ from absl import flags
 
 from crankshaft import Source, Spec, Trainer, main, mean
 
-flags.DEFINE_enum("read", "source", ["source", "dataset"], "How examples are read.")
 LENGTHS = np.random.default_rng(5).integers(1, 13, 45)
 
 
@@ -45,10 +44,6 @@ class Mean(Trainer):
         return mean(tf.square(outputs[:, 0] - tf.cast(batch[0].lengths, tf.float32) / 10.0))
 
 
-def data():
-    made = Walks() if flags.FLAGS.read == "source" else dataset()
-    return made, Walks() if flags.FLAGS.read == "source" else dataset()
-
-
-if __name__ == "__main__":
-    main(Mean, data=data)
+if __name__ == "__main__":  # as tests import this file, whose process has other scripts' flags
+    HOW = flags.DEFINE_enum("read", "source", ["source", "dataset"], "How examples are read.")
+    main(Mean, data=lambda: (Walks(), Walks()) if HOW.value == "source" else (dataset(), dataset()))

@@ -109,5 +109,5 @@ def test_a_weight_that_is_not_finite_is_found_in_any_part(made):
 def test_a_keras_callback_is_not_given_parts_for_the_weights(made, tmp_path):
     saving = tf.keras.callbacks.LambdaCallback()
     saving.on_train_begin = lambda logs: saving.model.save_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(ValueError, match="a Keras callback uses the model's save_weights, and each replica"):
+    with pytest.raises(ValueError, match="a Keras callback calls save_weights of the model, and each replica"):
         KerasCallbacks([saving]).begin(status(made(1, 2)))
