@@ -65,7 +65,9 @@ class Shadows:
             with on_server(shadow), tf.name_scope(ENGINES_OWN):
                 value = tf.convert_to_tensor(variable)
                 if shadow.dtype.is_floating:
-                    change = tf.cast(rate, shadow.dtype) * (value - shadow)
+                    # The shadow is read last: on servers, other workers move it during the step.
+                    with tf.control_dependencies([value]):
+                        change = tf.cast(rate, shadow.dtype) * (value - shadow)
                     tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=change)
                 else:
                     assign_local(shadow, value)

@@ -1,5 +1,8 @@
 """Moving averages of weights against NumPy, the swap that evaluation needs, and a model that is an average."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -108,6 +111,26 @@ def test_the_warm_up_of_the_decay_may_be_left_out(bench):
     assert np.abs(shadows[0] - shadows[1]).max() > 1e-3
     with pytest.raises(ValueError, match="ema_warmup=False needs ema_decay, which is off"):
         bench(Mlp((5,)), data(), 16, num_classes=3, ema_warmup=False)
+
+
+def test_a_step_adds_to_the_average_that_other_workers_have_moved_meanwhile():
+    variable, moved = tf.Variable(1.0), threading.Event()
+    average = WeightAverage(0.5, warmup=False)
+    average.build([variable])
+    (shadow,) = average.shadows
+
+    @tf.function
+    def step():
+        variable.assign(tf.numpy_function(lambda: (moved.wait(60), np.float32(3.0))[1], [], tf.float32))
+        average.update([variable], tf.constant(1, tf.int64))
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    time.sleep(0.5)  # long enough for a read that waits for nothing
+    shadow.assign(5.0)
+    moved.set()
+    thread.join()
+    assert shadow.numpy() == 5.0 + 0.5 * (3.0 - 5.0)
 
 
 class MeanTeacher(Trainer):
