@@ -20,7 +20,7 @@ from .internals import keras, keras_compile, keras_copy
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
-from .metrics.pairs import Mean, Pair
+from .metrics.pairs import Mean, Pair, SumOfMeans
 from .optimizers import KerasOptimizer
 from .optimizers.loss_scale import DynamicLossScale
 from .step.context import step_context
@@ -416,7 +416,7 @@ class KerasTrainer(Trainer):
         pair = self._sums[name](*arguments)
         return pair if share is None else type(pair)(pair.total * share, pair.count)
 
-    def _with_penalties(self, loss: Mean, variables) -> Mean | None:
+    def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
         whole = super()._with_penalties(loss, variables)
         return None if self._own_loss else whole  # it has added what layers add, or left it out
 

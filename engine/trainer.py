@@ -16,8 +16,8 @@ from .data import form
 from .errors import UsageError, setting
 from .internals import keras
 from .inventory import Inventory
-from .metrics.means import as_loss, checked
-from .metrics.pairs import Mean
+from .metrics.means import as_losses, checked
+from .metrics.pairs import Mean, SumOfMeans
 from .metrics.predictions import Predictions
 from .reduction import Reduction
 from .step import batches, diagnosis
@@ -80,8 +80,12 @@ class Trainer(tf.Module):
         features = keras.with_optional(self.model, form.map_padded(_masked, features))
         return self.model(features, training=training)
 
-    def loss(self, outputs, batch) -> Mean:
+    def loss(self, outputs, batch) -> Mean | dict[str, Mean]:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.
+
+        Or a dictionary of such means, each over its own count in the global batch, such as the labels that are not
+        missing: the loss is their sum, a mean of nothing adds 0, and each is a metric under its name. A mean may be
+        multiplied by a weight, constant or trainable: `{"a": mean(a), "b": 0.3 * mean(b, weights=known)}`.
 
         Here and in `metrics`, `batch` is (features, labels), or features alone if the data has no labels. It has no
         sample weights: the result of `mean` is weighted by them afterwards. 16-bit outputs are converted to float32.
@@ -130,7 +134,7 @@ class Trainer(tf.Module):
         """Returns whether evaluations keep predictions, for `compute_metrics`."""
         return cls.compute_metrics is not Trainer.compute_metrics
 
-    def training_loss(self, outputs, batch) -> Mean:
+    def training_loss(self, outputs, batch) -> Mean | dict[str, Mean]:
         """Returns the loss that training minimizes and reports; evaluation reports `loss` itself."""
         return self.loss(outputs, batch)
 
@@ -180,30 +184,34 @@ class Trainer(tf.Module):
     def compute_gradients(self, batch) -> tuple[Gradients, dict[str, Any]]:
         """Computes gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
-        Computes them in the micro-batches that `run_context.options` set. What layers add to the loss (Keras's
-        regularizers and `add_loss`; not of layers that another step trains) is added once to the mean over the global
-        batch: here times this replica's count, which the division by the global count undoes. The metric `loss` is
-        `loss` alone; if layers add something, `loss_with_penalties` includes it, as Keras's loss does.
+        Computes them in the micro-batches that `run_context.options` set. The totals of several means are divided by
+        their counts in the global batch, and multiplied by the sum of these, which the step then divides by. Replicas
+        sum the counts before the backward pass, or after all micro-batches, which have a backward pass for each mean.
+
+        What layers add to the loss (Keras's regularizers and `add_loss`; not of layers that another step trains) is
+        added once to the mean over the global batch: here times this replica's count, which the division by the global
+        count undoes. The metric `loss` is `loss` alone; if layers add something, `loss_with_penalties` includes it, as
+        Keras's loss does.
         """
         (gradients,), metrics = differentiate(self, batch, self._to_minimize, [self.trainable_variables])
         return gradients, metrics
 
     # -- the engine's own ---------------------------------------------------------------------------------------------
 
-    def _to_minimize(self, batch) -> tuple[list[Mean], Callable[[], dict[str, Any]]]:
+    def _to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
         outputs = self._outputs_of(form.features(batch), training=True)
-        loss = self._loss_of(outputs, batch, training=True)
-        whole = self._with_penalties(loss, self.trainable_variables)
-        return [whole or loss], lambda: self._with_metrics(loss, whole, outputs, batch)
+        losses = self._losses_of_batch(outputs, batch, training=True)
+        whole = self._with_penalties(losses["loss"], self.trainable_variables)
+        return [whole or losses["loss"]], lambda: self._with_metrics(losses, whole, outputs, batch)
 
     def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
         """Returns metrics, and `batches.rows` of the predictions if they are kept."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
                 outputs = self._outputs_of(form.features(batch), training=False)
-                loss = self._loss_of(outputs, batch, training=False)
-            whole = self._with_penalties(loss, self.trainable_variables)
-            metrics = {**self._with_metrics(loss, whole, outputs, batch), **outside}
+                losses = self._losses_of_batch(outputs, batch, training=False)
+            whole = self._with_penalties(losses["loss"], self.trainable_variables)
+            metrics = {**self._with_metrics(losses, whole, outputs, batch), **outside}
             if not self.computes_metrics():
                 return metrics, {}
             predictions = self.predictions(outputs, form.without_weights(batch))
@@ -215,14 +223,17 @@ class Trainer(tf.Module):
         diagnosis.check_looked_up(features, self)
         return keras.halves_in_float32(outputs)
 
-    def _loss_of(self, outputs, batch, training: bool) -> Mean:
-        """Returns the loss, weighted by the examples' weights, after checking that it is not over pairs of examples."""
+    def _losses_of_batch(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
+        """Returns the loss, and its means by name, weighted by the examples' weights.
+
+        Checks that it is not over pairs of examples.
+        """
         compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with diagnosis.labels_as_numbers(batch, self):
             loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
-        return as_loss(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
+        return as_losses(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
 
-    def _with_penalties(self, loss: Mean, variables) -> Mean | None:
+    def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing."""
         inventory = self._inventory
         trained = [layer for path, layer in inventory.layers.items() if path not in inventory.averaged]
@@ -236,13 +247,16 @@ class Trainer(tf.Module):
             )
         if not (added := [*added, *keras.regularization(layers)]):
             return None
-        return Mean(loss.total + loss.count * tf.add_n([tf.cast(x, tf.float32) for x in added]), loss.count)
+        return loss.plus(tf.add_n([tf.cast(x, tf.float32) for x in added]))
 
-    def _with_metrics(self, loss: Mean, whole: Mean | None, outputs, batch) -> dict[str, Any]:
+    def _with_metrics(self, losses: dict, whole: Mean | SumOfMeans | None, outputs, batch) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"
         pairs = diagnosis.without_pairs(self.metrics, owner, outputs, form.without_weights(batch))
-        losses = {"loss": loss} if whole is None else {"loss": loss, "loss_with_penalties": whole}
-        return {**losses, **checked(pairs, owner, form.fields(batch).weights)}
+        losses = losses if whole is None else {**losses, "loss_with_penalties": whole}
+        metrics = checked(pairs, owner, form.fields(batch).weights)
+        if both := sorted(losses.keys() & metrics):
+            raise UsageError(f"{owner}: {both[0]!r} is a mean of the loss; use another name, or leave it out")
+        return {**losses, **metrics}
 
     @property
     def _inventory(self) -> Inventory:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -192,7 +193,8 @@ class NanGuard(Hook):
             self._count_skipped(first, last, round(skipped / counted * (last - first + 1)), options)
         if options.on_nonfinite == "skip" or not self._ends:
             return
-        for name, (total, _) in sorted(totals.items()):
+        for name, (totals_of_it, _) in sorted(totals.items()):
+            total = np.sum(totals_of_it)  # a loss may be of several means
             if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):
                 # With a dynamic loss scale, gradient_norm has only applied steps.
                 path = first_nonfinite_variable(status.state)

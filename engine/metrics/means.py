@@ -9,7 +9,7 @@ from absl import logging
 
 from ..errors import UsageError
 from . import ranking
-from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean
+from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean, SumOfMeans
 
 FEW_CLASSES = 100  # up to this number, a confusion matrix costs almost nothing
 _ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # the engine's metric names
@@ -146,7 +146,7 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     Raises:
       UsageError: the pair is not `mean`'s.
     """
-    if pair.weigh is None:
+    if getattr(pair, "weigh", None) is None:
         raise UsageError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
 
     def weigh(examples):
@@ -208,7 +208,10 @@ def as_pair(pair, owner: str, weights=None) -> Pair:
 def _suggestion(returned) -> str:
     """Returns the cure for a result that is not a pair."""
     if isinstance(returned, (dict, tuple, list)):  # e.g. a loss per output, or the sum of two pairs
-        return "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others)"
+        return (
+            "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others); or, each over "
+            "its own count, {'a': crankshaft.mean(losses), 'b': crankshaft.mean(others)}"
+        )
     line = "return crankshaft.mean(values)"
     if tf.is_tensor(returned) and returned.shape.rank == 0:
         line += "; a Keras loss gives values with reduction=None, a Keras metric a pair by crankshaft.KerasMetric"
@@ -229,6 +232,32 @@ def as_loss(pair, owner: str, weights=None, check_values: bool = False) -> Mean:
     return pair
 
 
+def as_losses(returned, owner: str, weights=None, check_values: bool = False) -> dict[str, Mean | SumOfMeans]:
+    """Converts a loss by `as_loss`, a dictionary's each; returns `loss`, of several their sum, and each under its name.
+
+    Raises:
+      UsageError: one is not a mean, or a name can't be a metric's; the message begins with `owner`.
+    """
+    if not isinstance(returned, dict):
+        return {"loss": as_loss(returned, owner, weights, check_values)}
+    means: dict[str, Mean] = {}
+    for name, mean_of_it in returned.items():
+        _check_name(name, owner)
+        pair = as_loss(mean_of_it, f"{owner}[{name!r}]", weights, check_values)
+        if not isinstance(pair, Mean):
+            raise UsageError(f"{owner}[{name!r}] is a {type(pair).__name__}; return a crankshaft.mean(losses)")
+        means[name] = type(pair)(tf.where(pair.count == 0.0, 0.0, pair.total), pair.count)
+    if not means:
+        raise UsageError(f"{owner} returned an empty dictionary; return a mean by name: {{'a': crankshaft.mean(a)}}")
+    rows = tf.stack([tf.stack([*pair]) for pair in means.values()])
+    return {"loss": SumOfMeans(rows, tf.reduce_sum(rows[:, 1])), **means}
+
+
+def _check_name(name, owner: str) -> None:
+    if not isinstance(name, str) or name in _ENGINES:
+        raise UsageError(f"{owner}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
+
+
 def checked(metrics, owner: str, weights=None) -> dict[str, Pair]:
     """Converts pairs by name, each by `as_pair`, with weights if any.
 
@@ -238,6 +267,5 @@ def checked(metrics, owner: str, weights=None) -> dict[str, Pair]:
     if not isinstance(metrics, dict):
         raise UsageError(f"{owner} returned a {type(metrics).__name__}; return a dictionary of pairs, {{}} for none")
     for name in metrics:
-        if not isinstance(name, str) or name in _ENGINES:
-            raise UsageError(f"{owner}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
+        _check_name(name, owner)
     return {name: as_pair(pair, f"{owner}[{name!r}]", weights) for name, pair in metrics.items()}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError
 from . import ranking
 
 
@@ -33,11 +34,31 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
         """Returns the problem of the sums, if it makes the value wrong. Host code."""
         return None
 
+    __array_ufunc__ = None  # so that the product with a NumPy number is the pair's own
+
+    def __mul__(self, factor) -> Pair:
+        _not_a_tensor(self)
+
+    def __rmul__(self, factor) -> Pair:
+        return self * factor
+
+
+def _not_a_tensor(pair: Pair, *_, **__) -> NoReturn:
+    raise UsageError(
+        f"a {type(pair).__name__} is a pair (total, count), not a tensor; only a crankshaft.mean(losses) can be "
+        "multiplied"
+    )
+
+
+# A tensor that is multiplied by what it can't convert leaves the product to it.
+tf.register_tensor_conversion_function(Pair, _not_a_tensor, priority=0)
+
 
 class Mean(Pair):
     """A sum and the number of things summed. Its value is total / count.
 
-    Pairs are added over steps, replicas and workers before division, which is exact for uneven batches.
+    Pairs are added over steps, replicas and workers before division, which is exact for uneven batches. Multiplying a
+    mean by a number or a scalar tensor multiplies its total, and so its value.
 
     Args:
       total: scalar float32, the sum.
@@ -50,6 +71,34 @@ class Mean(Pair):
 
     def value(self) -> float | None:
         return self.total / self.count if self.count else None
+
+    def plus(self, number: tf.Tensor) -> Mean:
+        """Returns the pair whose value is larger by a scalar. Replica code."""
+        return Mean(self.total + self.count * number, self.count)
+
+    def __mul__(self, factor) -> Mean:
+        if isinstance(self, (RootMean, ExpMean)):
+            _not_a_tensor(self)
+        pair = type(self)(self.total * factor, self.count)
+        if weigh := self.weigh:
+            pair.weigh, pair.has_weights = lambda examples: weigh(examples) * factor, self.has_weights
+        return pair
+
+
+class SumOfMeans(Pair):
+    """Means whose sum is the value; those of nothing add 0.
+
+    In a step total is float32 [means, 2], the totals and counts, and count a scalar, the sum of all counts. On the host
+    both are arrays [means].
+    """
+
+    def value(self) -> float | None:
+        counted = self.count != 0
+        return float((self.total[counted] / self.count[counted]).sum()) if counted.any() else None
+
+    def plus(self, number: tf.Tensor) -> SumOfMeans:
+        """Returns the pair whose value is larger by a scalar. Replica code."""
+        return SumOfMeans(tf.concat([self.total, [[self.count * number, self.count]]], 0), self.count)
 
 
 class RootMean(Mean):
@@ -158,4 +207,4 @@ class Outside(Pair):
 
 
 # Kinds with vectors, in several rows of sums; kinds whose value is not a number.
-VECTORS, NO_NUMBERS = (Auc, KerasSums, Confusion, Outside), (Confusion, Outside)
+VECTORS, NO_NUMBERS = (SumOfMeans, Auc, KerasSums, Confusion, Outside), (Confusion, Outside)

@@ -13,11 +13,24 @@ import numpy as np
 import tensorflow as tf
 
 from . import ranking
-from .pairs import NO_NUMBERS, VECTORS, Auc, Confusion, ExactAuc, ExpMean, KerasSums, Mean, Outside, Pair, RootMean
+from .pairs import (
+    NO_NUMBERS,
+    VECTORS,
+    Auc,
+    Confusion,
+    ExactAuc,
+    ExpMean,
+    KerasSums,
+    Mean,
+    Outside,
+    Pair,
+    RootMean,
+    SumOfMeans,
+)
 
 # The kinds of pairs by their names in a checkpoint, each before those that it is a subclass of.
 _KINDS: dict[str, type[Pair]] = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
-_KINDS |= {"confusion": Confusion, "outside": Outside, "mean": Mean}
+_KINDS |= {"confusion": Confusion, "outside": Outside, "sum_of_means": SumOfMeans, "mean": Mean}
 
 
 class RowSpec(NamedTuple):
@@ -66,7 +79,7 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
         if keeps_scores and isinstance(pair, Auc):
             rows.append(tf.zeros([1, 2], dtype))
             scores.append(ranking.entries(len(scores), *pair, dtype))
-        elif isinstance(pair, Auc):
+        elif isinstance(pair, (Auc, SumOfMeans)):
             rows.append(tf.cast(without_details({name: pair})[name].total, dtype))
         else:
             rows.append(tf.cast(tf.stack(pair, axis=1), dtype))

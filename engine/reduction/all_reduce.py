@@ -208,16 +208,17 @@ class Reduction(tf.Module):
         Args:
           values: float32.
         """
-        if self.alone() or step_context().mesh.data.size == 1 or is_only_replica():
+        if self._counts_alone():
             return values
-        step = step_context()
-        present = step.present
         self.note_midstep_exchange()
+        return tf.custom_gradient(lambda x: (self.sum_counts(x), self.sum_counts))(values)
 
-        def total(x):
-            return step.mesh.data.all_reduce(x if present is None else tf.where(present, x, 0.0))
+    def sum_counts(self, counts: tf.Tensor) -> tf.Tensor:
+        """Sums float32 counts like `sum_statistics`, after the forward pass, and without a gradient."""
+        return counts if self._counts_alone() else step_context().mesh.data.all_reduce(self._counted(counts))
 
-        return tf.custom_gradient(lambda x: (total(x), total))(values)
+    def _counts_alone(self) -> bool:
+        return self.alone() or step_context().mesh.data.size == 1 or is_only_replica()
 
     def note_midstep_exchange(self) -> None:
         """Records that replicas exchange values within a step, before their gradients."""

@@ -221,7 +221,7 @@ def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = Fals
         for i in range(count):
             with tf.control_dependencies(_tensors(traced[-1]) if traced and in_turn else []), shares(i):
                 traced.append(compute(_micro_batch(batch, size, i, count)))
-        return [_sum(column) for column in zip(*map(_present, traced), strict=True)]
+        return [added(column) for column in zip(*map(_present, traced), strict=True)]
 
     flat = sums() if isinstance(size, int) else tf.cond(size < count, whole, sums)
     return _restored(traced[0], flat)
@@ -289,7 +289,8 @@ def _micro_batch(batch, size, i, count):
     return tf.nest.map_structure(rows, batch)
 
 
-def _sum(terms: Sequence):
+def added(terms: Sequence):
+    """Returns the sum of tensors; the rows of `tf.IndexedSlices` and ragged tensors are listed one after the other."""
     if isinstance(terms[0], tf.RaggedTensor):
         return tf.concat(terms, 0)
     if isinstance(terms[0], tf.IndexedSlices):

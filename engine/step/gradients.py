@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -12,7 +12,7 @@ from ..internals import keras
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.shards import Sharding
 from ..metrics.means import as_loss
-from ..metrics.pairs import Mean
+from ..metrics.pairs import Mean, SumOfMeans
 from ..metrics.sums import without_details
 from . import batches, diagnosis
 from .batches import zero_unless
@@ -313,18 +313,76 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
     is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
 
     def compute(micro_batch):
-        gradients, metrics = _gradients_of(trainer, micro_batch, losses, variables)
-        return gradients if is_whole else list(map(list, gradients)), metrics
+        gradients, metrics = _gradients_of(trainer, micro_batch, losses, variables, is_whole)
+        if is_whole:
+            return gradients, metrics
+        return [each if isinstance(each, _OfMeans) else list(each) for each in gradients], metrics
 
     step_context().applied.mark("accumulate_steps")
     loops = not is_sharded  # sharded layers sum over replicas
     gradients, metrics = batches.accumulate(
         compute, batch, options.accumulate_steps, options.parallel_micro_batches, loops
     )
-    return list(map(Gradients, gradients)), metrics
+    summed = [each.summed(trainer.reduction) if isinstance(each, _OfMeans) else Gradients(each) for each in gradients]
+    return summed, metrics
 
 
-def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence]) -> tuple[list[Gradients], dict]:
+class _OfMeans(NamedTuple):
+    """Gradients of the means of a `SumOfMeans`, which add up over micro-batches.
+
+    Their counts in the global batch, by which each is divided, are known after the last micro-batch.
+
+    Attributes:
+      gradients: of each mean's total, a list by variable.
+      counts: float32 [means + 1], see `_factors`.
+    """
+
+    gradients: list[list]
+    counts: tf.Tensor
+
+    def summed(self, reduction) -> Gradients:
+        """Returns the gradients of this replica's part of the sum of means, times N (see `_factors`)."""
+        factors = tf.unstack(_factors(self.counts, reduction))
+
+        def total(values):
+            parts = [Gradients([x], (f,))[0] for x, f in zip(values, factors, strict=True) if x is not None]
+            is_sparse = all(isinstance(x, tf.IndexedSlices) for x in parts)
+            return batches.added(parts if is_sparse else [tf.convert_to_tensor(x) for x in parts]) if parts else None
+
+        return Gradients([total(values) for values in zip(*self.gradients, strict=True)])
+
+
+def _counts(pair: SumOfMeans) -> tf.Tensor:
+    return tf.concat([pair.total[:, 1], [pair.count]], 0)
+
+
+def _factors(counts: tf.Tensor, reduction) -> tf.Tensor:
+    """Returns N / (each mean's count), float32 [means], with which all totals are divided by N in the end; 0 for none.
+
+    Args:
+      counts: of this replica, float32 [means + 1]: of each mean, and that which adds up to N.
+      reduction: the trainer's.
+    """
+    counts = reduction.sum_counts(tf.stop_gradient(counts))
+    return tf.math.divide_no_nan(counts[-1], counts[:-1])
+
+
+def _as_mean(pair: SumOfMeans, reduction) -> Mean:
+    """Returns one pair with the same gradient in the global batch."""
+    return Mean(tf.reduce_sum(pair.total[:, 0] * _factors(_counts(pair), reduction)), pair.count)
+
+
+def _scaled_totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
+    """Returns the scalars to differentiate: each mean's total, or of a replica that is alone the mean."""
+    if isinstance(pair, SumOfMeans):
+        return tf.unstack(step_context().scaled(pair.total[:, 0]))
+    total = step_context().scaled(pair.total)
+    return [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total]
+
+
+def _gradients_of(
+    trainer, batch, losses: Callable, variables: Sequence[Sequence], is_whole: bool
+) -> tuple[list[Gradients | _OfMeans], dict]:
     context, updates = step_context(), trainer.inventory.freezing.updates
     # On one replica, dividing the loss by its count beforehand is free, and dividing all gradients by it afterwards is
     # not.
@@ -332,24 +390,29 @@ def _gradients_of(trainer, batch, losses: Callable, variables: Sequence[Sequence
     trained = [[variable for variable in its if updates(variable)] for its in variables]
     watches_all = sum(map(len, trained)) == sum(map(len, variables))
     with (
-        tf.GradientTape(persistent=len(variables) > 1, watch_accessed_variables=watches_all) as tape,
+        tf.GradientTape(persistent=not is_whole or len(variables) > 1, watch_accessed_variables=watches_all) as tape,
         keras.computing_with(context.values, [v for its in trained for v in its], tape) as sources,
     ):
         if not watches_all:  # so that frozen first layers are not recorded
             tape.watch(list(map(tf_variable, sources)))
         with diagnosis.numbers_out_of_range() as outside:
             pairs, metrics = losses(batch)
-        totals = [context.scaled(pair.total) for pair in pairs]
-        if alone:
-            pairs_of = zip(totals, pairs, strict=True)
-            totals = [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) for total, pair in pairs_of]
-    gradients, sources = [], iter(sources)
-    for total, pair, its in zip(totals, pairs, variables, strict=True):
+        if is_whole:
+            pairs = [_as_mean(pair, trainer.reduction) if isinstance(pair, SumOfMeans) else pair for pair in pairs]
+        totals = [_scaled_totals(pair, alone) for pair in pairs]
+    gradients: list[Gradients | _OfMeans] = []
+    sources = iter(sources)
+    for of_pair, pair, its in zip(totals, pairs, variables, strict=True):
         own = [next(sources) for variable in its if updates(variable)]
-        own_gradients = iter(tape.gradient(total, own))
-        values = [next(own_gradients) if updates(variable) else None for variable in its]
-        check_reached(values, type(trainer).__name__)
-        gradients.append(Gradients(values, divided_by=pair.count if alone else None))
+        values = []
+        for total in of_pair:
+            own_gradients = iter(tape.gradient(total, own))
+            values.append([next(own_gradients) if updates(variable) else None for variable in its])
+        check_reached([gradient for each in values for gradient in each], type(trainer).__name__)
+        if isinstance(pair, SumOfMeans):
+            gradients.append(_OfMeans(values, _counts(pair)))
+        else:
+            gradients.append(Gradients(values[0], divided_by=pair.count if alone else None))
     return gradients, {**without_details(metrics()), **outside}
 
 

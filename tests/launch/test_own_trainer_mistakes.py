@@ -64,7 +64,10 @@ METHODS = [
         {"loss": lambda self, outputs, batch: tf.reduce_mean(tf.square(outputs[:, 0] - batch[1]))},
         "Own.loss: a SymbolicTensor is not a pair (total, count); return crankshaft.mean(values) ... KerasMetric",
     ),
-    ({"loss": lambda self, outputs, batch: {"a": loss(outputs, batch), "b": loss(outputs, batch)}}, SEVERAL),
+    (
+        {"loss": lambda self, outputs, batch: {"a": loss(outputs, batch)}, "metrics": metrics(a=mean)},
+        "Own.metrics: 'a' is a mean of the loss; use another name",
+    ),
     ({"loss": lambda self, outputs, batch: loss(outputs, batch) + loss(outputs, batch)}, SEVERAL),
     (
         {"loss": lambda self, outputs, batch: mean(tf.square(outputs - batch[1]))},
