@@ -235,8 +235,7 @@ class KerasTrainer(Trainer):
             outputs = self.forward(features, training=False)
             labels, weights = self._weighed(labels)
             if self._own_loss is not None:
-                self._own_loss.build(labels, outputs)
-                updates.update(self._own_loss(features, labels, outputs, weights, False)[1])
+                updates.update(self._own_loss(features, labels, outputs, weights, True)[1])
                 masks.extend(mask for x in tf.nest.flatten(outputs) if (mask := keras_compile.mask_of(x)) is not None)
             if self._losses is not None:  # so that Keras finds them here, not in a step
                 self._losses.total(labels, outputs, None, lambda whole: whole.total)

@@ -31,6 +31,7 @@ KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
 UPDATED = "_trainable_variables"
 
 _divided_by_replicas = loss_module.scale_loss_for_distribution
+_times_replicas = loss_module.unscale_loss_for_distribution
 _undivided: contextvars.ContextVar[bool] = contextvars.ContextVar("undivided", default=False)
 
 
@@ -39,7 +40,13 @@ def _divided(value):
     return value if _undivided.get() else _divided_by_replicas(value)
 
 
+def _whole(value):
+    """Replaces the inverse of that function, by which Keras records a loss in its metric."""
+    return value if _undivided.get() else _times_replicas(value)
+
+
 loss_module.scale_loss_for_distribution = _divided
+loss_module.unscale_loss_for_distribution = _whole
 
 
 @contextlib.contextmanager

@@ -84,20 +84,24 @@ class OwnLoss:
         self._model = model
         self._of_outputs = model._compile_loss
         self.metrics: dict[str, tf.keras.metrics.Metric] = {}
-        self.kept: set[str] = set()
-
-    def build(self, y_true, y_pred) -> None:
-        """Makes the parts of `compile`'s loss, which `super().compute_loss` computes."""
-        of_outputs = self._of_outputs
-        if of_outputs is not None and not of_outputs.built:
-            with tf.init_scope():  # Keras makes means of its own
-                of_outputs.build(y_true, y_pred)
-        kept = list(kept_metrics(self._model).values())
-        of_outputs = [each for each in (of_outputs.metrics if of_outputs is not None else ()) if each is not None]
-        for metric in (*kept, *of_outputs):
-            vars(metric)["update_state"] = functools.partial(_update_state, metric)
-        self.metrics = {metric.name: metric for metric in (*kept, *of_outputs) if metric.name != "loss"}
+        self._note_updates(kept := list(kept_metrics(model).values()))
         self.kept = {metric.name for metric in kept} - {"loss"}
+        if self._of_outputs is not None and self._of_outputs.built:
+            self._note_updates(self._of_outputs.metrics)
+        elif self._of_outputs is not None:  # `super().compute_loss` builds it, for the outputs that it is called with
+            vars(self._of_outputs)["build"] = self._build
+
+    def _build(self, y_true, y_pred) -> None:
+        with tf.init_scope():  # Keras makes means of its own
+            type(self._of_outputs).build(self._of_outputs, y_true, y_pred)
+        self._note_updates(self._of_outputs.metrics)
+
+    def _note_updates(self, metrics: Sequence) -> None:
+        """Takes over the updates of some metrics; those of a single output's loss are None."""
+        for metric in (each for each in metrics if each is not None):
+            vars(metric)["update_state"] = functools.partial(_update_state, metric)
+            if metric.name != "loss":
+                self.metrics[metric.name] = metric
 
     def __call__(self, x, y, y_pred, weights, is_training: bool) -> tuple[tf.Tensor, dict[str, tuple]]:
         """Returns (the loss of a batch, scalar float32; the arguments with which it updates metrics, by their names).

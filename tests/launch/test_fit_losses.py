@@ -194,6 +194,30 @@ def test_a_loss_of_the_models_own_under_a_mask_counts_steps_of_all_replicas():
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
 
 
+class Halved(keras.Sequential):
+    """Has one output, which its loss takes as two."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, tuple(keras.ops.split(y_pred, 2, -1)), sample_weight)
+
+
+def test_a_loss_of_the_models_own_may_divide_an_output():
+    def made():
+        model = Halved([keras.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), ["mse", "mae"])
+        return model
+
+    labels, theirs = (Y[:24, :1], Y[:24, 1:2]), made()
+    expected = theirs.fit(X[:24], labels, **HOW).history
+    for model, how in ((made(), {}), (made, TWO)):
+        run = fit(model, X[:24], labels, **HOW, **how)
+        assert run.history.history.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
+        for mine, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
 def test_a_distiller_is_trained():
     def distiller():
         keras.utils.set_random_seed(5)
