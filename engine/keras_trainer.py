@@ -226,7 +226,7 @@ class KerasTrainer(Trainer):
 
     def _build_losses(self) -> None:
         def spec(x):
-            return tf.TensorSpec([None, *x.shape[1:]], tf.as_dtype(x.dtype))
+            return tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype))
 
         def symbols(specs):
             return tf.nest.map_structure(lambda x: tf.keras.KerasTensor(x.shape, x.dtype.name), specs)
@@ -244,7 +244,8 @@ class KerasTrainer(Trainer):
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
-        features, labels = form.fields(self.run_context.example)[:2]
+        example = form.map_padded(self._of_padded, form.element_spec(self.run_context.example))
+        features, labels = form.fields(example)[:2]
         self._losses = self._metrics = None
         self._own_loss = keras_compile.OwnLoss(self.model) if _overrides(self.model, "compute_loss") else None
         updates: dict[str, tuple] = {}
@@ -314,7 +315,12 @@ class KerasTrainer(Trainer):
             _, metrics = self._to_minimize(batch)
             return metrics()
 
+    def _of_padded(self, padded: form.Padded) -> tf.Tensor:
+        return padded.values  # as Keras's `fit` passes what `padded_batch` made
+
     def loss(self, outputs, batch) -> Mean:
+        batch = form.map_padded(self._of_padded, batch)
+
         def pair(weights=None):
             total, _ = self._losses_of(outputs, batch, weights)
             return weighable(Mean(total, _size(batch)), pair, weights is not None)
@@ -323,6 +329,7 @@ class KerasTrainer(Trainer):
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         pairs: dict[str, Any] = {}
+        batch = form.map_padded(self._of_padded, batch)
         several = self._own_loss or (self._losses is not None and len(self._losses.keras_losses) > 1)
         for name, pair in self._losses_of(outputs, batch, None)[1].items() if several else ():
 

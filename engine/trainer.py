@@ -26,10 +26,6 @@ from .step.gradients import Gradients, Update, differentiate
 from .step.options import RunContext
 
 
-def _masked(padded: form.Padded) -> tf.Tensor:
-    return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
-
-
 class Trainer(tf.Module):
     """A model, its loss, its optimizer and one training step.
 
@@ -77,8 +73,12 @@ class Trainer(tf.Module):
         """
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
-        features = keras.with_optional(self.model, form.map_padded(_masked, features))
+        features = keras.with_optional(self.model, form.map_padded(self._of_padded, features))
         return self.model(features, training=training)
+
+    def _of_padded(self, padded: form.Padded) -> tf.Tensor:
+        """Returns what the model gets of an array of varying length."""
+        return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
 
     def loss(self, outputs, batch) -> Mean | dict[str, Mean]:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.

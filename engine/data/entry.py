@@ -21,10 +21,10 @@ from . import frames, views
 from .arrays import ArraySource
 from .combined import Combined
 from .data import Data
-from .form import fields
-from .lengths import Varying, VaryingStream
+from .form import fields, map_padded
+from .lengths import with_lengths
 from .py_dataset import OfBatches, OfGenerator, without_optional
-from .source import Source, Spec, Split, unknown_dimensions
+from .source import Source, Spec, Split
 from .streamed import OfDataset, Stream
 from .timeouts import names_of
 
@@ -79,7 +79,7 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
                 "the data has its own; leave it out, or return the training data alone"
             )
         evaluation = _evaluation(data.evaluation, rules, notes)
-        _check_alike(train, evaluation)
+        _check_alike(train, evaluation, rules)
     elif validation_split:
         train, evaluation = views.divided(train, validation_split)
     if data.class_weight is not None:
@@ -179,7 +179,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
         _check_shapes(name, elements)
         _check_weights(name, fields(elements).weights, rules)
         notes.append(f"the {name} data is a stream{names_of(data.files())}: without an index, so it is read in order")
-        return VaryingStream(data) if unknown_dimensions(data.element_spec) else data
+        return with_lengths(data)
     if isinstance(data, Source) and not isinstance(data, ArraySource):
         return _checked_source(name, data, rules)
     if isinstance(data, ArraySource):
@@ -223,11 +223,15 @@ def _unwrap(name: str, data: Any) -> Any:
     return first
 
 
-def _check_alike(train: Split, evaluation: Split) -> None:
+def _check_alike(train: Split, evaluation: Split, rules: Rules) -> None:
     """Checks that both or neither have labels, and the same features by name; weights may be in either."""
-    trained, evaluated = (
-        {name for name, _ in fields(each.element_spec)._replace(weights=None).named()} for each in (train, evaluation)
-    )
+
+    def names(split: Split) -> set[str]:
+        spec = split.element_spec
+        spec = map_padded(lambda padded: padded.values, spec) if rules.weighs_outputs else spec  # which lose lengths
+        return {name for name, _ in fields(spec)._replace(weights=None).named()}
+
+    trained, evaluated = names(train), names(evaluation)
     for one, name, other, other_name in ((trained, "train", evaluated, "eval"), (evaluated, "eval", trained, "train")):
         if only := sorted(one - other):
             raise UsageError(
@@ -425,7 +429,7 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
 
     stream = OfDataset(dataset if weights is None else dataset.map(checked))
     stream.batch_examples = batch_examples
-    return VaryingStream(stream) if unknown_dimensions(stream.element_spec) else stream
+    return with_lengths(stream)
 
 
 def _of_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -478,14 +482,23 @@ def _of_one_size(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Data
 
 
 def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Unbatches a dataset; examples of unknown shape must have the shape of the first."""
+    """Unbatches a dataset; those of unknown shape have the first one's, or any length by `padded_batch`."""
     examples = dataset.unbatch()
     if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
         return examples
     (shapes,) = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(1)]
+    if pipelines.is_padded(dataset):
+        own = tf.nest.map_structure(lambda first, spec: _of_any_length(spec) or first, shapes, examples.element_spec)
+        shapes = (*own[:2], *shapes[2:]) if isinstance(shapes, tuple) else own  # weights have one shape
     if not isinstance(shapes, tuple):
         return examples.map(lambda x: tf.nest.map_structure(tf.ensure_shape, x, shapes))
     return examples.map(lambda *components: tf.nest.map_structure(tf.ensure_shape, components, shapes))
+
+
+def _of_any_length(spec: tf.TensorSpec) -> tf.TensorShape | None:
+    """Returns a shape whose first dimensions alone are unknown; None if that of a spec is another."""
+    sizes = spec.shape.as_list() if spec.shape.rank else []
+    return spec.shape if sizes == [None] * sizes.count(None) + [size for size in sizes if size is not None] else None
 
 
 def _check_elements(name: str, elements) -> None:
@@ -555,4 +568,4 @@ def _checked_source(name: str, source: Source, rules: Rules) -> Source:
     if not examples:
         raise UsageError(f"the {name} data has no examples; give at least one")
     _check_weights(name, fields(source.element_spec).weights, rules)
-    return Varying(source) if unknown_dimensions(source.element_spec) else source
+    return with_lengths(source)

@@ -26,7 +26,7 @@ from .form import zeros
 from .lengths import Padding
 from .order import Order, even_range, replica_range
 from .reader import Reader, unmasked
-from .source import Source, Spec
+from .source import Source, Spec, unknown_dimensions
 from .streamed import Share, Watch, batched, naming_files, untuned, unwatched
 from .timeouts import StreamTimeout
 
@@ -371,7 +371,10 @@ class StreamedFeed(Feed):
 
     def reach(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
-        return int(min(limit, self.order.steps_alike(step)))
+        is_any_length = self._num_shares * len(self.share.counts) > 1 and unknown_dimensions(
+            self.share.stream.element_spec
+        )
+        return 1 if is_any_length else int(min(limit, self.order.steps_alike(step)))
 
     def take(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:

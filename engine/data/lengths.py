@@ -30,7 +30,16 @@ _READ_AT_ONCE = 1024  # examples
 _FOLDER = ".crankshaft"  # beside the data, as of inputs' own prepared files
 
 
-def with_lengths(spec: Any) -> Any:
+def with_lengths(split: Any) -> Any:
+    """Returns a split whose examples have their lengths if they differ, once."""
+    has: list[Padded] = []
+    form.map_padded(has.append, split.element_spec)
+    if has or not unknown_dimensions(split.element_spec):
+        return split
+    return Varying(split) if split.by_index else VaryingStream(split)
+
+
+def _padded_spec(spec: Any) -> Any:
     """Returns the spec of examples with their lengths: `Padded` for each `Spec` with unknown dimensions.
 
     Raises:
@@ -59,7 +68,7 @@ class Varying(WrappedSource):
 
     def __init__(self, source: Source):
         super().__init__(source)
-        self.element_spec = with_lengths(source.element_spec)
+        self.element_spec = _padded_spec(source.element_spec)
         self._dimensions = unknown_dimensions(source.element_spec)
 
     @property
@@ -140,7 +149,7 @@ class VaryingStream(WrappedStream):
 
     def __init__(self, stream: Stream):
         super().__init__(stream)
-        self.element_spec = with_lengths(stream.element_spec)
+        self.element_spec = _padded_spec(stream.element_spec)
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         def beside(values: tf.Tensor, spec: Spec) -> Any:

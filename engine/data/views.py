@@ -204,7 +204,7 @@ def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "")
     if (arrays := split.as_arrays()) is not None:
         x, *components = made(*arrays)
         return ArraySource((x, *tf.nest.map_structure(np.asarray, components)))
-    own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made(*example(split))[1:])
+    own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], np.asarray(x).dtype), made(*example(split))[1:])
     element_spec = (split.element_spec[0], *own)  # features may be of any length
     return _Decoded(split, lambda examples: made(*examples), element_spec, tag)
 

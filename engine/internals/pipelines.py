@@ -78,6 +78,11 @@ def _first_axis(dataset: tf.data.Dataset) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
+def is_padded(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a dataset's batches come of `padded_batch`, each padded to its own longest example."""
+    return any(isinstance(each, padded_batch_op._PaddedBatchDataset) for each in _all(dataset))
+
+
 def files_written(dataset: tf.data.Dataset) -> list[str]:
     """Returns the paths that reading a pipeline writes to: its caches and snapshots."""
     paths = []

@@ -406,7 +406,11 @@ def _gradients_of(
         own = [next(sources) for variable in its if updates(variable)]
         values = []
         for total in of_pair:
-            own_gradients = iter(tape.gradient(total, own))
+            found = tape.gradient(total, own)
+            for gradient, variable in zip(found, own, strict=True):
+                if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
+                    gradient.set_shape(variable.shape)
+            own_gradients = iter(found)
             values.append([next(own_gradients) if updates(variable) else None for variable in its])
         check_reached([gradient for each in values for gradient in each], type(trainer).__name__)
         if isinstance(pair, SumOfMeans):

@@ -19,7 +19,7 @@ import numpy as np
 from filelock import lock_descriptor
 
 from ...engine.data import entry, reader
-from ...engine.data.source import Source
+from ...engine.data.source import Source, unknown_dimensions
 from ...engine.errors import counted
 from ...input import known
 from ...input.records import features, shard_writing
@@ -54,6 +54,11 @@ def load(request: ShardRequest) -> Loaded:
             raise UsageError(
                 f"the {name} data of {setting('input', request.input)} is a tf.data.Dataset, whose examples have no "
                 "number; give arrays or a Source"
+            )
+        if unknown_dimensions(split.element_spec):
+            raise UsageError(
+                f"the {name} data of {setting('input', request.input)} has examples that differ in length, and shards "
+                "hold those of one length; train on it as it is"
             )
         if split.is_random:
             raise UsageError(

@@ -521,3 +521,30 @@ def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
     assert run.model.evaluate(sample(8), classes(3), verbose=0, return_dict=True)["accuracy"] > 0
     assert run.predict(sample(8)).shape == (EXAMPLES, 3)
     assert crankshaft.load_model(tmp_path).count_params() == 195
+
+
+@pytest.mark.parametrize(("by_word", "how"), [(False, {}), (True, TWO)], ids=["one device", "by word, two replicas"])
+def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):
+    lengths = [2, 3, 5, 4, 7, 1, 2, 2, 9]  # batches of 4 x 5, 4 x 7 and 1 x 9
+
+    def sentences():
+        for length in lengths:
+            words = np.arange(1, length + 1)
+            yield words, words % 3 if by_word else np.float32([length])
+
+    def model():
+        keras.utils.set_random_seed(1)
+        made = [layers.Embedding(10, 4, mask_zero=True), layers.GRU(3, return_sequences=by_word), layers.Dense(3)]
+        model = keras.Sequential([keras.Input([None]), *made] if by_word else made)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True) if by_word else "mse")
+        return model
+
+    words = tf.TensorSpec([None], tf.int64)
+    form = (words, words if by_word else tf.TensorSpec([1], tf.float32))
+    data = tf.data.Dataset.from_generator(sentences, output_signature=form).padded_batch(4)
+    theirs, ours = model(), model()
+    expected = theirs.fit(data, epochs=2, validation_data=data, verbose=0)
+    compare((theirs, expected), (ours, by_us(ours, x=data, epochs=2, validation_data=data, verbose=0, **how)), 1e-6)
+    if not by_word:
+        of_one_length = (np.ones([3, 6], np.int64), np.ones([3, 1], np.float32))
+        by_us(ours, x=data, validation_data=of_one_length, verbose=0)

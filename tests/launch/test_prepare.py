@@ -217,6 +217,7 @@ def test_mistake_is_one_line(prepared, line):
 REFUSED = {
     "tf.data.Dataset.range(3).map(lambda x: (x, x))": "is a tf.data.Dataset",
     "Sampled()": "has random examples, which differ by epoch, and shards",
+    "AnyLength()": "has examples that differ in length, and shards hold those of one length",
     "Bad()": "record 3 is bad",
 }
 SOURCES = """
@@ -234,6 +235,9 @@ SOURCES = """
 
     class Sampled(Bad):
         is_random = True
+
+    class AnyLength(Bad):
+        element_spec = (Spec((None,), np.float32), Spec((), np.int64))
 
     def load(data_dir, seed):
         return EXPRESSION, None
