@@ -23,7 +23,7 @@ class Spec:
     Attributes:
       shape: of one example, without an axis of examples. None for dimensions that differ between examples, the first
         ones.
-      dtype: NumPy's; `object` is strings.
+      dtype: NumPy's, also if made of TensorFlow's; `object` is strings.
 
     Example:
       >>> Spec([28, 28], "float32").nbytes
@@ -35,7 +35,7 @@ class Spec:
 
     def __post_init__(self):
         object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "dtype", np.dtype(getattr(self.dtype, "as_numpy_dtype", self.dtype)))
 
     @property
     def nbytes(self) -> int:
