@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -23,6 +22,7 @@ from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
 from .metrics.pairs import Mean, Pair, SumOfMeans
 from .optimizers import KerasOptimizer
 from .optimizers.loss_scale import DynamicLossScale
+from .step import batches, diagnosis
 from .step.context import step_context
 from .step.gathering import gather_together
 from .step.options import CLIPS, StepOptions
@@ -37,8 +37,8 @@ _INSTEAD = {
     "make_test_function": "eval_step",
 }
 _KEPT = (
-    "{} has a metric in {}, which only Keras's loop would report; pass it to compile(metrics=), update it in "
-    "compute_loss, or write a crankshaft.Trainer with build_model, loss and metrics"
+    "{} has the metric {}, which neither its layers' call nor compute_loss updates; pass it to compile(metrics=), or "
+    "write a crankshaft.Trainer with build_model, loss and metrics"
 )
 _OWN = "compute_loss"
 # Arguments of `compile` about the update, and the run's options that would set them a second time.
@@ -70,7 +70,7 @@ class KerasTrainer(Trainer):
     becomes the engine's loss scale. A loss that is not a mean over examples, such as `Dice` and losses of pairs, is
     computed of the global batch, whose outputs and labels each replica gathers. A trial detects such losses: the mean
     of two small random batches together has to be the average of both. A model's own `compute_loss` is the mean of a
-    batch, with what it adds of `self.losses`; metrics that it updates are reported.
+    batch, with what it adds of `self.losses`; metrics that it or layers update are reported.
 
     Args:
       **arguments: the keywords of the function that makes the model.
@@ -226,38 +226,43 @@ class KerasTrainer(Trainer):
 
     def _build_losses(self) -> None:
         def spec(x):
-            return tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype))
+            return None if x is None else tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype))
 
         def symbols(specs):
             return tf.nest.map_structure(lambda x: tf.keras.KerasTensor(x.shape, x.dtype.name), specs)
 
-        def trace(features, labels=None):
-            outputs = self.forward(features, training=False)
+        def trace(features, labels, of_examples):
+            with self._kept.noted() as updates:
+                outputs = self.forward(features, training=False)
+                self.forward(features, training=True) if self._kept.kept else None
             labels, weights = self._weighed(labels)
             if self._own_loss is not None:
-                updates.update(self._own_loss(features, labels, outputs, weights, True)[1])
+                weights = of_examples if weights is None else weights
+                updates |= self._own_loss(features, labels, outputs, weights, True)[1]
                 masks.extend(mask for x in tf.nest.flatten(outputs) if (mask := keras_compile.mask_of(x)) is not None)
             if self._losses is not None:  # so that Keras finds them here, not in a step
                 self._losses.total(labels, outputs, None, lambda whole: whole.total)
                 if weights is not None:
                     self._losses.total(labels, outputs, weights, lambda whole: whole.total)
+            noted.update(updates)
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
         example = form.map_padded(self._of_padded, form.element_spec(self.run_context.example))
-        features, labels = form.fields(example)[:2]
+        features, labels, of_examples = form.fields(example)
         self._losses = self._metrics = None
-        self._own_loss = keras_compile.OwnLoss(self.model) if _overrides(self.model, "compute_loss") else None
-        updates: dict[str, tuple] = {}
-        masks: list[tf.Tensor] = []
+        self._kept = keras_compile.KeptMetrics(self.model)
+        is_own = _overrides(self.model, _OWN)
+        self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
+        noted, masks = dict[str, list[tuple]](), list[tf.Tensor]()
         if compiled["loss"] is not None and self._own_loss is None:
             if labels is None:
                 raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
             self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
         self._of_whole_batch: list[str] = []
-        specs = tf.nest.map_structure(spec, (features,) if labels is None else (features, labels))
+        specs = tf.nest.map_structure(spec, (features, labels, of_examples))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
-        sums = self._sums_of_updates(updates) if self._own_loss is not None else {}
+        sums = self._sums_of_updates(noted)
         if self._losses is not None or self._own_loss is not None:
             # A mask's count can't be seen in the result of `compute_loss`.
             self._of_whole_batch = [_OWN] if masks else self._tried(specs, outputs)
@@ -267,30 +272,30 @@ class KerasTrainer(Trainer):
             self.unreset = [name for name, each in self._metrics.by_name.items() if keras.is_unreset(each.metric)]
         self._sums = sums
 
-    def _sums_of_updates(self, updates: dict[str, tuple]) -> dict[str, KerasMetric]:
-        """Returns the metrics that `compute_loss` updates with values by example, as sums.
+    def _sums_of_updates(self, updates: dict[str, list[tuple]]) -> dict[str, KerasMetric]:
+        """Returns the metrics that layers and `compute_loss` update with values by example, as sums.
 
         Raises:
-          UsageError: it does not update a metric, or with a number that can't be divided among replicas.
+          UsageError: they do not update a metric, or with a number that can't be divided among replicas.
         """
         sums: dict[str, KerasMetric] = {}
-        if missing := self._own_loss.kept - updates.keys():
+        if missing := self._kept.kept - updates.keys():
             raise UsageError(_KEPT.format(type(self.model).__name__, min(missing)))
-        for name, arguments in updates.items():
-            metric = self._own_loss.metrics[name]
-            if all(x.shape.rank for x in arguments):
+        for name, each in updates.items():
+            metric, of_one = self._kept.metrics[name], [not all(x.shape.rank for x in arguments) for arguments in each]
+            if not any(of_one):
                 sums[name] = KerasMetric(metric)
-            elif not keras_compile.is_mean(metric) or (len(arguments) > 1 and name in self._own_loss.kept):
+            elif not all(of_one) or not keras_compile.is_mean(metric) or (name in self._kept.kept and len(each[0]) > 1):
                 raise UsageError(
-                    f"{type(self.model).__name__}.compute_loss updates {name}, which is not a Mean, with one number "
-                    "of the batch; pass it an entry per example"
+                    f"{type(self.model).__name__} updates {name}, which is not a Mean, with one number of the batch; "
+                    "pass it an entry per example"
                 )
         return sums
 
     def _tried(self, specs, outputs) -> list[str]:
         """Returns the names of losses that are not means over examples."""
-        features, labels = (*specs, None)[:2]
-        (labels, weights), of_examples = self._weighed(labels), form.fields(self.run_context.example).weights
+        features, labels, of_examples = specs
+        labels, weights = self._weighed(labels)
         own = self._own_loss and functools.partial(_own_sums, self._own_loss)
         replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
@@ -298,7 +303,7 @@ class KerasTrainer(Trainer):
             if replicas > 1 or steps > 1:
                 batch = (features, labels, outputs, of_examples if weights is None else weights)
                 sums = own or functools.partial(_sums_of, self._losses)
-                trials.in_a_thread(lambda: names.extend(_of_whole_batch(sums, batch)))
+                trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch)))
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
@@ -318,6 +323,17 @@ class KerasTrainer(Trainer):
     def _of_padded(self, padded: form.Padded) -> tf.Tensor:
         return padded.values  # as Keras's `fit` passes what `padded_batch` made
 
+    def _losses_of_batch(self, outputs, batch, training: bool) -> dict[str, Any]:
+        if self._own_loss is None:
+            return super()._losses_of_batch(outputs, batch, training)
+        batch = form.map_padded(self._of_padded, batch)
+        # Called once per step, with the weights: layers that it calls may change their state.
+        compute = functools.partial(self._losses_of, weights=form.fields(batch).weights)
+        with diagnosis.labels_as_numbers(batch, self):
+            owner = f"{type(self).__name__}.{_OWN}"
+            total, kept = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+        return {**kept, "loss": Mean(total, _size(batch))}
+
     def loss(self, outputs, batch) -> Mean:
         batch = form.map_padded(self._of_padded, batch)
 
@@ -330,7 +346,7 @@ class KerasTrainer(Trainer):
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         pairs: dict[str, Any] = {}
         batch = form.map_padded(self._of_padded, batch)
-        several = self._own_loss or (self._losses is not None and len(self._losses.keras_losses) > 1)
+        several = self._losses is not None and len(self._losses.keras_losses) > 1
         for name, pair in self._losses_of(outputs, batch, None)[1].items() if several else ():
 
             def weigh(weights, name=name):
@@ -388,7 +404,7 @@ class KerasTrainer(Trainer):
             share = size / _size(outputs)
         if self._own_loss:
             loss, updates = self._own_loss(features, labels, outputs, weights, step_context().is_training)
-            return size * loss, {name: self._kept(name, each, size, share) for name, each in updates.items()}
+            return size * loss, {name: self._updated(name, each, size, share) for name, each in updates.items()}
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
             if self._of_whole_batch:  # the same on each replica
@@ -408,19 +424,36 @@ class KerasTrainer(Trainer):
         total, by_name = self._losses.total(labels, outputs, weights, divided)
         return total, {name: Mean(each, size) for name, each in by_name.items()}
 
-    def _kept(self, name: str, arguments: tuple, size: tf.Tensor, share: tf.Tensor | None) -> Pair:
-        """Computes a batch's contribution to a metric that `compute_loss` updates.
+    def _updated(self, name: str, updates: list[tuple], size: tf.Tensor, share: tf.Tensor | None = None) -> Pair:
+        """Computes a batch's contribution to a metric that layers or `compute_loss` update.
 
         Args:
           name: of the metric.
-          arguments: of its update; one number is a mean over the batch's examples.
+          updates: the arguments of each; one number is a mean over the batch's examples.
           size: the examples of this replica.
           share: this replica's part of the batch, if the arguments are of the global batch.
         """
-        if name not in self._sums:
-            return Mean(tf.cast(arguments[0], tf.float32) * size, size)
-        pair = self._sums[name](*arguments)
-        return pair if share is None else type(pair)(pair.total * share, pair.count)
+        if name in self._sums:
+            with self._kept.made():
+                pairs: list[Pair] = [self._sums[name](*arguments) for arguments in updates]
+        else:
+            pairs = [Mean(tf.cast(arguments[0], tf.float32) * size, size) for arguments in updates]
+        total, count = (tf.add_n(parts) for parts in zip(*pairs, strict=True))
+        whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
+        return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
+
+    def _to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+        with self._kept.noted() as updates:
+            losses, metrics = super()._to_minimize(batch)
+        return losses, lambda: {**self._of_layers(updates, batch), **metrics()}
+
+    def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
+        with self._kept.noted() as updates:
+            metrics, rows = super()._evaluated(batch)
+        return {**self._of_layers(updates, batch), **metrics}, rows
+
+    def _of_layers(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
+        return {name: self._updated(name, each, _size(batch)) for name, each in updates.items()}
 
     def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
         whole = super()._with_penalties(loss, variables)
@@ -439,37 +472,8 @@ class KerasTrainer(Trainer):
         return tf.nest.pack_sequence_as(nest, flat)
 
 
-def _of_whole_batch(sums: Callable[[tuple], dict[str, tuple]], specs: tuple) -> list[str]:
-    """Returns the names of losses that are not means over examples, by a trial on batches of these specs.
-
-    Args:
-      sums: computes tuples of sums over a batch, by the loss's name: those of two batches have to add up.
-      specs: of a batch (features, labels, outputs, weights).
-    """
-    random, names = np.random.default_rng(0), set()
-
-    def sample(examples: int) -> list:
-        def of(spec, is_label):
-            if spec is None:
-                return None
-            return trials.sample(tf.as_dtype(spec.dtype), spec.shape[1:], examples, random, is_label)
-
-        return [tf.nest.map_structure(functools.partial(of, is_label=i == 1), each) for i, each in enumerate(specs)]
-
-    def joined(*values):
-        return None if values[0] is None else tf.concat(values, 0)
-
-    for _ in range(trials.TRIALS):
-        batches = [sample(examples) for examples in trials.EXAMPLES]
-        whole, first, second = map(sums, (tf.nest.map_structure(joined, *batches), *batches))
-        for name in whole:
-            if not all(trials.alike(a, b + c) for a, b, c in zip(whole[name], first[name], second[name], strict=True)):
-                names.add(name)
-    return sorted(names)
-
-
-def _sums_of(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
-    """Computes (a sum, its count) of each output's loss."""
+def _sums_of(losses: keras_compile.Losses, batch) -> tuple[dict[str, tuple], set[str]]:
+    """Computes (a sum, its count) of each output's loss; also returns the names of those that divide by themselves."""
     wholes: list[keras_compile.OutputLoss] = []
 
     def note(whole: keras_compile.OutputLoss) -> tf.Tensor:
@@ -482,16 +486,17 @@ def _sums_of(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
     by_name: dict[str, tuple] = {}
     for loss, each in zip(losses.keras_losses, wholes, strict=True):
         by_name[loss.name] = (*by_name.get(loss.name, ()), *each.of_examples(examples))
-    return by_name
+    divided = {loss.name for loss, each in zip(losses.keras_losses, wholes, strict=True) if each.is_divided}
+    return by_name, divided
 
 
-def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> dict[str, tuple]:
+def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> tuple[dict[str, tuple], set[str]]:
     """Computes the sums of a model's own loss, and of the numbers with which it updates metrics."""
     features, labels, outputs, weights = batch
     with keras.without_assignments():
         loss, updates = own_loss(features, labels, outputs, weights, True)
-    numbers = [tf.cast(each[0], tf.float32) for each in updates.values() if each[0].shape.rank == 0]
-    return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}
+    numbers = [tf.cast(x, tf.float32) for each in updates.values() for x, *_ in each if x.shape.rank == 0]
+    return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}, {_OWN}
 
 
 def _overrides(model, method: str) -> bool:
@@ -518,8 +523,6 @@ def check(model) -> None:
         logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
     if model.optimizer is None:
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
-    if (paths := keras_compile.kept_metrics(model)) and not _overrides(model, "compute_loss"):
-        raise UsageError(_KEPT.format(name, min(paths)))
 
 
 @contextlib.contextmanager

@@ -32,12 +32,14 @@ def without_optional(features: Any) -> Any:
 
 
 def _of_parts(batch: Any) -> Any:
-    """Returns a batch, x, (x, y) or (x, y, weights), without the inputs and the last parts that are None."""
+    """Returns a batch, x, (x, y) or (x, y, weights), without inputs and last parts that are None; () for no labels."""
     batch = tf.keras.tree.lists_to_tuples(batch)
     if not isinstance(batch, tuple):
         return without_optional(batch)
-    parts = tuple(itertools.takewhile(lambda part: part is not None, batch[1:]))
-    return without_optional(batch[0]), *parts
+    parts = batch[1:]
+    while parts and parts[-1] is None:
+        parts = parts[:-1]
+    return without_optional(batch[0]), *(() if part is None else part for part in parts)
 
 
 class OfBatches(Source):

@@ -257,7 +257,7 @@ class KerasCallbacks(Windowed):
             self._is_evaluating = False
         if ends:
             evaluation = {f"val_{name}": value for name, value in self._logs_of(evaluation or {}).items()}
-            self._logs = {**self._logs_of(self._means()), **evaluation}
+            self._logs = dict(sorted({**self._logs_of(self._means()), **evaluation}.items()))  # as Keras has them
             self.window.take()
             self._call("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:

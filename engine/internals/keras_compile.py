@@ -31,7 +31,7 @@ _OF_TWO_CLASSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_f
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
 _NAME = "{}_loss"  # of an output's loss in logs
 # Where updates of a model's metrics are noted instead of made, by the metric's name, in this thread.
-_updates: contextvars.ContextVar[dict[str, tuple] | None] = contextvars.ContextVar("updates", default=None)
+_updates: contextvars.ContextVar[dict[str, list[tuple]] | None] = contextvars.ContextVar("updates", default=None)
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
 _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar("losses")
 
@@ -69,8 +69,8 @@ def kept_metrics(model: tf.keras.Model) -> dict[str, tf.keras.metrics.Metric]:
     return {f"{layer.path}.{each.name}": each for layer in model._flatten_layers() for each in layer._metrics}
 
 
-class OwnLoss:
-    """A model's own `compute_loss`, with the metrics that it updates.
+class KeptMetrics:
+    """The metrics that a model's layers keep, and what its loss updates, which replicas can't: `noted` has the updates.
 
     Args:
       model: compiled, and built.
@@ -81,57 +81,85 @@ class OwnLoss:
     """
 
     def __init__(self, model: tf.keras.Model):
-        self._model = model
-        self._of_outputs = model._compile_loss
         self.metrics: dict[str, tf.keras.metrics.Metric] = {}
-        self._note_updates(kept := list(kept_metrics(model).values()))
-        self.kept = {metric.name for metric in kept} - {"loss"}
-        if self._of_outputs is not None and self._of_outputs.built:
-            self._note_updates(self._of_outputs.metrics)
-        elif self._of_outputs is not None:  # `super().compute_loss` builds it, for the outputs that it is called with
-            vars(self._of_outputs)["build"] = self._build
+        self.note(of_layers := list(kept_metrics(model).values()))
+        self.kept = {metric.name for metric in of_layers} - {"loss"}
 
-    def _build(self, y_true, y_pred) -> None:
-        with tf.init_scope():  # Keras makes means of its own
-            type(self._of_outputs).build(self._of_outputs, y_true, y_pred)
-        self._note_updates(self._of_outputs.metrics)
-
-    def _note_updates(self, metrics: Sequence) -> None:
+    def note(self, metrics: Sequence[tf.keras.metrics.Metric | None]) -> None:
         """Takes over the updates of some metrics; those of a single output's loss are None."""
         for metric in (each for each in metrics if each is not None):
             vars(metric)["update_state"] = functools.partial(_update_state, metric)
             if metric.name != "loss":
                 self.metrics[metric.name] = metric
 
-    def __call__(self, x, y, y_pred, weights, is_training: bool) -> tuple[tf.Tensor, dict[str, tuple]]:
+    @staticmethod
+    @contextlib.contextmanager
+    def made() -> Iterator[None]:
+        """Makes updates in this context, also within one of `noted`."""
+        token = _updates.set(None)
+        try:
+            yield
+        finally:
+            _updates.reset(token)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[dict[str, list[tuple]]]:
+        """Yields the arguments of each update that is made in this context, by the metric's name."""
+        noted: dict[str, list[tuple]] = {}
+        token = _updates.set(noted)
+        try:
+            yield noted
+        finally:
+            _updates.reset(token)
+            for name in noted.keys() - self.metrics.keys():
+                del noted[name]
+
+
+class OwnLoss:
+    """A model's own `compute_loss`, with the metrics that it updates.
+
+    Args:
+      model: compiled, and built.
+      kept: its metrics.
+    """
+
+    def __init__(self, model: tf.keras.Model, kept: KeptMetrics):
+        self._model, self._kept = model, kept
+        self._of_outputs = model._compile_loss
+        if self._of_outputs is not None and self._of_outputs.built:
+            kept.note(self._of_outputs.metrics)
+        elif self._of_outputs is not None:  # `super().compute_loss` builds it, for the outputs that it is called with
+            vars(self._of_outputs)["build"] = self._build
+
+    def _build(self, y_true, y_pred) -> None:
+        with tf.init_scope():  # Keras makes means of its own
+            type(self._of_outputs).build(self._of_outputs, y_true, y_pred)
+        self._kept.note(self._of_outputs.metrics)
+
+    def __call__(self, x, y, y_pred, weights, is_training: bool) -> tuple[tf.Tensor, dict[str, list[tuple]]]:
         """Returns (the loss of a batch, scalar float32; the arguments with which it updates metrics, by their names).
 
         Raises:
-          UsageError: the loss is not one number, or it updates a metric twice.
+          UsageError: the loss is not one number.
         """
-        token = _updates.set({})
-        try:
+        with self._kept.noted() as noted:
             loss = tf.convert_to_tensor(self._model._compute_loss(x, y, y_pred, weights, training=is_training))
-            noted = _updates.get() or {}
-        finally:
-            _updates.reset(token)
         if loss.shape.rank != 0:
             raise UsageError(
                 f"{type(self._model).__name__}.compute_loss returns a tensor of shape {loss.shape}; return one number, "
                 "the mean over the batch's examples"
             )
-        return tf.cast(loss, tf.float32), {name: each for name, each in noted.items() if name in self.metrics}
+        return tf.cast(loss, tf.float32), noted
 
 
 def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):
-    """Updates a metric, or notes the arguments where `OwnLoss` computes."""
+    """Updates a metric, or notes the arguments in `KeptMetrics.noted`."""
     own = type(metric).update_state
     if (noted := _updates.get()) is None:
         return own(metric, *arguments, **keywords)
-    if metric.name in noted:
-        raise UsageError(f"compute_loss updates the metric {metric.name} twice; keep a metric for each")
     given = inspect.signature(own).bind(metric, *arguments, **keywords).args[1:]
-    noted[metric.name] = tuple(tf.convert_to_tensor(each) for each in given if each is not None)
+    tensors = tuple(tf.convert_to_tensor(each) for each in given if each is not None)
+    noted.setdefault(metric.name, []).append(tensors)
     return None
 
 
@@ -147,11 +175,13 @@ class OutputLoss(NamedTuple):
       total: a scalar.
       count: its divisor, a scalar float32; None if it stays a sum.
       is_even: whether each example adds equally to `count`, so the number of examples determines it.
+      is_divided: whether the loss has divided by itself, so that only a trial shows whether it is a mean over examples.
     """
 
     total: tf.Tensor
     count: tf.Tensor | None
     is_even: bool = True
+    is_divided: bool = False
 
     def of_examples(self, examples) -> tuple:
         """Returns (a sum, its count) of so many examples: for a mean over examples, both add up over batches."""
@@ -254,9 +284,7 @@ def _record_loss(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
 def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
     """Computes Keras's `Loss.__call__`, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
-        return OutputLoss(
-            tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0)
-        )  # which divides by itself
+        return OutputLoss(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0), is_divided=True)
     if weights is not None and tf.is_tensor(y_true):
         y_true = without_missing(y_true, weights)
     values, mask = _values(loss, y_true, y_pred)
@@ -272,7 +300,7 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
         # For any other label that counts there is no cross-entropy; Keras returns some number, which may be below 0.
         values = tf.where(fits | (values == 0), values, math.nan)
     if values.shape.rank == 0:
-        return OutputLoss(values, tf.constant(1.0))
+        return OutputLoss(values, tf.constant(1.0), is_divided=True)
     if loss.reduction == "sum":
         return OutputLoss(tf.reduce_sum(values), None, is_even=False)
     if loss.reduction in (None, "none"):

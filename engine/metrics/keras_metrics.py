@@ -23,7 +23,7 @@ class KerasMetric:
     A value that is a vector (`F1Score(average=None)`) is shown as NAME_0, NAME_1, ...; a dictionary's as NAME_KEY.
 
     Args:
-      metric: called in `Trainer.metrics` as by Keras: (labels, predictions[, weights]).
+      metric: called in `Trainer.metrics` as by Keras: (labels, predictions[, weights]), or (values) for a mean.
 
     Raises:
       UsageError: the argument is not a Keras metric.
@@ -48,7 +48,7 @@ class KerasMetric:
         own = {"value": lambda sums: self._value(sums), "direction": keras_compile.direction_of(metric)}
         self._kind = type("KerasSums", (KerasSums,), own)
 
-    def __call__(self, y_true, y_pred, sample_weight=None) -> KerasSums:
+    def __call__(self, y_true, y_pred=None, sample_weight=None) -> KerasSums:
         """Computes this batch's contribution to the metric's state. Replica code; arguments as Keras's `update_state`.
 
         Raises: ValueError for a metric whose state is not sums.

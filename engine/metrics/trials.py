@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -10,6 +13,8 @@ import tensorflow as tf
 
 EXAMPLES = (5, 3)  # in the two batches that a trial compares with their concatenation
 TRIALS = 3
+# Values by which losses recognize missing labels: in classes, in segmentations, in text, in measurements.
+_MISSING = (-1, 255, -100, math.nan)
 
 
 def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Generator, is_label: bool) -> tf.Tensor:
@@ -26,6 +31,54 @@ def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Ge
 def alike(a, b) -> bool:
     """Returns whether arrays are equal up to rounding."""
     return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-5))
+
+
+def not_additive(sums: Callable[[tuple], tuple[dict[str, tuple], set[str]]], specs: tuple) -> list[str]:
+    """Returns the names of losses that are not means over examples, by a trial on random batches of these specs.
+
+    Args:
+      sums: computes tuples of sums over a batch, by the loss's name: those of two batches have to add up. Also returns
+        the names of losses that divide by themselves, and so may leave out missing labels.
+      specs: of a batch (features, labels, outputs, weights).
+    """
+    random = np.random.default_rng(0)
+
+    def sampled(examples: int) -> list:
+        def of(spec, is_label):
+            if spec is None:
+                return None
+            return sample(tf.as_dtype(spec.dtype), spec.shape[1:], examples, random, is_label)
+
+        return [tf.nest.map_structure(functools.partial(of, is_label=i == 1), each) for i, each in enumerate(specs)]
+
+    def joined(*values):
+        return None if values[0] is None else tf.concat(values, 0)
+
+    def compared(batches) -> tuple[set[str], set[str]]:
+        (whole, divided), (first, _), (second, _) = map(sums, (tf.nest.map_structure(joined, *batches), *batches))
+        finite = {name for name in divided if np.all(np.isfinite(whole[name]))}
+        triples = {name: zip(each, first[name], second[name], strict=True) for name, each in whole.items()}
+        return {name for name, each in triples.items() if not all(alike(a, b + c) for a, b, c in each)}, finite
+
+    names, divided = set[str](), set[str]()
+    for _ in range(TRIALS):
+        batches = [sampled(examples) for examples in EXAMPLES]
+        differing, divided = compared(batches)
+        names |= differing
+    for value in _MISSING if divided - names else ():
+        missing = functools.partial(_with_missing, value=value, random=random)
+        with contextlib.suppress(Exception):  # of any class: a loss need not take them
+            differing, finite = compared([[x, tf.nest.map_structure(missing, y), *more] for x, y, *more in batches])
+            names |= differing & finite
+    return sorted(names)
+
+
+def _with_missing(labels: tf.Tensor | None, value: float, random: np.random.Generator) -> tf.Tensor | None:
+    """Returns labels with `value` for half of them, if they are numbers of a dtype that has it."""
+    dtype = tf.string if labels is None else labels.dtype
+    if not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):
+        return labels
+    return tf.where(random.integers(0, 2, labels.shape) > 0, labels, tf.cast(value, dtype))
 
 
 def in_a_thread(function: Callable[[], None]) -> None:

@@ -152,6 +152,7 @@ def own(is_mean=True):
 
 
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
+FITS = (keras.Model.fit, fit)
 
 
 @pytest.mark.parametrize("how", [{}, TWO, {"accumulate_steps": 2}], ids=["one device", "replicas", "micro-batches"])
@@ -171,6 +172,127 @@ def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
     for name in ("val_loss", "val_doubled", "val_error", "error", "mae"):  # of even batches, or by example
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+
+
+class OfExamples(keras.Model):
+    """Calls layers with state in its loss, and keeps metrics of an entry per example, with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.normed = keras.layers.BatchNormalization(momentum=0.5)
+        self.head = keras.layers.Dense(4, kernel_initializer=keras.initializers.GlorotUniform(1))
+        self.squares = keras.metrics.Mean(name="squares")
+        self.error = keras.metrics.MeanAbsoluteError(name="error")
+
+    def get_config(self):
+        return {}
+
+    def call(self, x, training=False):
+        return self.head(self.normed(x, training=training))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        squares = keras.ops.mean(keras.ops.square(self(2.0 * x, training=training) - y), -1)
+        self.squares.update_state(squares, sample_weight=sample_weight)
+        self.error.update_state(y, y_pred, sample_weight=sample_weight)
+        return keras.ops.mean(squares) + super().compute_loss(x, y, y_pred, sample_weight)
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighed"])
+def test_a_loss_of_the_models_own_is_called_once_per_step_with_metrics_of_examples(weights):
+    models = []
+    for _ in FITS:
+        models.append(OfExamples())
+        models[-1](X[:1])
+        models[-1].compile(keras.optimizers.SGD(0.05), "mse", weighted_metrics=["mae"])
+    arguments = {"sample_weight": weights, "validation_split": 0.3, "epochs": 2, **HOW}
+    theirs, ours = (train(made, X, Y, **arguments).history for train, made in zip(FITS, models, strict=True))
+    assert list(ours.history) == list(theirs)
+    for name in ("squares", "error", "val_squares", "val_error", "mae", "val_mae"):  # by example
+        np.testing.assert_allclose(ours.history[name], theirs[name], rtol=1e-5, err_msg=name)
+    for mine, other in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
+class Measures(keras.layers.Layer):
+    """Updates metrics in its call: by a number, by entries per example, and by pairs of them."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        kinds = keras.metrics.Mean, keras.metrics.Mean, keras.metrics.MeanSquaredError
+        self.kept = [kind(name=name) for kind, name in zip(kinds, ("power", "size", "error"), strict=True)]
+
+    def call(self, x):
+        arguments = (keras.ops.mean(x * x),), (keras.ops.mean(keras.ops.abs(x), -1),), (x, keras.ops.tanh(x))
+        for metric, each in zip(self.kept, arguments, strict=True):
+            metric.update_state(*each)
+        return x
+
+
+@pytest.mark.parametrize("how", [{}, TWO, {"accumulate_steps": 2}], ids=["one device", "replicas", "micro-batches"])
+def test_metrics_that_layers_update_are_reported(how):
+    def made():
+        keras.utils.set_random_seed(2)
+        features, measures = keras.Input([3]), Measures()
+        hidden = measures(keras.layers.Dense(3, "relu")(measures(features)))  # twice in each batch
+        model = keras.Model(features, keras.layers.Dense(4)(hidden))
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+
+    theirs, arguments = made(), {"sample_weight": WEIGHTS[:24], "validation_data": (X[:24], Y[:24]), **HOW}
+    expected = theirs.fit(X[:24], Y[:24], **arguments).history
+    run = fit(made, X[:24], Y[:24], **arguments, **how)
+    assert list(run.history.history) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
+
+
+def _of_present(missing):
+    def loss(y, outputs):
+        counts = keras.ops.cast(keras.ops.isfinite(y) if np.isnan(missing) else y != missing, "float32")
+        squares = keras.ops.square(keras.ops.where(counts > 0, y, 0.0) - outputs) * counts
+        return keras.ops.sum(squares) / keras.ops.maximum(keras.ops.sum(counts), 1.0)
+
+    return loss
+
+
+class OfPresent(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return _of_present(-1.0)(y, y_pred)
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [(OfPresent, -1.0), (keras.Sequential, -1.0), (keras.Sequential, np.nan)],
+    ids=["own", "function", "nan"],
+)
+def test_a_loss_that_leaves_missing_labels_out_is_keras_on_replicas_too(kind, missing):
+    labels = np.where(rng.uniform(size=(29, 1)) > 0.7, missing, X[:, :1]).astype("float32")
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = kind([keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), None if kind is OfPresent else _of_present(missing))
+        return model
+
+    theirs = made()
+    theirs.fit(X, labels, **HOW)
+    ours = fit(made, X, labels, **HOW, **TWO).model
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
+def test_weights_of_a_generator_without_labels_count():
+    class Restores(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(sample_weight * keras.ops.square(y_pred - x)[:, 0])
+
+    models = [Restores([keras.layers.Dense(X.shape[1], kernel_initializer="ones")]) for _ in FITS]
+    for train, made in zip(FITS, models, strict=True):
+        made.compile("sgd")
+        batches = ((X[i : i + 8], None, WEIGHTS[i : i + 8]) for i in range(0, 24, 8))
+        train(made, batches, steps_per_epoch=3, verbose=0)
+    for mine, other in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
 
 
 class Masked(keras.Sequential):
@@ -252,7 +374,7 @@ def test_a_metric_that_compute_loss_can_not_divide_is_named():
             return keras.ops.mean(keras.ops.square(y - y_pred))
 
     for kind, why in (
-        (Unused, "has a metric in doubled, which"),
+        (Unused, "has the metric doubled, which"),
         (OfBatch, "updates error, which is not a Mean, with"),
     ):
         made = kind()

@@ -41,7 +41,7 @@ LINE = [keras.Input([8]), layers.Dense(1)]
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
     "overrides train_step": (lambda: compiled(OwnStep([*LINE])), {}),
-    "has a metric in": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
+    "has the metric": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
     "epoch is unknown": (mlp, {"epoch": 3}),
     "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),
     "set the optimizer's learning_rate in compile": (mlp, {"learning_rate": 0.1}),
@@ -55,10 +55,6 @@ MISTAKES = {
     "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
     "give one array for each output, or None": (mlp, {"sample_weight": {"a": WEIGHTS}}),
     "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
-    "use ema_decay": (
-        mlp,
-        {"callbacks": [keras.callbacks.SwapEMAWeights()], "strategy": "mirrored", "num_virtual_devices": 1},
-    ),
     "epochs=0 can't be used": (mlp, {"epochs": 0}),
     "epochs='3' can't be used": (mlp, {"epochs": "3"}),
     "initial_epoch=-1 can't be used; give a whole number of 0": (mlp, {"initial_epoch": -1}),

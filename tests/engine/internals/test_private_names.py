@@ -31,7 +31,7 @@ OF_OWNERS = {
         "_use_weight_decay"
     ),
     f"{_REDUCE}.mirrored_strategy.MirroredStrategy": "_collective_key_base",
-    "keras.Model": "_compile_config _compile_metrics _distribute_strategy",
+    "keras.Model": "_compile_config _compile_loss _compile_metrics _compute_loss _distribute_strategy",
     _CONTEXT: "_config _initialized _rng _seed abort_collective_ops config executor device_name",
     f"{_REDUCE}.coordinator.cluster_coordinator.ClusterCoordinator": "_create_per_worker_resources",
     f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended": "_cross_device_ops",
@@ -46,6 +46,7 @@ OF_OWNERS = {
     "tensorflow.Graph": "_get_function",
     f"{_REDUCE}.cross_device_ops.CollectiveAllReduce": "_launchers",
     "tensorflow.python.framework.registry.Registry": "_registry",
+    f"{_REDUCE}.distribute_lib": "_get_default_strategy",
     f"{_REDUCE}.distribute_lib.ReplicaContextBase": "_replica_id",
     "keras.Variable": "_name _value",
     "tensorflow.python.ops.script_ops": "_py_funcs",
