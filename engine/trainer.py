@@ -129,11 +129,6 @@ class Trainer(tf.Module):
         """
         return {}
 
-    @classmethod
-    def computes_metrics(cls) -> bool:
-        """Returns whether evaluations keep predictions, for `compute_metrics`."""
-        return cls.compute_metrics is not Trainer.compute_metrics
-
     def training_loss(self, outputs, batch) -> Mean | dict[str, Mean]:
         """Returns the loss that training minimizes and reports; evaluation reports `loss` itself."""
         return self.loss(outputs, batch)
@@ -177,7 +172,7 @@ class Trainer(tf.Module):
         """
         parallel = self.run_context.options.parallel_micro_batches
         metrics, rows = batches.sum_micro_batches(self._evaluated, batch, parallel)
-        return (metrics, batches.joined(rows)) if self.computes_metrics() else metrics
+        return (metrics, batches.joined(rows)) if computes_metrics(self) else metrics
 
     # -- to call in a custom step -------------------------------------------------------------------------------------
 
@@ -212,7 +207,7 @@ class Trainer(tf.Module):
                 losses = self._losses_of_batch(outputs, batch, training=False)
             whole = self._with_penalties(losses["loss"], self.trainable_variables)
             metrics = {**self._with_metrics(losses, whole, outputs, batch), **outside}
-            if not self.computes_metrics():
+            if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, form.without_weights(batch))
             return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
@@ -261,3 +256,8 @@ class Trainer(tf.Module):
     @property
     def _inventory(self) -> Inventory:
         return getattr(self, "inventory", None) or Inventory(self)
+
+
+def computes_metrics(trainer: Trainer) -> bool:
+    """Returns whether evaluations keep predictions, for `compute_metrics`."""
+    return type(trainer).compute_metrics is not Trainer.compute_metrics

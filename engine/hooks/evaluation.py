@@ -18,6 +18,7 @@ from ..metrics.pairs import Confusion
 from ..metrics.predictions import Predictions, Rows
 from ..metrics.sums import Sums, nan_if_missing, values_by_name
 from ..state import TrainState
+from ..trainer import computes_metrics
 from . import numerics
 from .base import Hook, Period, Periodic, Status
 from .sync_check import hashes
@@ -164,14 +165,14 @@ def evaluate(
     if is_strict:
         numerics.check_weights(trainer, title)
     rows = Rows(trainer.predictions_memory_mb << 20, directory, title)
-    keeps = trainer.computes_metrics() and strategy.is_chief
+    keeps = computes_metrics(trainer) and strategy.is_chief
     with averaged_weights(trainer):
         kept = {"keep": rows.add} if keeps else {}
         pairs = strategy.evaluate(program, batches=batches or None, **kept, **between).values()
         numerics.check_labels(pairs, title)
         values = values_by_name(pairs)
         computed = Computed()
-        if trainer.computes_metrics():
+        if computes_metrics(trainer):
             computed = compute(trainer, strategy, lambda: Predictions(rows.all(), bool(partial)), values)
     values |= computed.metrics
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}

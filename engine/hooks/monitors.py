@@ -14,6 +14,7 @@ from ..meter import Meter, Window
 from ..metrics.monitored import Monitored
 from ..metrics.sums import kinds_of
 from ..state import TrainState
+from ..trainer import computes_metrics
 from .base import Hook, Period, Periodic, Status
 
 _ROUNDING = 1e-6  # of the scale's float32
@@ -62,7 +63,7 @@ class Monitor(Periodic):
 
     def resolve(self, kinds: Mapping[str, type], trainer: Any = None) -> None:
         """Looks up the metric and its direction among the measured ones. Called once before the first check."""
-        others = trainer is not None and self.monitored.source == "eval" and trainer.computes_metrics()
+        others = trainer is not None and self.monitored.source == "eval" and computes_metrics(trainer)
         self.monitored, self._is_resolved = self.monitored.directed(kinds, others), True
         if self._best_by not in (None, self.monitored.direction):
             self.forget()  # the best in the other direction

@@ -34,7 +34,11 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
         """Returns the problem of the sums, if it makes the value wrong. Host code."""
         return None
 
-    __array_ufunc__ = None  # so that the product with a NumPy number is the pair's own
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        """Returns the pair's own product with a NumPy number; other functions take the pair as a tuple."""
+        if ufunc is np.multiply and method == "__call__":
+            return self * next((x for x in inputs if x is not self), self)
+        return getattr(ufunc, method)(*(tuple(x) if isinstance(x, Pair) else x for x in inputs), **options)
 
     def __mul__(self, factor) -> Pair:
         _not_a_tensor(self)

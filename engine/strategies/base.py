@@ -26,7 +26,7 @@ from ..mesh.mesh import Mesh
 from ..metrics.predictions import in_order
 from ..metrics.sums import LoopSums, RowSpec, Sums
 from ..state import TrainState
-from ..trainer import Trainer
+from ..trainer import Trainer, computes_metrics
 
 _ROWS_BYTES = 64 << 20  # of a program's rows, across processes, that are collected and exchanged at once
 _STEPS_OF_ROWS = 16  # likewise, if their sizes are unknown
@@ -273,7 +273,7 @@ class Strategy(Processes, abc.ABC):
 
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
         """Sets the programs' state, and makes the programs of the run's own data. Compiles nothing yet."""
-        if eval_feed and state.trainer.computes_metrics():
+        if eval_feed and computes_metrics(state.trainer):
             self._check_rows(type(state.trainer))
         self.state, self._external = state, {}
         state.input.follow(train_feed, self)

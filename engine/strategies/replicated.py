@@ -24,6 +24,7 @@ from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.context import StepContext
 from ..step.runner import StepRunner
+from ..trainer import computes_metrics
 from .base import LoopResult, Prediction, Step, Strategy
 from .feed_options import FeedOptions
 from .inner_loop import InnerLoop
@@ -224,7 +225,7 @@ class Replicated(Strategy):
 
     def _eval_program(self, step: Step, feed: Feed) -> InnerLoop:
         runner, state = self._runner, self.state
-        returns_rows = step != "eval" or state.trainer.computes_metrics()
+        returns_rows = step != "eval" or computes_metrics(state.trainer)
         evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
 
         def eval_step(batch, number, observed):

@@ -270,8 +270,8 @@ def _check_monitor(config: Config) -> None:
         raise UsageError(f"{setting('restore_best')} takes the best evaluation's weights, and {evaluates}")
     if config.eval_batches and config.mode == "train" and not (config.cluster and config.cluster.job("evaluator")):
         raise UsageError(
-            f"{setting('eval_batches', config.eval_batches)}: {setting('mode')}=train makes no evaluations; use "
-            f"{setting('mode')}=train_and_eval, or leave it out"
+            f"{setting('eval_batches', config.eval_batches)} has no use with {setting('mode')}=train, which makes no "
+            f"evaluations; use {setting('mode')}=train_and_eval, or leave {setting('eval_batches')} out"
         )
     if config.eval_every_steps and config.mode == "train":
         evaluates, instead = (

@@ -147,7 +147,7 @@ def returning(value):
         (returning({"curve": np.zeros(5)}), {}, r"returned float64\[5\] as 'curve'; return a number, a str, or images"),
         (Ranking, {"monitor": "eval_ndcg"}, r"monitor=eval_ndcg: whether a higher or a lower ndcg is better"),
         (Ranking, {"monitor": "max:eval_mrr"}, r"monitor=max:eval_mrr is not measured in this run; use one of .*ndcg"),
-        (Ranking, {"eval_batches": 2, "mode": "train"}, r"eval_batches=2: mode=train makes no evaluations"),
+        (Ranking, {"eval_batches": 2, "mode": "train"}, r"eval_batches=2 has no use with mode=train, which makes no"),
     ],
     ids=["a list", "another's name", "uneven lists", "a vector", "no direction", "no such metric", "no evaluation"],
 )

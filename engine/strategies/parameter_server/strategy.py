@@ -28,6 +28,7 @@ from ...internals.tensorflow import allow_compute_on_coordinator
 from ...metrics.sums import LoopSums, RowSpec, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
+from ...trainer import computes_metrics
 from ..base import LoopResult, Prediction, Step, Strategy
 from ..feed_options import FeedOptions
 from ..pacing import Pace
@@ -350,7 +351,7 @@ class ParameterServer(Strategy):
     def _eval_program(self, step: Step, feed: LeaseFeed) -> LeaseLoop:
         inventory, runner, state = self._inventory, self._runner, self.state
         pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
-        returns_rows = step != "eval" or state.trainer.computes_metrics()
+        returns_rows = step != "eval" or computes_metrics(state.trainer)
         evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
 
         def eval_step(batch, number, observed, pulled):
