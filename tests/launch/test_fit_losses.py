@@ -16,6 +16,12 @@ WEIGHTS = rng.uniform(0.5, 2.0, 29).astype("float32")
 HOW = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}  # the last batch has 5
 
 
+def assert_same_weights(ours, theirs):
+    """Two models' weights, whose gradients are sums of float32 in another order."""
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
 def of_found(y_true, y_pred):
     """A sum over the batch, divided by another, in one number."""
     return keras.ops.sum(keras.ops.square(y_true - y_pred) * y_true) / keras.ops.sum(y_true)
@@ -168,8 +174,7 @@ def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is
         return
     found = fit(ours, X, Y, **arguments, **how).history.history
     assert list(found) == list(expected)
-    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    assert_same_weights(ours, theirs)
     for name in ("val_loss", "val_doubled", "val_error", "error", "mae"):  # of even batches, or by example
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
 
@@ -209,8 +214,7 @@ def test_a_loss_of_the_models_own_is_called_once_per_step_with_metrics_of_exampl
     assert list(ours.history) == list(theirs)
     for name in ("squares", "error", "val_squares", "val_error", "mae", "val_mae"):  # by example
         np.testing.assert_allclose(ours.history[name], theirs[name], rtol=1e-5, err_msg=name)
-    for mine, other in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    assert_same_weights(models[1], models[0])
 
 
 class Measures(keras.layers.Layer):
@@ -277,8 +281,7 @@ def test_a_loss_that_leaves_missing_labels_out_is_keras_on_replicas_too(kind, mi
     theirs = made()
     theirs.fit(X, labels, **HOW)
     ours = fit(made, X, labels, **HOW, **TWO).model
-    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    assert_same_weights(ours, theirs)
 
 
 def test_weights_of_a_generator_without_labels_count():
@@ -291,8 +294,7 @@ def test_weights_of_a_generator_without_labels_count():
         made.compile("sgd")
         batches = ((X[i : i + 8], None, WEIGHTS[i : i + 8]) for i in range(0, 24, 8))
         train(made, batches, steps_per_epoch=3, verbose=0)
-    for mine, other in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    assert_same_weights(models[1], models[0])
 
 
 class Masked(keras.Sequential):
@@ -312,8 +314,7 @@ def test_a_loss_of_the_models_own_under_a_mask_counts_steps_of_all_replicas():
     theirs = made()
     theirs.fit(tokens, tokens, **HOW)
     ours = fit(made, tokens, tokens, **HOW, **TWO).model
-    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+    assert_same_weights(ours, theirs)
 
 
 class Halved(keras.Sequential):
@@ -336,8 +337,7 @@ def test_a_loss_of_the_models_own_may_divide_an_output():
         assert run.history.history.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
-        for mine, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+        assert_same_weights(run.model, theirs)
 
 
 def test_a_distiller_is_trained():
@@ -358,8 +358,7 @@ def test_a_distiller_is_trained():
         assert list(run.history.history) == list(expected)
         for name, values in expected.items():
             np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
-        for mine, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+        assert_same_weights(run.model, theirs)
 
 
 def test_a_metric_that_compute_loss_can_not_divide_is_named():
