@@ -158,7 +158,7 @@ def test_where_datagrams_do_not_travel_the_line_says_so():
 
 def test_worker_that_ended_by_its_own_error_is_named_with_it():
     with Job(2, [0.8, NEVER]) as job:
-        time.sleep(0.2)
+        wait_until(lambda: job.watchdogs[0].silent(0))  # it was heard
         job.watchdogs[1].close("no space left on its disk")
         assert job.first_line(0) == f"worker 1 ({job.addresses[1]}) has ended: no space left on its disk"
 
@@ -172,7 +172,6 @@ def test_lost_peer_is_whom_the_first_to_notice_names():
             line = job.watchdogs[2].explain_lost_peer(error)
         assert line.startswith(f"worker 1 ({job.addresses[1]}) is gone")
         job.watchdogs[2].close("LostPeerError: by whatever words its exception ended it")
-        time.sleep(0.2)
         # By now worker 2 has ended as well, and TensorFlow names it.
         assert job.watchdogs[0].explain_lost_peer(error) == line
         assert job.watchdogs[0].explain_lost_peer(tf.errors.InvalidArgumentError(None, None, "task:1")) is None

@@ -19,6 +19,17 @@ def started():  # how often, this time included
     file = here / f"starts-{index}"
     file.write_text(file.read_text() + "." if file.exists() else ".")
     return len(file.read_text())
+def meet(name, other):  # waits until the other task is there too
+    (here / f"{name}-{index}").touch()
+    while not (here / f"{name}-{other}").exists(): time.sleep(0.01)
+def leave(code, n=1):  # ends this task, which another may outlive(n)
+    (here / f"leaves-{n}").write_text(str(os.getpid()))
+    sys.exit(code)
+def outlive(n=1):  # waits until the task has ended, and a while until that is known
+    file = here / f"leaves-{n}"
+    while not (file.exists() and file.read_text()): time.sleep(0.01)
+    while os.path.exists(f"/proc/{file.read_text()}"): time.sleep(0.01)
+    time.sleep(0.3)
 """
 
 # A task that only SIGKILL ends.

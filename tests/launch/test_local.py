@@ -30,7 +30,7 @@ while len(job := children.job_of(os.environ)) < 2:
     time.sleep(0.01)
 threads = os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["OMP_NUM_THREADS"]
 print(json.dumps([config, sys.argv[1:], os.environ["PYTHONUNBUFFERED"], job, sorted(os.sched_getaffinity(0)), threads]))
-time.sleep(0.3)  # the other looks too
+meet("looked", 1 - index)
 """
 
 

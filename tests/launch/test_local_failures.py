@@ -25,8 +25,8 @@ print("to stderr", file=sys.stderr)
 print(config["cluster"])
 if n == 1:
     if index == 1:
-        sys.exit("it broke")
-    time.sleep(0.3)  # sees it, and leaves
+        leave("it broke")
+    outlive()  # sees it, and leaves
     sys.exit(1)
 """
     outcome = local(script, own=("--run_dir", tmp_path)).wait().ok()
@@ -64,11 +64,11 @@ def test_a_task_that_printed_nothing_is_said_to_have(local):
 
 def test_when_restarts_are_used_up_the_failure_is_explained(local, tmp_path):
     script = """
-print("start", started())
+print("start", n := started())
 if index == 1:
-    time.sleep(0.5)  # sees it, and leaves
+    outlive(n)  # sees it, and leaves
     sys.exit(1)
-sys.exit("step failed: \\x1b[31mnot finite\\x1b[0m")
+leave("step failed: \\x1b[31mnot finite\\x1b[0m", n)
 """
     outcome = local(script, "--max_restarts=1", own=(f"--run_dir={tmp_path}",)).wait()
     assert outcome.code == 1
@@ -235,7 +235,7 @@ with process.quiet_startup():
 
 
 def test_who_ends_well_waits_for_the_others(local):
-    outcome = local("time.sleep(index)\nprint('bye')").wait().ok()
+    outcome = local("print('bye')\noutlive() if index else leave(0)").wait().ok()
     assert outcome.out.count("bye") == 2
     assert "[local] worker 0 ended with exit code 0; 1 still running" in outcome.err
 

@@ -33,7 +33,7 @@ while True:
     except OSError:
         time.sleep(0.05)
 print("met over", [name for _, name in socket.if_nameindex()], "as", os.getuid())
-time.sleep(1)  # for the other to come
+meet("met", 1 - index)
 """
 
 
