@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import threading
 import time
 import uuid
@@ -45,6 +46,13 @@ def write_note(folder: str, process: int, names: Iterable[str]) -> None:
         if file.split(".")[0] in names:
             files.sync(os.path.join(folder, file))
     files.write_text(_note(folder, process), json.dumps({"names": names}))
+
+
+def discard(folder: str, process: int) -> None:
+    """Removes the files of a process's share, which is not complete: a note needs space, too. Raises OSError."""
+    for file in os.listdir(folder):
+        if re.match(rf"(share|part)-{process}\b", file) and os.path.isfile(path := os.path.join(folder, file)):
+            os.remove(path)
 
 
 def write_failure(folder: str, process: int, why: str) -> None:

@@ -114,8 +114,10 @@ class Checkpoints:
         self.keep = keep or None
         self.about = about
         self._thread: threading.Thread | None = None
-        self._error: SaveError | None = None
-        self._current_step: int | None = None  # that this object saved or restored last
+        self._error: SaveError | None = None  # of the newest save, once it has failed
+        self._failed_step: int | None = None  # the first one since a checkpoint was written
+        self._begun_step: int | None = None  # that this object began to save, or restored, last; as in all processes
+        self._current_step: int | None = None  # of its last one that is whole
         self._warned: set[str] = set()
         self.written: Callable[[Manifest, float], None] = lambda manifest, seconds: None
         self._catalogue = Catalogue(self.directory)
@@ -158,13 +160,17 @@ class Checkpoints:
         """Saves the current state; returns when the variables may change again.
 
         Does nothing if this object's last save or restore was of the same step, unless `force`. Waits for the previous
-        save, and raises its SaveError. `host_state`, plain JSON and NumPy scalars, is read at once and written to the
-        manifest.
+        save; if that failed, the log has it, and this one replaces it: a disk that was full may have space again.
+        `host_state`, plain JSON and NumPy scalars, is read at once and written to the manifest.
+
+        Raises:
+          SaveError: with `wait`, if it could not be written.
         """
-        self.wait()
-        if step == self._current_step and not force:
+        self.join()
+        if step == self._begun_step and not force:
             return
         self.check()
+        self._begun_step, self._error = step, None
         self._saves += 1
         kept = manifests.as_read(self.about, host_state)
         entries, variables = snapshot.take(self.state)  # gathers what differs by replica, on all processes
@@ -187,13 +193,17 @@ class Checkpoints:
 
     def outdate(self) -> None:
         """Makes the next `save` write, also of a step that was saved: a program has changed the state since."""
-        self._current_step = None
+        self._begun_step = None
 
-    def wait(self) -> None:
-        """Waits until nothing is being written. Raises the write's SaveError, once, if it failed."""
+    def join(self) -> None:
+        """Waits until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        """Waits until nothing is being written. Raises the newest save's SaveError, once, if it failed."""
+        self.join()
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -275,7 +285,7 @@ class Checkpoints:
           CheckpointError: before any variable is changed, if the checkpoint is broken or of another state: variables
             missing, extra or of another shape or type.
         """
-        self.wait()
+        self.join()
         if manifest is not None:
             if problem := self._catalogue.problem(manifest):
                 raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
@@ -298,7 +308,7 @@ class Checkpoints:
             logging.warning(
                 "%s has another optimizer state; only what matches is restored: %s", manifest.name, differences
             )
-        self._current_step = manifest.step
+        self._begun_step = self._current_step = manifest.step
 
     def _valid(self, fits: Callable[[Manifest], bool] = lambda manifest: True):
         """Yields valid checkpoints, newest first, and warns of each that is skipped."""
@@ -336,21 +346,35 @@ class Checkpoints:
                 self._write_share(saving)
             else:
                 self._write_whole(saving)
+            self._log_written(saving.step)
         except Exception as error:  # any error has to reach wait()
-            why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
-            self._error = SaveError(
-                f"ckpt-{saving.step} could not be written to {self.directory}: {why}; "
-                f"free space or repair the directory, or use another {setting('run_dir')}"
-            )
-            self._error.__cause__ = error
-            with contextlib.suppress(OSError):
-                if self._writer.process:
-                    shares.write_failure(saving.folder, self._writer.process, why)
-                else:
-                    manifests.settle(self.directory)
-                    _discard(saving.folder)  # frees its space
+            self._fail(saving, error)
         finally:
             saving.may_change.set()
+
+    def _fail(self, saving: _Saving, error: Exception) -> None:
+        """Frees the space of a save that failed; logs the first failure since a checkpoint was written."""
+        why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
+        self._error = SaveError(
+            f"ckpt-{saving.step} could not be written to {self.directory}: {why}; "
+            f"free space or repair the directory, or use another {setting('run_dir')}"
+        )
+        self._error.__cause__ = error
+        if self._failed_step is None:
+            self._failed_step = saving.step
+            logging.warning("%s. The checkpoint before it stays; a run that continues writes its next one", self._error)
+        with contextlib.suppress(OSError):
+            if self._writer.process:
+                shares.discard(saving.folder, self._writer.process)
+                shares.write_failure(saving.folder, self._writer.process, why)
+            else:
+                manifests.settle(self.directory)
+                _discard(saving.folder)
+
+    def _log_written(self, step: int) -> None:
+        if self._failed_step is not None:
+            logging.info("ckpt-%d is written, the first since ckpt-%d could not be", step, self._failed_step)
+            self._failed_step = None
 
     def _write_share(self, saving: _Saving) -> None:
         """Writes this process's slices, for the first process to seal."""

@@ -137,7 +137,7 @@ class Hook:
     Attributes:
       name: of the hook's state in checkpoints; unique among a run's hooks.
       spent_on: the kind of its time (`goodput.KINDS`).
-      ends_last: whether its `end` is called after the last save, since it changes the state.
+      ends_last: whether its `end` is called after the last save, since it changes the state or may raise.
       needs_epochs: whether it acts at epochs' ends, so data of unknown length must be counted.
 
     Example:

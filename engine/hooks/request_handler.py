@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from ..checkpoints import manifest
 from ..errors import reason
 from ..machine.requests import Request, Requests, stacks
 from .base import Hook, Status
@@ -108,6 +109,8 @@ class RequestHandler(Hook):
             self._looking.close(self._look)
             for request in [*self._wanted, *self._profiling]:
                 self._answer(request, "the run has ended before it came to that")
+            for request, path in self._saving:
+                self._answer(request, f"{path.removesuffix(manifest.SUFFIX)} could not be written; see the run's log")
 
     def _look(self) -> None:
         """Reads new requests, and answers those that it can. In the thread, and after each call."""
@@ -127,7 +130,7 @@ class RequestHandler(Hook):
                 self._wanted.append(request)
         for request, path in [each for each in self._saving if os.path.exists(each[1])]:
             self._saving.remove((request, path))
-            self._answer(request, f"{path.removesuffix('.manifest.json')} is written")
+            self._answer(request, f"{path.removesuffix(manifest.SUFFIX)} is written")
 
     def _taken(self, kind: str) -> list[Request]:
         taken = [request for request in self._wanted if request.kind == kind]

@@ -30,7 +30,7 @@ def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again:
     Each hook's `settle` is called first, so a hook that detects a bad state raises, and nothing is written.
 
     Raises:
-      SaveError: a call was interrupted, so the variables are not those of one step; or it can't be written.
+      SaveError: a call was interrupted, so the variables are not those of one step.
     """
     state = status.state
     if not state.is_whole or state.step != status.step:
@@ -103,6 +103,8 @@ def rules_of(manifest: Manifest) -> int | None:
 
 class Checkpointing(Periodic):
     """Saves a checkpoint periodically and at the run's end, and ends a run that has lost its folder.
+
+    One that can't be written, e.g. on a full disk, is logged and the run continues; the last one has to be written.
 
     It comes last among a run's hooks, so that the checkpoint includes the others' changes at the same step.
 
@@ -186,6 +188,7 @@ class BestCheckpoint(Best):
 
     name = "best_checkpoint"
     spent_on = "checkpoints"
+    ends_last = True  # it raises if the best one was not written, and the run is to be saved all the same
 
     def __init__(self, checkpoints: Checkpoints, monitor: str, hooks: Sequence[Hook] = (), **arguments):
         super().__init__(monitor, **arguments)

@@ -162,7 +162,7 @@ def take_signal(run: BaseRun) -> str | None:
 def restore(run: BaseRun, which: str | int) -> None:
     """Restores the best checkpoint, the latest, or that of a step; the run continues from there."""
     checkpoints = run.best if which == "best" else run.checkpoints
-    checkpoints.wait()
+    checkpoints.join()
     manifest = restoring.find(run, checkpoints, which)
     restoring.check_position(run, manifest)
     saving.restore(checkpoints, run.state, run.hooks, manifest, meter=run.loop.meter)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from crankshaft.engine.strategies.replicated import largest_divisor
 from crankshaft.launch.errors import EXIT_DIVERGED
 from tests.launch.conftest import assert_says
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
+from tests.limits import files_no_larger_than
+from tests.waiting import wait_until
 
 X, Y = FEATURES, LABELS
 WORDS = np.where(Y > 0, "large", "small")
@@ -272,6 +276,38 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside
     outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=meanwhile)
     assert outcome.code == 1  # not 2: the next try may find room
     assert f"ckpt-4 could not be written to {tmp_path}/checkpoints" in outcome.error
+
+
+class Large(Line):
+    """Its checkpoints take 4 MB, more than all other files of a run."""
+
+    def build_model(self):
+        self.more = tf.Variable(tf.zeros([1 << 20]), trainable=False)
+        return super().build_model()
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_not_the_run(inside, tmp_path):
+    disk, checkpoints = contextlib.ExitStack(), tmp_path / "full" / "checkpoints"
+
+    def watch(status, _):
+        if status.step == 5:
+            wait_until((checkpoints / "ckpt-4.manifest.json").exists)
+            disk.enter_context(files_no_larger_than(1 << 20))
+        elif status.step == 17:
+            for thread in threading.enumerate():
+                if thread.name.startswith("checkpoint-"):
+                    thread.join()
+            disk.close()
+
+    each = (*RUN, "--train_steps=24", "--checkpoint_every_steps=4", "--keep_checkpoints=9")
+    results = []
+    for name, hooks in (("full", [every_steps(1, watch)]), ("not", ())):
+        with disk:
+            inside(*each, f"--run_dir={tmp_path}/{name}", trainer=Large, data=data, hooks=hooks).ok()
+        results.append(json.loads((tmp_path / name / "result.json").read_text()))
+    steps = sorted(int(path.name.split("-")[1].split(".")[0]) for path in checkpoints.glob("*.manifest.json"))
+    assert steps == [4, 20, 24]
+    assert (results[0]["eval"], results[0]["best"]) == (results[1]["eval"], results[1]["best"])
 
 
 def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_path):

@@ -234,21 +234,26 @@ def test_a_directory_that_can_not_be_made_is_told_at_wait(tmp_path):
         checkpoints.wait()
     checkpoints.wait()  # told once
     (tmp_path / "file").unlink()
-    checkpoints.save(1, {}, wait=True)
-    assert checkpoints.latest().step == 1
+    checkpoints.save(2, {}, wait=True)
+    assert checkpoints.latest().step == 2
 
 
-def test_a_full_disk_is_told_and_leaves_the_checkpoint_before(tmp_path):
+def test_a_full_disk_is_told_once_leaves_the_checkpoint_before_and_the_next_is_written(tmp_path, caplog):
     state, checkpoints = saved(tmp_path, [1])
     before = names(tmp_path)
     state.large = tf.Variable(tf.random.stateless_uniform([500_000], [1, 2]))
     with files_no_larger_than(1_000_000):
-        checkpoints.save(2, {})
-        with pytest.raises(SaveError, match=r"ckpt-2 could not be written.*File too large") as caught:
-            checkpoints.save(3, {})  # a save waits for the one before it, and tells of it
+        for step in (2, 3):
+            checkpoints.save(step, {})  # it waits for the one before, which may fail
+        with pytest.raises(SaveError, match=r"ckpt-3 could not be written.*File too large") as caught:
+            checkpoints.wait()
     assert len(str(caught.value).splitlines()) == 1
     assert names(tmp_path) == before
     assert checkpoints.latest().step == 1
+    (line,) = (each.getMessage() for each in caplog.records)
+    assert "ckpt-2 could not be written" in line
+    checkpoints.save(4, {}, wait=True)
+    assert checkpoints.latest().step == 4
 
 
 def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
@@ -261,7 +266,7 @@ def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
     with files_no_larger_than(10), pytest.raises(SaveError, match="ckpt-4 could not be written"):
         checkpoints.save(4, {}, wait=True)
     assert make(tmp_path, state).restore().step == 1
-    checkpoints.save(4, {}, wait=True)
+    checkpoints.save(4, {}, wait=True, force=True)
     assert [manifest.step for manifest in checkpoints.all()] == [4]
     assert len(list(tmp_path.glob("*.manifest.json"))) == 3
 
