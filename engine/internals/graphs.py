@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -30,6 +30,7 @@ _OF_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice",
 _OF_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
 # Ops whose result may be a multiple of their input plus something.
+_IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
 _AFFINE_OPS = {"Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
 
 
@@ -189,6 +190,20 @@ def _precedes(op: tf.Operation, other: tf.Operation) -> bool:
     return operations.index(op.name) < operations.index(other.name)
 
 
+def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
+    """Returns the names of tensors of one graph, and of all whose values depend on theirs."""
+    dependent, queue = {each.name for each in on}, list(on)
+    for each in queue:
+        for op in each.consumers():
+            if op.type.startswith(_COLLECTIVES) or op.type in _OF_SHAPE:
+                continue
+            new = [output for output in op.outputs if output.name not in dependent]
+            new = [output for output in new if any(each.name in dependent for each in _made_of(output))]
+            dependent.update(output.name for output in new)
+            queue += new
+    return dependent
+
+
 FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"
 
 
@@ -199,16 +214,7 @@ def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
       FREE: not at all; ADDS: it is v plus something; AFFINE: v times something plus something; OTHER: in another way.
       The factors and terms are independent of v, or the same on all replicas.
     """
-    dependent, queue = {each.name for each in on}, list(on)
-    for each in queue:
-        for op in each.consumers():
-            if op.type.startswith(_COLLECTIVES) or op.type in _OF_SHAPE:
-                continue
-            new = [output for output in op.outputs if output.name not in dependent]
-            new = [output for output in new if any(each.name in dependent for each in _made_of(output))]
-            dependent.update(output.name for output in new)
-            queue += new
-    start, known = {each.name for each in on}, {}
+    dependent, start, known = _dependents(on), {each.name for each in on}, {}
 
     def kind(tensor: tf.Tensor) -> str:
         if tensor.name not in dependent:
@@ -219,7 +225,7 @@ def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
 
     def of_op(tensor: tf.Tensor) -> str:
         op = tensor.op
-        if op.type in ("EnsureShape", "Identity", "IdentityN", "StopGradient"):
+        if op.type in _IDENTITIES:
             return kind(_made_of(tensor)[0])
         if op.type not in _AFFINE_OPS:
             return OTHER
@@ -239,3 +245,39 @@ def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
         return AFFINE if len(factors) == 1 and (op.type != "RealDiv" or kinds[1] == FREE) else OTHER
 
     return kind(tensor)
+
+
+def function_of(tensor: tf.Tensor, on: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
+    """Returns how a tensor, ADDS or AFFINE, is computed from another of its graph, to compute it from other values.
+
+    Returns:
+      (terms, compute): the tensors independent of `on` that it is computed from, and a function of a value in place of
+      `on` and of the terms, which adds ops to the current graph.
+    """
+    dependent, terms, seen, queue = _dependents([on]), {}, {on.name}, [tensor]
+    for each in queue:
+        if each.name in seen:
+            continue
+        seen.add(each.name)
+        if each.name in dependent:
+            queue += _made_of(each)
+        else:
+            terms[each.name] = each
+
+    def compute(value: tf.Tensor, *copies: tf.Tensor) -> tf.Tensor:
+        known = {on.name: value, **dict(zip(terms, copies, strict=True))}
+
+        def copy(original: tf.Tensor) -> tf.Tensor:
+            if original.name not in known:
+                op, inputs = original.op, [copy(each) for each in _made_of(original)]
+                attributes = {name: each for name, each in op.node_def.attr.items() if not name.startswith("_")}
+                if op.type in _IDENTITIES:
+                    known[original.name] = inputs[0]
+                else:
+                    made = op.graph.create_op(op.type, inputs, [original.dtype], attrs=attributes)
+                    known[original.name] = made.outputs[0]
+            return known[original.name]
+
+        return copy(tensor)
+
+    return [*terms.values()], compute

@@ -21,7 +21,7 @@ from keras.src.losses import loss as loss_module
 
 from . import graphs
 from .tensorflow import default_strategy
-from .variables import assign_local, own_copy, read_local, tf_variable
+from .variables import assign_local, own_copy, read_local, tf_variable, update_alone
 
 # The class of `compile` and `fit`: models inherit it, and layers may.
 Trainable = TensorFlowTrainer
@@ -159,8 +159,8 @@ def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
 def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.GradientTape | None = None):
     """Makes layers compute with these values of variables in this context. Their assignments are made at its end.
 
-    If others changed a variable meanwhile, a multiple of its value plus something is applied as a difference; anything
-    else replaces it.
+    A multiple of a variable's value plus something is computed again from its present value, since others may have
+    changed it meanwhile; anything else replaces it.
 
     Yields:
       The sources for `tape`'s gradients: for each of `variables` its value here, or itself.
@@ -182,10 +182,17 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
 def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | None) -> None:
     kind = graphs.FREE if before is None else graphs.dependence(value, [before])
     own = variable.value  # a tensor within another scope
-    if kind in (graphs.ADDS, graphs.AFFINE) and isinstance(own, tf.Variable):
-        own.assign_add(value - before, read_value=False)
-    else:
+    if kind not in (graphs.ADDS, graphs.AFFINE) or not isinstance(own, tf.Variable):
         variable.assign(value)
+        return
+    terms, compute = graphs.function_of(value, before)
+
+    def update(*terms):
+        now = read_local(own)
+        return tf.raw_ops.AssignAddVariableOp(resource=own.handle, value=compute(now, *terms) - now)
+
+    with tf.name_scope(graphs.ENGINES_OWN):
+        update_alone(own, terms, update)
 
 
 def without_assignments() -> contextlib.AbstractContextManager:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,6 +48,27 @@ def on_server(variable: tf.Variable):
     """Returns the device context of a variable's server; an empty context for others."""
     server = server_of(variable)
     return tf.device(server) if server else contextlib.nullcontext()
+
+
+def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Callable[..., tf.Operation | None]) -> None:
+    """Calls a function that reads a variable and assigns it a value computed from that. Replica code.
+
+    On a parameter server no other worker does so between the two: a worker takes a lock there once its terms have
+    arrived, and nothing that it does in its turn waits for another host.
+
+    Args:
+      variable: to update.
+      terms: what its value is computed from, besides its own present value.
+      update: `update(*terms)` returns the op that assigns it.
+    """
+    with on_server(variable):
+        constants = map(tf.get_static_value, terms)
+        here = [tf.identity(x) if c is None else tf.constant(c, x.dtype) for x, c in zip(terms, constants, strict=True)]
+        with tf.control_dependencies(here):
+            if server_of(variable):
+                tf.CriticalSection(shared_name=f"{variable.name}/update").execute(lambda: update(*here))
+            else:
+                update(*here)
 
 
 def mark_shard(variable: tf.Variable, owner: Any) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..errors import UsageError, reason
 from ..internals import keras, keras_copy
 from ..internals.graphs import ENGINES_OWN
-from ..internals.variables import assign_local, on_server, tf_variable
+from ..internals.variables import assign_local, on_server, tf_variable, update_alone
 from ..mesh import shards
 from ..reduction import per_replica
 
@@ -64,13 +64,15 @@ class Shadows:
         for variable, shadow in pairs:
             with on_server(shadow), tf.name_scope(ENGINES_OWN):
                 value = tf.convert_to_tensor(variable)
-                if shadow.dtype.is_floating:
-                    # The shadow is read last: on servers, other workers move it during the step.
-                    with tf.control_dependencies([value]):
-                        change = tf.cast(rate, shadow.dtype) * (value - shadow)
-                    tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=change)
-                else:
+                if not shadow.dtype.is_floating:
                     assign_local(shadow, value)
+                    continue
+
+                def move(value, rate, shadow=shadow):
+                    change = rate * (value - shadow)
+                    return tf.raw_ops.AssignAddVariableOp(resource=shadow.handle, value=change)
+
+                update_alone(shadow, [value, tf.cast(rate, shadow.dtype)], move)
 
     def _swap(self) -> None:
         for variable, shadow in self._components():

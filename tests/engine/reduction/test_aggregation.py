@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.internals import keras
+from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
@@ -234,14 +235,16 @@ def test_state_that_each_replica_keeps_is_saved_for_each(bench, tmp_path, traine
         (lambda v, x: tf.where(x[0, 0] > 0, v, 0.0), "none", True),
     ],
 )
-def test_on_servers_a_layer_moves_its_state_by_differences_or_is_refused(bench, value, by, is_error):
+def test_on_servers_a_layers_update_applies_to_the_present_value_or_is_refused(bench, value, by, is_error):
     made = bench(of(assigning(value, by)), DATA, 5, 1)
-    moved = made.trainer.inventory.moved_variables
+    (state,) = made.trainer.inventory.moved_variables
+    own = state.value
 
     @tf.function(autograph=False)
     def step(x):
-        with keras.computing_with([(each, tf.identity(each.value)) for each in moved]):
+        with keras.computing_with([(state, tf.identity(state.value))]):
             made.trainer.model(x, training=True)
+            own.assign(3.0)  # by another worker
 
     graph = step.get_concrete_function(FEATURES).graph
     if is_error:
@@ -249,3 +252,30 @@ def test_on_servers_a_layer_moves_its_state_by_differences_or_is_refused(bench, 
             made.state.check_added(graph)
     else:
         made.state.check_added(graph)
+        step(FEATURES)
+        before = 3.0 if by == "none" else 1.0
+        assert state.numpy() == pytest.approx(value(before, FEATURES).numpy(), rel=1e-6)
+
+
+@pytest.mark.parametrize("layer", [tf.keras.layers.BatchNormalization, keras_layers.BatchNormalization])
+def test_a_moving_variance_on_servers_stays_between_those_of_batches(layer):
+    layer = layer(momentum=0.5)
+    layer.build([None, 2, 2, 1])
+    moved = [layer.moving_mean, layer.moving_variance]
+    owns = [each.value for each in moved]
+    first, second = (np.random.default_rng(4).normal(size=[2, 8, 2, 2, 1]) * 1e-3).astype(np.float32)
+
+    def moments(x):
+        return np.array([[x.mean()], [x.var()]])
+
+    between = 0.5 * np.array([[0.0], [1.0]]) + 0.5 * moments(second)
+
+    @tf.function(autograph=False)
+    def step(x):
+        with keras.computing_with([(each, tf.identity(each.value)) for each in moved]):
+            layer(x, training=True)
+            for own, value in zip(owns, between, strict=True):  # another worker's step, begun at the same values
+                own.assign(value)
+
+    step(first)
+    np.testing.assert_allclose([each.numpy() for each in moved], 0.5 * between + 0.5 * moments(first), rtol=1e-5)
