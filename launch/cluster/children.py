@@ -5,23 +5,25 @@ keeper that loses its parent becomes the keeper's child (PR_SET_CHILD_SUBREAPER)
 has cleared, so once the keeper has no child, nothing is left. As soon as the child or this process has ended, which the
 kernel signals, the keeper kills its children until none is left. If the keeper is killed, the kernel kills the child
 (PR_SET_PDEATHSIG), and its other descendants become this process's children.
+
+A child is a program that is started, or a fork of a process that has imported TensorFlow, see `template`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import IO
+
+from . import keeper
+from .template import Template
 
 MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
-_ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
-_LAST_WORDS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
 _POLL_SECONDS = 0.1
 
 
@@ -36,16 +38,19 @@ class Child:
       stdin, stdout, stderr: the pipes that it was started with, unbuffered.
     """
 
-    def __init__(self, keeper: subprocess.Popen, pid: int):
+    def __init__(self, keeper: int, pid: int, pipes: Sequence[IO[bytes] | None]):
         self.pid = pid
-        self.pids = (keeper.pid, pid)
-        self.stdin, self.stdout, self.stderr = keeper.stdin, keeper.stdout, keeper.stderr
+        self.pids = (keeper, pid)
+        self.stdin, self.stdout, self.stderr = pipes
         self._keeper = keeper  # ends when the child and all that it has started have ended
 
     @property
     def code(self) -> int | None:
         """Its exit code or minus its signal; None while it, or anything that it has started, lives."""
-        ended = os.waitid(os.P_PID, self._keeper.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return self._code(os.WNOHANG | os.WNOWAIT)
+
+    def _code(self, options: int) -> int | None:
+        ended = os.waitid(os.P_PID, self._keeper, os.WEXITED | options)
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -64,7 +69,7 @@ class Child:
     def end(self) -> int:
         """Waits for its death, after killing it if need be; returns how it ended, as `code`. Once."""
         self.kill()
-        return self._keeper.wait()
+        return self._code(0)
 
 
 def wait(children: Collection[Child], seconds: float) -> None:
@@ -79,19 +84,27 @@ class Children:
 
     def __init__(self):
         self._environment = {MARK: uuid.uuid4().hex}
-        self._prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
-        self._others: set[int] = set()  # earlier children of this process
+        self._others: set[int] = set()  # children of this process that are not kept: earlier ones
+        self._templates: list[Template] = []
         self._kept: list[Child] = []
 
     def __enter__(self) -> Children:
-        self._others = set(_children())
-        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._others = set(keeper.children())
+        keeper.adopt_orphans()
         return self
 
     def __exit__(self, *_) -> None:
         self.end(self._kept)
+        for template in self._templates:
+            template.close()
+        self._templates = []
         self.sweep()
-        self._prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        keeper.adopt_orphans(False)
+
+    def template(self, env: Mapping[str, str]) -> Template:
+        """Starts a process with this environment that imports TensorFlow, from which children can be forked."""
+        self._templates.append(Template({**env, **self._environment}))
+        return self._templates[-1]
 
     def start(
         self,
@@ -100,58 +113,48 @@ class Children:
         env: Mapping[str, str],
         cores: Iterable[int] = (),
         blocked: Collection[signal.Signals] = (),
+        template: Template | None = None,
         **options,
     ) -> Child:
         """Starts a child. Raises `OSError`.
 
         Args:
-          command: the program and its arguments.
+          command: the program and its arguments; with a template `[sys.executable, script or "-m", ...]`.
           env: its environment.
           cores: the logical cores that it may use; none: all that this process may.
           blocked: the signals that wait until its program unblocks them.
-          **options: its streams and its folder, as of `subprocess.Popen`; by default without standard input.
+          template: forks the child, with an environment like its own.
+          **options: its streams, its folder (`cwd`) and further descriptors that it inherits (`pass_fds`), as of
+            `subprocess.Popen`; by default without standard input.
         """
-        parent, cores, (reading, writing) = os.getpid(), frozenset(cores), os.pipe()
-
-        def start_keeper() -> None:  # between fork and exec
-            self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            keeper = os.getpid()
-            try:
-                child = os.fork()
-            except OSError as error:  # Popen would not report it
-                os.write(writing, b"-%d" % error.errno)
-                os._exit(1)
-            if child:
-                self._keep(child, parent)
-            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != keeper:  # the keeper died before the call
-                os._exit(1)
-            os.setsid()
-            signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-            os.write(writing, b"%d" % os.getpid())
-            if cores:
-                with contextlib.suppress(OSError):  # they were taken away: then it runs on the others
-                    os.sched_setaffinity(0, cores)
-
+        parent, env, (reading, report) = os.getpid(), {**env, **self._environment}, os.pipe()
+        options = {"stdin": subprocess.DEVNULL, **options}
         try:
             try:
-                keeper = subprocess.Popen(
-                    command,
-                    env={**env, **self._environment},
-                    bufsize=0,
-                    start_new_session=True,
-                    preexec_fn=start_keeper,
-                    **{"stdin": subprocess.DEVNULL, **options},
-                )
+                if template is not None:
+                    started, pipes = 0, template.fork(command, env, [*cores], [*blocked], report, **options)
+                else:
+                    process = subprocess.Popen(
+                        command,
+                        env=env,
+                        bufsize=0,
+                        start_new_session=True,
+                        preexec_fn=lambda: keeper.become_kept(parent, report, frozenset(cores), blocked),
+                        **options,
+                    )
+                    started, pipes = process.pid, (process.stdin, process.stdout, process.stderr)
+                    process.returncode = 0  # it is waited for here
             finally:
-                os.close(writing)
-            pid = int(os.read(reading, 32) or keeper.pid)  # a child that was killed before has written nothing
+                os.close(report)
+            # A child that was killed before has written nothing.
+            above, pid = map(int, os.read(reading, 64).split() or (started, started))
         finally:
             os.close(reading)
-        if pid < 0:
-            keeper.wait()
-            raise OSError(-pid, os.strerror(-pid))
-        self._kept.append(Child(keeper, pid))
+        if pid <= 0:
+            if above:
+                os.waitpid(above, 0)
+            raise OSError(-pid, os.strerror(-pid) if pid else "its template has ended")
+        self._kept.append(Child(above, pid, pipes))
         return self._kept[-1]
 
     def end(self, children: Collection[Child]) -> list[int]:
@@ -160,39 +163,14 @@ class Children:
         self._kept = [child for child in self._kept if child not in children]
         return codes
 
-    def _keep(self, child: int, parent: int) -> None:
-        """Runs a keeper, up to the end of its process."""
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # it handles none; sigwait takes two
-            self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            for descriptor in os.listdir("/proc/self/fd"):  # a reader of the child's output waits for no other process
-                with contextlib.suppress(OSError):  # that of the list itself
-                    os.close(int(descriptor))
-            options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
-            while not (ended := os.waitid(os.P_PID, child, options)) and os.getppid() == parent:
-                signal.sigwait({signal.SIGCHLD, signal.SIGTERM})
-                _reap({child})
-            _end_children({child} if ended else ())
-            if ended and ended.si_code == os.CLD_EXITED:
-                os._exit(ended.si_status)
-            self._die_by(ended.si_status if ended else signal.SIGKILL)
-        finally:
-            os._exit(1)
-
-    def _die_by(self, number: int) -> None:
-        self._prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the child has dumped its core, if any
-        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no other handler
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-
     def sweep(self) -> None:
         """Kills all children of this process, except earlier ones, and their children, until none is left."""
-        _end_children(self._others)
+        keeper.end_children(self._others | {template.pid for template in self._templates})
 
     def reap_orphans(self) -> None:
         """Takes the exit codes of processes that came to this one when their parents died, up to one that is kept."""
-        _reap({pid for child in self._kept for pid in child.pids} | self._others)
+        others = {template.pid for template in self._templates} | self._others
+        keeper.reap({pid for child in self._kept for pid in child.pids} | others)
 
 
 def job_of(environment: Mapping[str, str]) -> list[int]:
@@ -213,41 +191,3 @@ def _has_mark(mark: str, pid: int) -> bool:
             return f"{MARK}={mark}".encode() in file.read().split(b"\0")
     except OSError:  # gone meanwhile, or another user's
         return False
-
-
-def _children() -> list[int]:
-    """Returns this process's children, including dead ones that were not waited for (proc(5))."""
-    pids, own = [], str(os.getpid()).encode()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[1] == own:
-                    pids.append(int(name))
-    return pids
-
-
-def _reap(others: Collection[int]) -> None:
-    """Takes the exit codes of this process's dead children, up to one of `others`."""
-    with contextlib.suppress(ChildProcessError):  # without children
-        while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if dead.si_pid in others:
-                return
-            os.waitpid(dead.si_pid, os.WNOHANG)
-
-
-def _end_children(others: Collection[int]) -> None:
-    """Ends this process's children except `others`, and theirs, which then become its own, until none is left.
-
-    Nothing else waits for them, so a signalled process id can't belong to another process by now.
-    """
-    for attempt in range(_ATTEMPTS):
-        children = set(_children()).difference(others)
-        if not children:
-            return
-        for pid in children if attempt >= _LAST_WORDS else ():
-            with contextlib.suppress(OSError):  # another user's
-                os.kill(pid, signal.SIGKILL)
-        for pid in children:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.01)

@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
@@ -85,11 +86,18 @@ def refuse_within_import() -> None:
     )
 
 
+_forked_at: list[float] = []  # in Unix seconds; empty in a process that was started
+os.register_at_fork(after_in_child=lambda: _forked_at.append(time.time()))
+
+
 def age_seconds() -> float:
     """Returns the seconds since Python's `logging` was loaded, which is one of the first imports of a program.
 
     The system knows when the process began, but not when it became this program: a shell may have worked before `exec`.
+    A fork of a program begins with the fork.
     """
+    if _forked_at:
+        return max(0.0, time.time() - _forked_at[-1])
     return max(0.0, makeLogRecord({}).relativeCreated / 1000)
 
 
@@ -142,6 +150,7 @@ def prepare(tunes_allocator: bool = True) -> None:
     """
     if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
         raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
+    imports.watch_no_more()
     fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
     if cpus.has_fast_wide_vectors():
         widen_vectors(os.environ)

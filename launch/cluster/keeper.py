@@ -1,0 +1,124 @@
+"""The process above a child that is kept: it ends all that the child has started. Linux.
+
+Nothing here imports more than Python: a keeper is a fork of its parent, which may be a large process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
+_ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
+_LAST_WORDS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
+_prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
+
+
+def adopt_orphans(adopts: bool = True) -> None:
+    """Makes processes below this one that lose their parent its own children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Has the kernel signal this process once the thread that is its parent has ended."""
+    _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def become_kept(parent: int, report: int, cores: Collection[int] = (), blocked: Iterable[int] = ()) -> None:
+    """Turns this process into a keeper, for good, and returns in its new child, which leads a session.
+
+    Args:
+      parent: this process's parent, which the child ends with.
+      report: a descriptor; gets the process ids of keeper and child, or minus the number of the error of its fork.
+      cores: the logical cores that the child may use; none: all that this process may.
+      blocked: the signals that wait until the child unblocks them.
+    """
+    adopt_orphans()
+    keeper = os.getpid()
+    try:
+        child = os.fork()
+    except OSError as error:  # Popen would not report it
+        os.write(report, b"%d %d" % (keeper, -error.errno))
+        os._exit(1)
+    if child:
+        _keep(child, parent)
+    die_with_parent()
+    if os.getppid() != keeper:  # the keeper died before the call
+        os._exit(1)
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    os.write(report, b"%d %d" % (keeper, os.getpid()))
+    if cores:
+        with contextlib.suppress(OSError):  # they were taken away: then it runs on the others
+            os.sched_setaffinity(0, cores)
+
+
+def _keep(child: int, parent: int) -> NoReturn:
+    """Runs a keeper, up to the end of its process."""
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # it handles none; sigwait takes two
+        die_with_parent(signal.SIGTERM)
+        for descriptor in os.listdir("/proc/self/fd"):  # a reader of the child's output waits for no other process
+            with contextlib.suppress(OSError):  # that of the list itself
+                os.close(int(descriptor))
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
+        while not (ended := os.waitid(os.P_PID, child, options)) and os.getppid() == parent:
+            signal.sigwait({signal.SIGCHLD, signal.SIGTERM})
+            reap({child})
+        end_children({child} if ended else ())
+        if ended and ended.si_code == os.CLD_EXITED:
+            os._exit(ended.si_status)
+        _die_by(ended.si_status if ended else signal.SIGKILL)
+    finally:
+        os._exit(1)
+
+
+def _die_by(number: int) -> None:
+    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the child has dumped its core, if any
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no other handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
+def children() -> list[int]:
+    """Returns this process's children, including dead ones that were not waited for (proc(5))."""
+    pids, own = [], str(os.getpid()).encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                if file.read().rpartition(b")")[2].split()[1] == own:
+                    pids.append(int(name))
+    return pids
+
+
+def reap(others: Collection[int]) -> None:
+    """Takes the exit codes of this process's dead children, up to one of `others`."""
+    with contextlib.suppress(ChildProcessError):  # without children
+        while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if dead.si_pid in others:
+                return
+            os.waitpid(dead.si_pid, os.WNOHANG)
+
+
+def end_children(others: Collection[int]) -> None:
+    """Ends this process's children except `others`, and theirs, which then become its own, until none is left.
+
+    Nothing else waits for them, so a signalled process id can't belong to another process by now.
+    """
+    for attempt in range(_ATTEMPTS):
+        left = set(children()).difference(others)
+        if not left:
+            return
+        for pid in left if attempt >= _LAST_WORDS else ():
+            with contextlib.suppress(OSError):  # another user's
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)

@@ -1,0 +1,243 @@
+"""A process that has imported TensorFlow, and forks programs that need not import it again. Linux.
+
+The import takes seconds, a fork some milliseconds, and the forks share the memory. TensorFlow's runtime must not have
+started before the fork: its threads would be missing in the child. The template reads its environment as it imports, so
+that forks with another one may need another template; what differs is known only to the runtime (TF_CONFIG).
+
+  python -m crankshaft.launch.cluster.template DESCRIPTOR SPACE
+
+serves the requests of its parent, which it must be the direct child of: a fork becomes the parent's own child. A
+request is a datagram, JSON and descriptors, at the socket of that number; SPACE is where a fork writes its own command
+for `ps`. Once the template is ready it sends a byte, and it ends with its parent.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import fcntl
+import gc
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import import_module, machinery
+from typing import IO, Any
+
+from ..host import imports, process
+from . import keeper
+
+_LONGEST_REQUEST = 1 << 20
+_MOST_DESCRIPTORS = 64
+_SPACE = 4096  # bytes for a command
+# What a task imports, in addition to what these import, from its start to its first step.
+_MODULES = (
+    *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
+    *("crankshaft.engine.strategies.base", "crankshaft.launch.host.isolation", "crankshaft.launch.run.training"),
+    *("crankshaft.launch.run.base", "crankshaft.launch.run.run", "crankshaft.launch.run.modes"),
+    *("crankshaft.launch.benchmark.mode", "crankshaft.launch.run.evaluator", "crankshaft.launch.run.generation"),
+)
+
+
+class Template:
+    """A template process, as its parent sees it.
+
+    Args:
+      env: its environment.
+
+    Attributes:
+      pid: its process id.
+    """
+
+    def __init__(self, env: Mapping[str, str]):
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_REQUEST)
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(other.fileno()), " " * _SPACE],
+                env=env,
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=keeper.die_with_parent,
+            )
+        self.pid = self._process.pid
+        self._is_ready = False
+
+    def fileno(self) -> int:
+        """Returns the descriptor that is readable once the template is ready, or has failed."""
+        return self._socket.fileno()
+
+    def wait(self) -> bool:
+        """Waits until it has imported; returns whether it can fork."""
+        with contextlib.suppress(OSError):
+            self._is_ready = self._is_ready or bool(self._socket.recv(1))
+        return self._is_ready
+
+    def fork(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cores: Sequence[int],
+        blocked: Sequence[signal.Signals],
+        report: int,
+        *,
+        cwd: str | None = None,
+        pass_fds: Sequence[int] = (),
+        **streams: int | IO | None,
+    ) -> tuple[IO[bytes] | None, ...]:
+        """Forks a program, kept below a keeper; returns the parent's ends of its streams' pipes, None without one.
+
+        The arguments are those of `Children.start`, `cwd`, `pass_fds` and streams those of `subprocess.Popen`.
+
+        Raises:
+          OSError: the template has ended, or the request is too long.
+        """
+        if not self.wait():
+            raise OSError("its template has ended")
+        pipes, own, descriptors = list[IO[bytes] | None](), list[int](), list[int]()
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            stream, pipe = streams.get(name), None
+            if stream == subprocess.PIPE:
+                ends = os.pipe()
+                stream, mine = ends if number == 0 else reversed(ends)
+                own.append(stream)
+                pipe = open(mine, "wb" if number == 0 else "rb", buffering=0)  # noqa: SIM115 - the child's streams
+            elif stream == subprocess.DEVNULL:
+                stream = os.open(os.devnull, os.O_RDWR)
+                own.append(stream)
+            elif stream == subprocess.STDOUT:
+                stream = descriptors[1]
+            pipes.append(pipe)
+            descriptors.append(number if stream is None else stream if isinstance(stream, int) else stream.fileno())
+        request = {"command": [*command], "env": {**env}, "cwd": cwd or os.getcwd(), "cores": [*cores]}
+        request |= {"blocked": [*blocked], "numbers": [*range(3), *pass_fds]}
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [report, *descriptors, *pass_fds])
+        finally:
+            for descriptor in own:
+                os.close(descriptor)
+        return tuple(pipes)
+
+    def close(self) -> None:
+        """Ends the process; its forks go on."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(requests: socket.socket) -> dict[str, Any]:
+    """Forks a process for each request, and returns the request in the fork; the template ends with its parent."""
+    parent = os.getppid()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(requests, _LONGEST_REQUEST, _MOST_DESCRIPTORS)
+        if not data:
+            os._exit(0)
+        between = os.fork()
+        if not between:
+            if os.fork():
+                os._exit(0)  # the fork becomes a child of `parent`, which adopts orphans
+            return _begin(json.loads(data), descriptors, requests, parent)
+        os.waitpid(between, 0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.socket, parent: int) -> dict[str, Any]:
+    """Makes this fork of the template a keeper, and its child a process such as `subprocess.Popen` starts."""
+    between = os.getppid()
+    while between not in (parent, 1) and os.getppid() == between:  # it has ended, or will in a moment
+        os.sched_yield()
+    if os.getppid() != parent:
+        os._exit(1)
+    report, *descriptors = descriptors
+    keeper.become_kept(parent, report, request["cores"], map(signal.Signals, request["blocked"]))
+    os.close(report)
+    requests.close()
+    numbers = request["numbers"]
+    above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(above, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(request["cwd"])
+    return request
+
+
+def become(request: dict[str, Any]) -> None:
+    """Gives this fork the state of a Python that starts the request's command."""
+    command, env = request["command"], request["env"]
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    os.environ.update(env)
+    _show(command)
+    sys.orig_argv[:] = command
+    sys.argv[:] = command[2:] if command[1] == "-m" else command[1:]
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11's
+        script = os.path.dirname(os.path.realpath(sys.argv[0]))
+        sys.path[0] = os.getcwd() if command[1] == "-m" else script
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
+        sys.stdout.reconfigure(line_buffering=True)
+    import_module("numpy").random.seed()
+    imports.watch(command)
+    gc.enable()
+
+
+def _show(command: Sequence[str]) -> None:
+    """Shows a command line as this process's to `ps`, in the place of the template's (proc(5), /proc/PID/cmdline)."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        first, last = map(int, file.read().rpartition(")")[2].split()[45:47])
+    line = os.fsencode(" ".join(command))[: last - first - 2]
+    ctypes.memmove(first, line.ljust(last - first - 1, b"\0") + b" ", last - first)  # without \0 at its end: one line
+
+
+def execute(command: Sequence[str]) -> None:
+    """Executes a script, or a module after -m, as `__main__`, as Python does."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main).update(__annotations__={}, __builtins__=builtins)
+    if command[1] == "-m":
+        runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
+        return
+    path = command[1]
+    loader = machinery.SourceFileLoader("__main__", path)
+    vars(main).update(__file__=path, __cached__=None, __loader__=loader)
+    exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), vars(main))
+
+
+def _main() -> None:
+    with socket.socket(fileno=int(sys.argv[1])) as requests, warnings.catch_warnings():
+        os.set_inheritable(requests.fileno(), False)
+        process.prepare()
+        with imports.quick():
+            for name in _MODULES:
+                import_module(name)
+        gc.disable()
+        gc.freeze()
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's: TensorFlow's import has started threads
+        requests.send(b"!")
+        request = serve(requests)
+    become(request)
+    sys.excepthook = _report
+    execute(request["command"])
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Reports an exception as Python does, without the frames of this file and of `runpy`."""
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", runpy.__file__):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    _main()
