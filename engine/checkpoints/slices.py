@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -50,12 +50,14 @@ class SlicedVariable(NamedTuple):
       slices: those of this process.
       is_live: whether slices are read from the variable itself, so that they have to be written before it changes.
       writers: numbers of the processes that write slices of it.
+      is_sharded: whether a process has only its own slices, so that no other can write them.
     """
 
     key: str
     slices: Sequence[Slice]
     is_live: bool = False
     writers: frozenset[int] = frozenset({0})
+    is_sharded: bool = False
 
 
 class ShardRows(NamedTuple):
@@ -122,7 +124,7 @@ def of_shards(variable, key: str, is_live: bool) -> SlicedVariable:
             box = sharding.box(replica)
             is_copied = is_live or box.size[1:] != sharding.local_shape[1:]
             slices += _slices_of(sharding.shape, box, read, shard, is_copied)
-    return SlicedVariable(key, slices, is_live, frozenset(_writers(sharding, len(held))))
+    return SlicedVariable(key, slices, is_live, frozenset(_writers(sharding, len(held))), is_sharded=True)
 
 
 def _writers(sharding: shards.Sharding, replicas_a_process: int) -> Iterator[int]:
@@ -203,6 +205,31 @@ def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
                 tensors=[each.read() for each, _ in batch],
             )
     return names
+
+
+def packed(entries: Iterable[SlicedVariable]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yields, of each slice of entries, its description, plain JSON, and its bytes, which a CPU's tensor shares."""
+    for entry in entries:
+        for each in entry.slices:
+            value = each.read()
+            described = {"key": entry.key, "spec": each.spec, "dtype": value.dtype.name, "shape": value.shape.as_list()}
+            if value.dtype == tf.string:
+                data = tf.io.serialize_tensor(value).numpy()
+            else:
+                data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            yield {**described, "is_sharded": entry.is_sharded}, data
+
+
+def unpacked(described: Mapping[str, Any], read: Callable[[], Any]) -> SlicedVariable:
+    """Returns an entry of one slice, which `packed` has described; `read` returns its bytes."""
+    dtype = tf.as_dtype(described["dtype"])
+
+    def value() -> tf.Tensor:
+        if dtype == tf.string:
+            return tf.io.parse_tensor(bytes(read()), dtype)
+        return tf.constant(np.frombuffer(read(), dtype.as_numpy_dtype).reshape(described["shape"]))
+
+    return SlicedVariable(described["key"], [Slice(described["spec"], "CPU:0", value, described["bytes"])])
 
 
 def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterator[list[T]]:

@@ -24,6 +24,7 @@ import re
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -108,7 +109,7 @@ class Checkpoints:
         self.check = check
         self.directory = os.path.abspath(directory)
         self.writes = writes
-        self._writer = writer or WritingProcess()
+        self.writer = writer or WritingProcess()
         self._saves = 0
         self.state = state
         self.keep = keep or None
@@ -118,6 +119,7 @@ class Checkpoints:
         self._failed_step: int | None = None  # the first one since a checkpoint was written
         self._begun_step: int | None = None  # that this object began to save, or restored, last; as in all processes
         self._current_step: int | None = None  # of its last one that is whole
+        self._writing = threading.Lock()
         self._warned: set[str] = set()
         self.written: Callable[[Manifest, float], None] = lambda manifest, seconds: None
         self._catalogue = Catalogue(self.directory)
@@ -132,7 +134,7 @@ class Checkpoints:
           CheckpointError: the directory has checkpoint files that no manifest lists.
         """
         self.wait()
-        if not self.writes or self._writer.process:
+        if not self.writes or self.writer.process:
             return []
         removed = manifests.settle(self.directory)
         names = manifests.listdir(self.directory)
@@ -171,25 +173,58 @@ class Checkpoints:
             return
         self.check()
         self._begun_step, self._error = step, None
-        self._saves += 1
         kept = manifests.as_read(self.about, host_state)
         entries, variables = snapshot.take(self.state)  # gathers what differs by replica, on all processes
-        own = [entry for entry in entries if self._writer.process in entry.writers]
+        own = [entry for entry in entries if self.writer.process in entry.writers]
+        others = frozenset().union(*(entry.writers for entry in entries)) - {0}
+        saving = self._new(step, own, others, {**kept, "variables": variables})
         if not self.writes or not own:
             self._current_step = step
             return
-        folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self._writer.attempt}_{self._saves}")
-        record = {**kept, "variables": variables}
-        others = frozenset().union(*(entry.writers for entry in entries)) - {0}
-        saving = _Saving(int(step), folder, own, others, record, threading.Event())
-        if not any(entry.is_live for entry in own):
-            saving.may_change.set()
-        # Not a daemon: a process that ends, even by an exception, first finishes writing.
-        self._thread = threading.Thread(target=self._write, args=(saving,), name=f"checkpoint-{step}")
-        self._thread.start()
-        saving.may_change.wait()
+        self._start(saving)
         if wait:
             self.wait()
+
+    def write(self, step: int, entries: list[SlicedVariable], others: frozenset[int], record: dict) -> None:
+        """Writes a state that was read earlier, as a checkpoint, and waits until it is on the disk.
+
+        Every process calls it, also one without entries; the first one waits for the shares of `others`.
+
+        Args:
+          step: of the state.
+          entries: those that this process writes.
+          others: numbers of the other processes that write entries.
+          record: of the state, for the manifest: about, host_state, variables.
+
+        Raises:
+          SaveError: it can't be written.
+        """
+        self.wait()
+        self.check()
+        saving = self._new(step, entries, others, record)
+        if entries or not self.writer.process:
+            self._start(saving)
+            self.wait()
+
+    def write_beside(self, step: int, entries: list[SlicedVariable], record: dict) -> None:
+        """Writes a state like `write`, but alone and at once, in a thread beside the run; the log has a failure."""
+        folder = os.path.join(self.directory, f"ckpt-{step}_temp_{uuid.uuid4().hex}_0")
+        self._write(_Saving(int(step), folder, entries, frozenset(), record, threading.Event()))
+
+    def _new(self, step: int, entries: list[SlicedVariable], others: frozenset[int], record: dict) -> _Saving:
+        """Makes a saving, whose folder all processes name alike."""
+        self._saves += 1
+        folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self.writer.attempt}_{self._saves}")
+        return _Saving(int(step), folder, entries, others, record, threading.Event())
+
+    def _start(self, saving: _Saving) -> None:
+        """Writes in a thread; returns when the variables may change again."""
+        if not any(entry.is_live for entry in saving.entries):
+            saving.may_change.set()
+        # Not a daemon: a process that ends, even by an exception, first finishes writing.
+        self._thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
+        self._thread.start()
+        saving.may_change.wait()
 
     def outdate(self) -> None:
         """Makes the next `save` write, also of a step that was saved: a program has changed the state since."""
@@ -304,7 +339,7 @@ class Checkpoints:
             f"use another {setting('run_dir')}, or load only its weights with {setting('init_from')}"
         )
         _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
-        if differences and not self._writer.process:
+        if differences and not self.writer.process:
             logging.warning(
                 "%s has another optimizer state; only what matches is restored: %s", manifest.name, differences
             )
@@ -334,15 +369,20 @@ class Checkpoints:
             self._warned.add(problem)
             logging.warning("skipping a broken checkpoint in %s: %s", self.directory, problem)
 
-    def _write(self, saving: _Saving) -> None:
+    def _write_later(self, saving: _Saving) -> None:
         """Writes this process's entries, in the thread, outside any strategy's scope."""
         with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        self._write(saving)
+
+    def _write(self, saving: _Saving) -> None:
+        """Writes this process's entries, once no other thread does."""
+        self._writing.acquire()
         try:
             os.makedirs(saving.folder, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another process's
                 files.make_file(os.path.join(saving.folder, _MARK))
-            if self._writer.process:
+            if self.writer.process:
                 self._write_share(saving)
             else:
                 self._write_whole(saving)
@@ -350,6 +390,7 @@ class Checkpoints:
         except Exception as error:  # any error has to reach wait()
             self._fail(saving, error)
         finally:
+            self._writing.release()
             saving.may_change.set()
 
     def _fail(self, saving: _Saving, error: Exception) -> None:
@@ -364,9 +405,9 @@ class Checkpoints:
             self._failed_step = saving.step
             logging.warning("%s. The checkpoint before it stays; a run that continues writes its next one", self._error)
         with contextlib.suppress(OSError):
-            if self._writer.process:
-                shares.discard(saving.folder, self._writer.process)
-                shares.write_failure(saving.folder, self._writer.process, why)
+            if self.writer.process:
+                shares.discard(saving.folder, self.writer.process)
+                shares.write_failure(saving.folder, self.writer.process, why)
             else:
                 manifests.settle(self.directory)
                 _discard(saving.folder)
@@ -378,12 +419,12 @@ class Checkpoints:
 
     def _write_share(self, saving: _Saving) -> None:
         """Writes this process's slices, for the first process to seal."""
-        shares.write_note(saving.folder, self._writer.process, self._write_own(saving))
+        shares.write_note(saving.folder, self.writer.process, self._write_own(saving))
         self._current_step = saving.step
 
     def _write_own(self, saving: _Saving) -> list[str]:
         """Writes this process's entries, first those that are read from variables; returns the prefixes to merge."""
-        prefix = os.path.join(saving.folder, f"part-{self._writer.process}")
+        prefix = os.path.join(saving.folder, f"part-{self.writer.process}")
         names = slices.write([entry for entry in saving.entries if entry.is_live], f"{prefix}-live")
         saving.may_change.set()
         return names + slices.write([entry for entry in saving.entries if not entry.is_live], prefix)
@@ -407,7 +448,7 @@ class Checkpoints:
         Returns its prefix, in the save's own folder.
         """
         parts = self._write_own(saving)
-        parts += shares.collect(saving.folder, saving.others, self._writer.timeout_seconds)
+        parts += shares.collect(saving.folder, saving.others, self.writer.timeout_seconds)
         prefix = os.path.join(saving.folder, "whole", f"ckpt-{saving.step}")
         with tf.device("CPU:0"):
             tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix)

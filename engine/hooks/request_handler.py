@@ -23,7 +23,7 @@ from .writing import Writing
 PROFILED_STEPS = 10
 _LEAST_TRACE_MS = 200  # of another task, so that its beginning and end hardly matter
 _LAST_LOOK_SECONDS = 5.0  # for requests at the run's end
-_WISHES = {"checkpoint": 1, "profile": 2}  # a bit each
+_WISHES = {"checkpoint": 1, "profile": 2}  # a bit each; `snapshots` has the next
 _STOPPED = "crankshaft ask stop"
 
 
@@ -90,7 +90,7 @@ class RequestHandler(Hook):
             wishes = 0
             for request in self._wanted:
                 wishes |= _WISHES[request.kind]
-            agreed = status.strategy.agree_to_do(wishes)
+            agreed = status.strategy.agree_to_do(wishes, sum(_WISHES.values()))
             if agreed & _WISHES["profile"]:
                 self._begin_profile(status)
             elif agreed:

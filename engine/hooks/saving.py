@@ -25,12 +25,21 @@ def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
 def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again: bool = False) -> None:
     """Saves the state of `status` and of the hooks; returns when training may continue, before it is written.
 
-    The step saved last is not saved again, unless `again`.
-
-    Each hook's `settle` is called first, so a hook that detects a bad state raises, and nothing is written.
+    The step saved last is not saved again, unless `again`. See `settled`.
 
     Raises:
       SaveError: a call was interrupted, so the variables are not those of one step.
+    """
+    checkpoints.save(status.step, settled(status, hooks), force=again)
+
+
+def settled(status: Status, hooks: Sequence[Hook]) -> dict:
+    """Prepares a save, and returns what it has besides variables, plain JSON and NumPy scalars.
+
+    Each hook's `settle` is called first, so a hook that detects a bad state raises, and nothing is saved.
+
+    Raises:
+      SaveError: see `save`.
     """
     state = status.state
     if not state.is_whole or state.step != status.step:
@@ -42,8 +51,7 @@ def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again:
         hook.settle(status)
     state.input.take(status.step)
     of_hooks = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
-    host_state = {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
-    checkpoints.save(status.step, host_state, force=again)
+    return {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
 
 
 def restore(

@@ -29,7 +29,7 @@ def usable_cpus(pids: Iterable[int]) -> set[int]:
 
 def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """Returns the number of cores in a control group's (v1 or v2) CPU quota; infinity without one."""
-    return min(map(_quota_cores, _control_groups(proc, cgroups)), default=math.inf)
+    return min(map(_quota_cores, control_groups(proc, cgroups)), default=math.inf)
 
 
 def features(proc: Path = Path("/proc")) -> set[str]:
@@ -64,7 +64,7 @@ def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/
 
     Summed over CPUs; 0 without quotas.
     """
-    counted = (line.split() for folder in _control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
+    counted = (line.split() for folder in control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
     units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of v2 and v1
     return sum(float(value) * units[name] for name, value in counted if name in units)
 
@@ -78,14 +78,14 @@ def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _control_groups(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Yields the folders of the control groups (v1 or v2) that may limit this process's CPU time, its own first."""
+def control_groups(proc: Path, cgroups: Path, controller: str = "cpu") -> Iterator[Path]:
+    """Yields the folders of the control groups (v1 or v2) that may limit what this process uses, its own first."""
     for line in lines(proc / "self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
             root = cgroups
-        elif "cpu" in controllers.split(","):
-            root = cgroups / "cpu"
+        elif controller in controllers.split(","):
+            root = cgroups / controller
         else:
             continue
         # A group's quota also limits those below; in a container the path may be the host's, and the root is ours.

@@ -108,10 +108,14 @@ class Processes:
         """
         return Stop(reason) if reason else None
 
-    def agree_to_do(self, wishes: int) -> int:
+    def agree_to_do(self, wishes: int, among: int) -> int:
         """Returns the wishes of all processes, a bit each, the same in all at the same step; each wish once.
 
         Call it after each call of the inner loop, except while agreed wishes are pending.
+
+        Args:
+          wishes: of this process.
+          among: all wishes that the caller may have; others' stay.
         """
         return wishes
 

@@ -152,10 +152,11 @@ class MultiWorker(Replicated):
     def resume_work(self) -> None:
         self._stop_reason, self._stop_requested, self._stop = "", False, None
 
-    def agree_to_do(self, wishes: int) -> int:
+    def agree_to_do(self, wishes: int, among: int) -> int:
         self._wishes |= wishes & ~self._published
         self._published |= wishes
-        agreed, self._agreed = self._agreed, 0
+        agreed = self._agreed & among
+        self._agreed &= ~agreed
         self._published &= ~agreed
         return agreed
 

@@ -21,12 +21,14 @@ from ...engine.machine import events
 from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, resources
-from .children import Child, Children
+from .children import Child, Children, wait
+from .memory import TaskMemory
 from .output import Output, TaskOutput
 from .restarts import EndTimeouts, Servers, Settlement, Synchronous, TaskExit
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, after a request to end
 _OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
+_WRITE_SECONDS = 600.0  # for a checkpoint of what tasks have left in memory
 _QUERY_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
 _ANSWER_SECONDS = 0.1
 
@@ -99,6 +101,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._output = Output(self._selector, log_dir, coloured)
         self._children = Children()
+        self._memory = TaskMemory(len(specs))
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
         self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
@@ -127,6 +130,8 @@ class Supervisor:
             finally:
                 self._take(self._tasks)
                 self._children.sweep()
+                self._write_unsaved()
+                self._memory.close()
             self._finish_output()
             return code
 
@@ -150,6 +155,20 @@ class Supervisor:
             if self._stop_signal:
                 return self._exit_code_when_stopped([])
 
+    def _write_unsaved(self) -> None:
+        """Writes the newest state that ended tasks have left in memory, and did not save."""
+        if (unsaved := self._memory.unsaved()) is None:
+            return
+        step, command, files = unsaved
+        try:
+            child = self._children.start(command, env=self._environment, pass_fds=files)
+        except OSError as error:
+            self._output.print(f"step {step:,} was in memory, and is lost: {error}")
+            return
+        wait([child], _WRITE_SECONDS)
+        (code,) = self._children.end([child])
+        self._output.print(f"step {step:,} was in memory, and is {'lost' if code else 'saved now'}")
+
     def _start_all(self) -> None:
         self._plan, self._signalled, self._alone, self._cluster, self._left = [], set(), [], {}, None
         ports = resources.free_ports(len(self._specs))
@@ -164,11 +183,17 @@ class Supervisor:
         try:
             child = self._children.start(
                 [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
-                env={**self._environment, **spec.environment, "TF_CONFIG": json.dumps(cluster)},
+                env={
+                    **self._environment,
+                    **spec.environment,
+                    **self._memory.variables(index),
+                    "TF_CONFIG": json.dumps(cluster),
+                },
                 cores=spec.cores or (),
                 blocked={signal.SIGINT},  # a Python that is starting would answer it by a traceback
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                **self._memory.options(index),
             )
         except OSError as error:
             raise RunError(f"{spec.name} can't be started: {error}") from None

@@ -16,7 +16,20 @@ from ...engine.internals.arguments import HUGE
 from ...engine.strategies import registry
 from . import rules
 from .own_files import Module
-from .rules import ARGUMENT, Boolean, FilePaths, FlagInfo, Integer, Number, OneOf, Path, Text, fields, flag
+from .rules import (
+    ARGUMENT,
+    AutoOrNumber,
+    Boolean,
+    FilePaths,
+    FlagInfo,
+    Integer,
+    Number,
+    OneOf,
+    Path,
+    Text,
+    fields,
+    flag,
+)
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
@@ -385,6 +398,13 @@ class Flags:
     histogram_every_steps: int = _when(Integer(0), 0, "Interval of histograms of weights and gradients.", **_WRITES)
     keep_checkpoints: int = _when(
         Integer(0), 5, "Number of recent checkpoints to keep; 0 keeps all.", use=_OF_A_FOLDER, may_differ=True
+    )
+    snapshot_seconds: str | float = _when(
+        AutoOrNumber(lower=0, upper=1e6),
+        "auto",
+        "Seconds between snapshots in memory, from which a run continues after a failure; auto: at most every 2 s, and "
+        "0.5 % of the time; 0: none.",
+        use=_OF_A_FOLDER,
     )
     monitor: str = _when(
         Text("a metric's name", rules.monitored),

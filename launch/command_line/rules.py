@@ -100,6 +100,18 @@ class Integer(Number):
         super().__init__(lower=lower, upper=upper, whole=True)
 
 
+class AutoOrNumber(Number):
+    """The word auto, or a number of an interval."""
+
+    def __init__(self, **ends: Any):
+        super().__init__(**ends)
+        self.expected = f"auto, or {self.expected}"
+
+    def coerce(self, value: Any) -> Any:
+        """See `ValueType`."""
+        return "auto" if value == "auto" else super().coerce(value)
+
+
 class Text(ValueType):
     """Text that keeps a rule.
 

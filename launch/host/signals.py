@@ -129,10 +129,18 @@ class Signals:
       request: called with the signal's name; must only take a note.
       ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt.
       is_kept: whether this context is entered many times, until `close`: its thread then stays between.
+      meanwhile: called in a thread if the run does not end within a moment, since it is busy; returns a line to print.
     """
 
-    def __init__(self, request, ends_process: bool = True, is_kept: bool = False):
+    def __init__(
+        self,
+        request,
+        ends_process: bool = True,
+        is_kept: bool = False,
+        meanwhile: Callable[[], str | None] = lambda: None,
+    ):
         self._request = request
+        self._meanwhile = meanwhile
         self._ends_process = ends_process
         self._is_kept = is_kept
         self._requested = False
@@ -141,7 +149,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._answers = self._answers or _Answers(self._ends_process)
+            self._answers = self._answers or _Answers(self._ends_process, self._meanwhile)
             self._handlers.install(self._answers.wakeup)
         return self
 
@@ -224,12 +232,14 @@ class _Answers:
         was just forked has it too.
     """
 
-    def __init__(self, ends_process: bool):
+    def __init__(self, ends_process: bool, meanwhile: Callable[[], str | None]):
         reading, self._writing = socket.socketpair()
         reading.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._writing.setblocking(False)
         self.wakeup = self._writing.fileno()
-        self._thread = threading.Thread(target=_answer, args=(reading, ends_process), name="signals", daemon=True)
+        self._thread = threading.Thread(
+            target=_answer, args=(reading, ends_process, meanwhile), name="signals", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -250,7 +260,12 @@ def _received(reading: socket.socket) -> bytes:
     return data if _CREDENTIALS.unpack(writer)[0] == os.getpid() else b""
 
 
-def _answer(reading: socket.socket, ends_process: bool) -> None:
+def _print_after(work: Callable[[], str | None]) -> None:
+    if line := work():
+        print_line(line)
+
+
+def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], str | None]) -> None:
     """Prints the consequence of a signal that has had no effect for half a second. Runs in a thread.
 
     Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
@@ -259,7 +274,9 @@ def _answer(reading: socket.socket, ends_process: bool) -> None:
     Args:
       reading: of the wakeup file; closed at its end.
       ends_process: whether a second signal ends the process at once.
+      meanwhile: see `Signals`.
     """
+    saving: threading.Thread | None = None
     first, name, is_answered = None, "", False
     while True:
         waits = None if first is None or is_answered else max(0.0, first + _ANSWER_SECONDS - time.monotonic())
@@ -267,6 +284,9 @@ def _answer(reading: socket.socket, ends_process: bool) -> None:
             is_answered = True
             line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
             print_line(f"{line}{_AT_ONCE * ends_process}")
+            # In another thread: a second signal ends the process meanwhile.
+            saving = threading.Thread(target=_print_after, args=(meanwhile,), name="saving")
+            saving.start()
             continue
         if 0 in (numbers := _received(reading)):
             break
@@ -276,4 +296,6 @@ def _answer(reading: socket.socket, ends_process: bool) -> None:
         elif asking and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
             _show_cursor()
             os._exit(_EXIT_CODES[signal.Signals(asking[0])])
+    if saving is not None:
+        saving.join()
     reading.close()

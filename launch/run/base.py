@@ -17,6 +17,7 @@ import tensorflow as tf
 from ...engine import StepOptions, Trainer, optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, WritingProcess
+from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import combined, form
 from ...engine.data.data import Data
 from ...engine.data.feed import Feed
@@ -84,6 +85,7 @@ class BaseRun:
       hooks: of a run that trains, in the order in which they act.
       record: the one of them that writes the run's events; None of workers but the chief.
       sync_check: the check that compares replicas, if there are several.
+      snapshots: those in memory; None if it takes none.
       resumed_from: the step of the checkpoint that it was resumed from; None without one.
       is_ready: whether its steps were checked and their compiler was chosen.
       loop: the outer loop.
@@ -103,6 +105,7 @@ class BaseRun:
     hooks: list[Hook] = dataclasses.field(default_factory=list)
     record: Recorder | None = None
     sync_check: SyncCheck | None = None
+    snapshots: Snapshots | None = None
     resumed_from: int | None = None
     is_ready: bool = False
     loop: Loop = dataclasses.field(init=False)

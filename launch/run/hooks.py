@@ -19,6 +19,7 @@ from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
+from ...engine.hooks.snapshots import InMemory
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
@@ -122,6 +123,9 @@ def in_order(
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
     if run.checkpoints:
         hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+    if run.snapshots:
+        seconds = config.snapshot_seconds
+        hooks.append(InMemory(run.snapshots, None if seconds == "auto" else float(seconds), hooks))
     return [*hooks, *_request_handler(run, hooks, looking)]
 
 

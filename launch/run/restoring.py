@@ -34,7 +34,7 @@ def _checked_newest(run: BaseRun) -> Manifest | None:
     """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
     run.checkpoints.clean()
     run.best.clean()
-    manifest, about = newest(run, run.checkpoints), run.checkpoints.about
+    manifest, about = _newest_or_in_memory(run), run.checkpoints.about
     if manifest is None:
         if problem := run.checkpoints.problem():
             raise UsageError(_unreadable(run, problem))
@@ -48,6 +48,17 @@ def _checked_newest(run: BaseRun) -> Manifest | None:
     if run.config.is_chief:
         threads.warn_of_others(manifest, about)
     return manifest
+
+
+def _newest_or_in_memory(run: BaseRun) -> Manifest | None:
+    """Returns the newest checkpoint, after writing one of a newer snapshot in memory, if any."""
+    manifest = newest(run, run.checkpoints)
+    step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
+    if step is None:
+        return manifest
+    saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"
+    run.log(f"step {step:,} is taken from memory, where the attempt before left it: {saved}")
+    return newest(run, run.checkpoints)
 
 
 def _check_rules(config: Config, manifest: Manifest) -> None:

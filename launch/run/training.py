@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from ...engine.checkpoints import Manifest, RunDir
+from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data.order import Order
 from ...engine.errors import counted
 from ...engine.hooks import Hook, evaluation, saving
@@ -20,6 +25,7 @@ from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_of
 from ...engine.strategies import jit_choice
+from ..cluster import memory
 from ..command_line import config as configs
 from ..errors import UsageError, setting
 from ..host.files import write_of_run
@@ -34,9 +40,28 @@ from .progress import duration, print_model_summary
 def prepare(run: BaseRun, user_hooks: Sequence, began: float) -> None:
     """Makes a run's hooks and its loop; see `hooks.compose`."""
     pauses = Pauses()
+    run.snapshots = _snapshots(run)
     run.hooks = hooks.compose(run, user_hooks, began, pauses)
-    run.signals = Signals(run.stop_request.request, run.config.owns_process, is_kept=True)
+    meanwhile = functools.partial(_write_snapshot, run)
+    run.signals = Signals(run.stop_request.request, run.config.owns_process, is_kept=True, meanwhile=meanwhile)
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, pauses.clock)
+
+
+def _snapshots(run: BaseRun) -> Snapshots | None:
+    """Returns the run's snapshots in memory; None if it takes none."""
+    config = run.config
+    if run.checkpoints is None or not config.snapshot_seconds or not hasattr(os, "memfd_create"):
+        return None
+    if config.coordinates:
+        logging.debug("no snapshots in memory: with parameter servers a failure loses the steps since a checkpoint")
+        return None
+    return Snapshots(run.checkpoints, memory.inherited(os.environ), run.strategy.exchange_text)
+
+
+def _write_snapshot(run: BaseRun) -> str | None:
+    """Writes the newest snapshot while the run is busy with something else; returns a line for the user, if it has."""
+    step = run.snapshots.write_alone() if run.snapshots else None
+    return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {run.config.run_dir}"
 
 
 def close(run: BaseRun) -> None:

@@ -1,0 +1,196 @@
+"""Snapshots of a run's state in memory: checkpoints that are written there, and to the disk only if needed. Host code.
+
+One has what a checkpoint has, and its values are read in the same way (`snapshot.take`). A process keeps all values
+that it has, not only those that it would write to a checkpoint: if another's memory is lost, it writes them instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from ..errors import SaveError
+from ..machine import memory
+from . import manifest as manifests
+from . import slices, snapshot
+from .slices import SlicedVariable
+from .slots import Held, Slots, newest_whole
+from .store import Checkpoints
+
+_SHARE = 0.25  # of the available memory, that snapshots may take
+_TEXT_BYTES = 1 << 12  # texts that processes exchange have few lengths, since each is compiled
+
+
+class Snapshots:
+    """The snapshots of a run, in this process's memory.
+
+    Args:
+      checkpoints: of the run: their state, and where a snapshot becomes a checkpoint.
+      slots: the memory.
+      exchange_text: of all processes that train this state (`Processes.exchange_text`).
+
+    Attributes:
+      copy_seconds: of CPU time that the newest took of a thread of its own.
+      is_off: whether there is too little memory.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange_text: Callable[[str], list[str]]):
+        self._checkpoints, self._slots, self._exchange_text = checkpoints, slots, exchange_text
+        self._thread: threading.Thread | None = None
+        self.copy_seconds = 0.0
+        self.is_off = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is being copied."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def take(self, step: int, host_state: dict) -> None:
+        """Takes a snapshot of the current state; returns when the variables may change again. All processes call it.
+
+        Args:
+          step: of the state.
+          host_state: plain JSON and NumPy scalars, read at once; the first process's is kept by all.
+        """
+        self.wait()
+        checkpoints = self._checkpoints
+        kept = manifests.as_read(checkpoints.about, host_state)
+        kept["host_state"] = json.loads(self._from_first(json.dumps(kept["host_state"])))
+        entries, variables = snapshot.take(checkpoints.state)
+        if self.is_off or self._lacks_memory(entries, variables):
+            return
+        parts = sorted(frozenset().union(*(each.writers for each in entries if each.is_sharded)))
+        record = {**kept, "variables": variables, "parts": parts, "run": self._run(), "keep": checkpoints.keep}
+        may_change = threading.Event()
+        arguments = step, record, entries, may_change
+        self._thread = threading.Thread(target=self._copy, args=arguments, name=f"snapshot-{step}")
+        self._thread.start()
+        may_change.wait()
+
+    def wait(self) -> None:
+        """Waits until nothing is being copied."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def clear(self) -> None:
+        """Forgets all snapshots: the run has ended, or has gone back to an earlier state."""
+        self.wait()
+        self._slots.clear()
+
+    def close(self) -> None:
+        """Frees the memory, if this process has made it."""
+        self.wait()
+        self._slots.close()
+
+    def write_newest(self, after: int) -> int | None:
+        """Writes the newest snapshot of which every part exists as a checkpoint. All processes call it.
+
+        Args:
+          after: the step of the newest checkpoint.
+
+        Returns:
+          Its step; None if there is none after that of the checkpoint, or it can't be written.
+        """
+        held = {each.step: each for each in self._of_this_run() if each.step > after}
+        parts = {step: each.record["parts"] for step, each in held.items()}
+        rows = [json.loads(row) for row in self._exchange_text(json.dumps(parts))]
+        found = newest_whole([{int(step): parts for step, parts in row.items()} for row in rows])
+        if found is None:
+            return None
+        step, first = found
+        process, mine = self._checkpoints.writer.process, held.get(step)
+        record: Any = mine.record if mine else {}
+        if first:  # the first process, which seals it, has lost its own
+            texts = self._exchange_text(json.dumps(record) if process == first else "")
+            record = json.loads(texts[first])
+        entries = entries_of(mine, all_of_them=process == first) if mine else []
+        others = frozenset({first, *record["parts"]} - {0})
+        try:
+            self._checkpoints.write(step, entries, others, for_manifest(record))
+        except SaveError as error:
+            logging.warning("the snapshot of step %d is lost: %s", step, error)
+            return None
+        return step
+
+    def write_alone(self) -> int | None:
+        """Writes this process's newest snapshot as a checkpoint, in a thread beside the run; see `write_newest`.
+
+        Without other processes' shards only: they may have other steps.
+        """
+        newest = next(iter(self._of_this_run()), None)
+        if newest is None or self._checkpoints.writer.process or {*newest.record["parts"]} - {0}:
+            return None
+        if newest.step <= max(manifests.steps(self._checkpoints.directory), default=-1):
+            return None
+        self._checkpoints.write_beside(newest.step, entries_of(newest), for_manifest(newest.record))
+        return newest.step if newest.step in manifests.steps(self._checkpoints.directory) else None
+
+    def _of_this_run(self) -> list[Held]:
+        own = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}
+        return [each for each in self._slots.read() if {name: each.record[name] for name in own} == own]
+
+    def _run(self) -> list:
+        """Returns what identifies the run: a folder that was made again is another's."""
+        folder = os.path.dirname(self._checkpoints.directory)
+        return [self._checkpoints.directory, os.stat(folder).st_ino if os.path.exists(folder) else 0]
+
+    def _from_first(self, text: str) -> str:
+        """Returns the first process's text."""
+        mine = "" if self._checkpoints.writer.process else text
+        return self._exchange_text(mine.ljust(-(-len(mine) // _TEXT_BYTES) * _TEXT_BYTES))[0]
+
+    def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
+        """Returns whether two snapshots would take too much of the memory."""
+        needed = 0
+        for entry in entries:
+            shape, dtype = variables.get(entry.key, ([], "string"))
+            needed += 2 * tf.as_dtype(dtype).size * tf.TensorShape(shape).num_elements() // len(entry.writers)
+        more, available = needed - self._slots.num_bytes, memory.available_bytes()
+        if more > _SHARE * available:
+            self.is_off = True
+            logging.warning(
+                "no snapshots in memory: two would take %d MB more, and %d MB are available; a failure loses the steps "
+                "since the last checkpoint",
+                *(more >> 20, int(available) >> 20),
+            )
+        return self.is_off
+
+    def _copy(self, step: int, record: dict, entries: list[SlicedVariable], may_change: threading.Event) -> None:
+        """Copies values to the memory, in the thread, first those that are read from variables."""
+
+        def values() -> Iterator[tuple[Mapping[str, Any], Any]]:
+            yield from slices.packed(each for each in entries if each.is_live)
+            may_change.set()
+            yield from slices.packed(each for each in entries if not each.is_live)
+
+        began = time.thread_time()
+        try:
+            self._slots.write(step, record, values())
+        except OSError as error:
+            self.is_off = True
+            logging.warning("no snapshots in memory: %s", error.strerror)
+        finally:
+            may_change.set()
+            self.copy_seconds = time.thread_time() - began
+
+
+def entries_of(held: Held, all_of_them: bool = True) -> list[SlicedVariable]:
+    """Returns a snapshot's entries, to be written to a checkpoint: all, or only this process's shards."""
+    return [
+        slices.unpacked(value, lambda value=value: held.read(value))  # type: ignore[misc]
+        for value in held.values
+        if all_of_them or value["is_sharded"]
+    ]
+
+
+def for_manifest(record: Mapping[str, Any]) -> dict:
+    """Returns that part of a snapshot's record that a manifest has."""
+    return {name: record[name] for name in ("about", "host_state", "variables")}

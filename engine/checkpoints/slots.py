@@ -1,0 +1,153 @@
+"""Memory for two snapshots, which outlives the process that writes them. Host code, no TensorFlow.
+
+Each slot is an anonymous file (memfd_create(2)), which exists as long as any process has it open: a task inherits those
+that its supervisor made. A slot's header is cleared before the slot is written, and written last: a snapshot whose
+process was killed meanwhile does not exist, and the other slot still has the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_NAME = "crankshaft-snapshot"
+_HEADER = struct.Struct("<8sqqq")  # mark, step, where the description begins, and its bytes
+_MARK = b"snapshot"
+_BEGIN = 4096  # of the values: they are whole pages
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A whole snapshot in a slot.
+
+    Attributes:
+      step: of the state.
+      record: plain JSON, as it was written.
+      values: of each value its description, plain JSON, with its position in the file, "at", and its "bytes".
+      descriptor: of the file.
+    """
+
+    step: int
+    record: Mapping[str, Any]
+    values: Sequence[Mapping[str, Any]]
+    descriptor: int
+
+    def read(self, value: Mapping[str, Any]) -> bytearray:
+        """Reads one of `values`."""
+        return _read(self.descriptor, value["bytes"], value["at"])
+
+
+class Slots:
+    """Two slots of a process.
+
+    Args:
+      descriptors: of the files, made by `make`; by default it makes its own, at the first snapshot, which end with it.
+    """
+
+    def __init__(self, descriptors: Sequence[int] = ()):
+        self._descriptors = [*descriptors]
+        self._is_own = not descriptors
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the slots have taken."""
+        return sum(os.fstat(each).st_size for each in self._descriptors)
+
+    def write(self, step: int, record: Mapping[str, Any], values: Iterable[tuple[Mapping[str, Any], Any]]) -> None:
+        """Writes a snapshot to the slot that does not have the newest one.
+
+        Args:
+          step: of the state.
+          record: plain JSON.
+          values: (description, plain JSON; contiguous bytes) of each value.
+
+        Raises:
+          OSError: there is too little memory. That slot is then empty.
+        """
+        self._descriptors = self._descriptors or make()
+        slot = min(self._descriptors, key=lambda each: _header(each)[0])
+        os.pwrite(slot, bytes(_HEADER.size), 0)
+        at, described = _BEGIN, []
+        for description, value in values:
+            size = _write(slot, value, at)
+            described.append({**description, "at": at, "bytes": size})
+            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        size = _write(slot, json.dumps({"record": record, "values": described}).encode(), at)
+        os.pwrite(slot, _HEADER.pack(_MARK, step, at, size), 0)
+
+    def read(self) -> list[Held]:
+        """Returns the snapshots that are whole, the newest first."""
+        found = []
+        for descriptor in self._descriptors:
+            step, at, size = _header(descriptor)
+            if step >= 0:
+                content = json.loads(_read(descriptor, size, at))
+                found.append(Held(step, content["record"], content["values"], descriptor))
+        return sorted(found, key=lambda each: -each.step)
+
+    def clear(self) -> None:
+        """Empties both slots, and frees their memory."""
+        for each in self._descriptors:
+            os.ftruncate(each, 0)
+
+    def close(self) -> None:
+        """Frees the files, if they are this process's own."""
+        if self._is_own:
+            for each in self._descriptors:
+                os.close(each)
+            self._descriptors = []
+
+
+def make() -> list[int]:
+    """Makes the files of two slots. Raises `OSError`."""
+    return [os.memfd_create(_NAME) for _ in range(2)]
+
+
+def are_slots(descriptors: Sequence[int]) -> bool:
+    """Returns whether open files are slots: a process's own children inherit its environment, but not its files."""
+    with contextlib.suppress(OSError):
+        return all(os.readlink(f"/proc/self/fd/{each}").startswith(f"/memfd:{_NAME}") for each in descriptors)
+    return False
+
+
+def newest_whole(held: Sequence[Mapping[int, Iterable[int]]]) -> tuple[int, int] | None:
+    """Returns the newest step of which every part exists, and the first process that has a snapshot of it.
+
+    Args:
+      held: by process, for the step of each of its snapshots, the processes that have shards of that state.
+    """
+    for step in sorted({step for each in held for step in each}, reverse=True):
+        holders = [process for process, each in enumerate(held) if step in each]
+        if {*held[holders[0]][step]} <= {*holders}:
+            return step, holders[0]
+    return None
+
+
+def _header(descriptor: int) -> tuple[int, int, int]:
+    """Returns the step of a slot's snapshot, -1 without one, and where its description begins, and its bytes."""
+    header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+    mark, step, at, size = _HEADER.unpack(header)
+    return (step, at, size) if mark == _MARK else (-1, 0, 0)
+
+
+def _write(descriptor: int, value: Any, at: int) -> int:
+    view, done = memoryview(value).cast("B"), 0
+    while done < len(view):  # Linux writes 2 GiB at once at most
+        done += os.pwrite(descriptor, view[done:], at + done)
+    return done
+
+
+def _read(descriptor: int, size: int, at: int) -> bytearray:
+    data, done = bytearray(size), 0
+    while done < size:
+        count = os.preadv(descriptor, [memoryview(data)[done:]], at + done)
+        if not count:
+            raise OSError(f"a snapshot in memory ends after {done} of {size} bytes")
+        done += count
+    return data

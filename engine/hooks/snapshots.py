@@ -1,0 +1,90 @@
+"""Takes snapshots in memory, so that a failure between two checkpoints costs seconds of steps. Host code."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Sequence
+
+from ..checkpoints.in_memory import Snapshots
+from .base import Hook, Status
+from .saving import settled
+
+LEAST_SECONDS = 2.0
+_COST = 0.005  # the part of the time that snapshots may take
+_NEWEST = 3  # whose cost sets the period
+_WISH = 4  # a bit of `Processes.agree_to_do`
+
+
+class InMemory(Hook):
+    """Takes a snapshot whenever the first process's clock says so, at a step at which all processes know it.
+
+    It comes after the hooks that save, so that a snapshot includes the others' changes at the same step. The other
+    hooks `settle` first: a snapshot has finite weights, equal on all replicas, like a checkpoint.
+
+    Args:
+      snapshots: the destination.
+      every_seconds: the period; None: as often as takes 0.5 % of the time, by the cost of the newest ones, and at most
+        every 2 s.
+      hooks: the run's hooks, for their state; may be the list to which this hook is appended.
+      clock: returns seconds.
+    """
+
+    name = "in_memory"
+    spent_on = "checkpoints"
+
+    def __init__(
+        self, snapshots: Snapshots, every_seconds: float | None, hooks: Sequence[Hook] = (), clock=time.monotonic
+    ):
+        self.snapshots = snapshots
+        self.hooks = hooks
+        self._every_seconds, self._clock = every_seconds, clock
+        self._wished_at = 0.0
+        self._seconds = 0.0  # that the newest took of the loop
+        self._costs: collections.deque[float] = collections.deque(maxlen=_NEWEST - 1)  # of those before
+        self._due: int | None = None
+
+    def begin(self, status: Status) -> None:
+        self._wished_at, self._due = self._clock(), None
+
+    def rewind(self, status: Status) -> None:
+        self.begin(status)
+        self.snapshots.clear()  # they are of steps that the run has left
+
+    def next_due(self, step: int, status: Status) -> int | None:
+        return self._due if self._due is not None and self._due > step else None
+
+    def __call__(self, status: Status) -> None:
+        if self._due is None:
+            wishes = _WISH if status.strategy.is_chief and self._is_time() else 0
+            if status.strategy.agree_to_do(wishes, _WISH):
+                period = status.strategy.sync_period_steps
+                self._due = -(-status.step // period) * period
+        if self._due is not None and status.step >= self._due:
+            self._costs.append(self._cost)
+            self._due, began = None, self._clock()
+            self.snapshots.take(status.step, settled(status, self.hooks))
+            self._seconds = self._clock() - began
+
+    @property
+    def _cost(self) -> float:
+        """The seconds that the newest snapshot took, of the loop and of the thread that copies."""
+        return self._seconds + self.snapshots.copy_seconds
+
+    def _is_time(self) -> bool:
+        """Returns whether the next is due, and if so begins to count again."""
+        if self.snapshots.is_off or self.snapshots.is_busy:
+            return False
+        now, every = self._clock(), self._every_seconds
+        if every is None:  # the least of some: other programs' work is not a snapshot's
+            every = max(LEAST_SECONDS, min(*self._costs, self._cost) / _COST) if self._costs else LEAST_SECONDS
+        if now - self._wished_at < every:
+            return False
+        self._wished_at = now
+        return True
+
+    def end(self, status: Status) -> None:
+        self.snapshots.clear()  # the end is saved
+
+    def close(self) -> None:
+        self.snapshots.close()

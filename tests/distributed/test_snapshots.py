@@ -1,0 +1,90 @@
+"""Snapshots in memory: what killed tasks have left there is where the run continues, or what the job's end saves."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+
+import pytest
+
+from crankshaft.engine.checkpoints.slots import Slots
+from tests.distributed.jobs import Job, start
+from tests.runs import assert_equal_bits, newest, steps
+
+_ = start  # the fixture
+STEPS, HELD = 240, 210
+MLP = (
+    *("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3", "--input=digits"),
+    "--global_batch_size=66",
+)
+SHARDED = (
+    *("--model=transformer_lm", "--model_arg=layers=1", "--model_arg=width=32", "--model_arg=heads=4"),
+    *("--model_arg=dropout=0.1", "--input=text", "--input_arg=context=16", "--global_batch_size=8", "--mesh=model:2"),
+)
+RUN = (
+    *("--steps_per_loop=5", f"--train_steps={STEPS}", "--snapshot_seconds=0.01"),
+    *("--checkpoint_every_steps=100000", "--eval_every_steps=110", "--eval_batches=2"),
+)
+# Waits at a step until a file lets the run end: until then it can be killed.
+SCRIPT = f"""
+import pathlib, sys, time
+from crankshaft.engine.hooks import every_steps
+from crankshaft.launch import train
+
+def hold(status, means):
+    while not pathlib.Path(__file__).with_name("go").exists():
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    train.main(hooks=[every_steps({HELD}, hold)])
+"""
+
+
+def in_memory(job: Job) -> int:
+    """The newest step of which all of the job's tasks have left a snapshot; 0 if there is none."""
+    held = f"/proc/{job.process.pid}/fd"
+    found: dict[int, int] = {}
+    opened = [os.open(f"{held}/{name}", os.O_RDWR) for name in os.listdir(held) if is_slot(f"{held}/{name}")]
+    for descriptor in opened:
+        for each in Slots([descriptor]).read():
+            found[each.step] = found.get(each.step, 0) + 1
+        os.close(descriptor)
+    return max((step for step, count in found.items() if count == 2), default=0)
+
+
+def is_slot(path: str) -> bool:
+    return pathlib.Path(path).is_symlink() and os.readlink(path).startswith("/memfd:crankshaft")
+
+
+@pytest.mark.parametrize(
+    "flags", [MLP, pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["replicas", "model over both"]
+)
+def test_killed_workers_lose_no_more_than_the_steps_since_the_newest_snapshot(start, tmp_path, flags):
+    """Restarted, or at the job's end written as a checkpoint: the run ends with the bits of an undisturbed one."""
+    (script := tmp_path / "holding.py").write_text(SCRIPT)
+
+    def job(name: str, restarts: int) -> Job:
+        local = ("--workers=2", "--ps=0", f"--max_restarts={restarts}")
+        return start(name, *RUN, *flags, local=local, script=script)
+
+    run = job("run", 1)
+    run.until(lambda: in_memory(run) >= 20)
+    run.kill("worker 1")
+    run.until(lambda: run.starts() == 2 and "resumed at step" in run.output)
+    resumed = int(re.search(r"step (\d+) is taken from memory.*there is no checkpoint yet", run.output)[1])
+    assert resumed >= 20
+    assert f"resumed at step {resumed} of {STEPS}" in run.output
+    run.until(lambda: in_memory(run) > resumed)
+    run.kill("worker 0")
+    assert run.wait() == 1
+    saved = int(re.search(r"step (\d+) was in memory, and is saved now", run.output)[1])
+    assert steps(run.run_dir) == [resumed, saved]
+    assert saved > resumed
+    (tmp_path / "go").touch()
+    again = job("run", 1).ok()
+    assert f"resumed at step {saved} of {STEPS}" in again.output
+    assert "taken from memory" not in again.output
+    straight = job("straight", 0).ok()
+    assert newest(straight.run_dir) == STEPS
+    assert_equal_bits(run.run_dir, straight.run_dir)
