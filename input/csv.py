@@ -18,11 +18,10 @@ from .checks import InputError
 from .files import listing
 from .files.prepared import Prepared, PreparedWriter, prepared
 from .files.storage import Files
-from .known import order_of
-from .tables import folders
-from .tables.columns import Choice, splits_of
+from .tables import columns, folders
 from .tables.csv_records import CsvLayout, Records, first_record
 from .tables.csv_types import Converter, Finder, InferredType, Unfit
+from .tables.fitting import Choice
 from .tables.folders import TableFiles
 from .tables.parquet_table import ParquetTable, library
 from .tables.values import Column
@@ -56,7 +55,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
-    trained_on: Mapping[str, Any] | None = None,
+    trained_on: Data | None = None,
 ) -> Data:
     """Reads CSV in UTF-8, plain or gzip, whose first record names the columns, unless `names` does.
 
@@ -83,7 +82,7 @@ def load(
       eval_data_dir: evaluation files, as data_dir; their columns have the types of the training data.
       prepared_dir: folder of the Parquet file, instead of `.crankshaft` beside the files.
       validation_split: fraction of the records that is neither trained on nor used to fit words and means.
-      trained_on: the data's properties from a trained run: an array's columns are read in that order.
+      trained_on: the data of a trained run, whose words, means and ids are used instead of fitting them again.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -91,15 +90,15 @@ def load(
     Raises:
       InputError: pyarrow is not installed, or files or columns are missing or malformed.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
     delimiter = "\t" if delimiter == "tab" else delimiter
     table_files = folders.find(data_dir, _KIND)
-    train = CsvTable(table_files, delimiter, names, texts, prepared_dir)
+    train = columns.read(lambda kinds: CsvTable(table_files, delimiter, names, kinds, prepared_dir), choice, trained_on)
     evaluation = None
     if eval_data_dir:
         others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=table_files)
-        evaluation = CsvTable(others, delimiter, names, texts, prepared_dir, like=train)
-    return splits_of(train, evaluation, choice)
+        evaluation = CsvTable(others, delimiter, names, train.read_as, prepared_dir, like=train)
+    return columns.splits_of(train, evaluation, choice, trained_on)
 
 
 class CsvTable(ParquetTable):
@@ -109,7 +108,7 @@ class CsvTable(ParquetTable):
       table_files: the files.
       delimiter: between fields.
       names: of all columns; () if headers have them.
-      texts: columns that are text.
+      read_as: kinds of columns that are not inferred, as `csv_types` names them.
       prepared_dir: see `prepared`.
       like: the table whose column types these have; None infers them.
 
@@ -125,7 +124,7 @@ class CsvTable(ParquetTable):
         table_files: TableFiles,
         delimiter: str,
         names: tuple[str, ...],
-        texts: Sequence[str],
+        read_as: Mapping[str, str],
         prepared_dir: str | None,
         like: CsvTable | None = None,
     ):
@@ -135,12 +134,15 @@ class CsvTable(ParquetTable):
         kinds = like.kinds if like else None
 
         def write(writer: PreparedWriter) -> None:
-            _write(writer, table_files, _layouts(files, delimiter, names), texts, kinds, like.path if like else None)
+            _write(writer, table_files, _layouts(files, delimiter, names), read_as, kinds, like.path if like else None)
 
-        made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": [*texts], "keys": table_files.keys}
+        texts = [name for name, kind in read_as.items() if kind == "text"]
+        made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": texts, "keys": table_files.keys}
         made_by |= {"names": names} if names else {}
+        made_by |= {"read_as": {**read_as}} if len(texts) < len(read_as) else {}
         made = prepared(files, "csv", made_by, write, prepared_dir)
-        super().__init__(TableFiles(Files([made.path]), {}), (), [_metadata(made)], os.path.dirname(made.path))
+        super().__init__(TableFiles(Files([made.path]), {}), {}, [_metadata(made)], os.path.dirname(made.path))
+        self.read_as = read_as
         self.kinds: dict[str, str] = made.metadata["kinds"]
         self._records: list[int] = made.metadata["records"]
         self.path = files.paths[0]
@@ -205,7 +207,7 @@ def _write(
     writer: PreparedWriter,
     table_files: TableFiles,
     layouts: Sequence[CsvLayout],
-    texts: Sequence[str],
+    read_as: Mapping[str, str],
     kinds: dict[str, str] | None,
     like: str | None,
 ) -> None:
@@ -214,7 +216,7 @@ def _write(
     reading = Records(table_files, layouts, passes=1 if kinds else 2)
     columns: dict[str, InferredType] = {}
     if kinds is None:
-        finders = [Finder("text" if name in texts else None) for name in reading.names]
+        finders = [Finder(read_as.get(name)) for name in reading.names]
         for _, batch in reading.tables():
             for finder, column in zip(finders, batch.columns, strict=True):
                 finder.add(column)
@@ -265,7 +267,8 @@ def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, st
                 except Unfit as unfit:
                     raise InputError(
                         f"{path}, record {records.get(path, 0) + unfit.row + 1}: column {name!r}: expected "
-                        f"{converter.expects}, as in {like}, found {unfit.field[:_SHOWN]!r}; mend it"
+                        f"{converter.expects}, as in {like or 'the data of the run'}, found {unfit.field[:_SHOWN]!r}; "
+                        "mend it"
                     ) from None
             records[path] = records.get(path, 0) + batch.num_rows
             rest = pa.concat_tables([rest, pa.table(columns, schema=schema)])

@@ -63,11 +63,6 @@ def _preprocessing(columns: Mapping[str, Mapping[str, Any]], array: Iterable[str
     return Preprocessing(restored, tuple(map(_text, array)))
 
 
-def order_of(trained_on: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Returns the columns of the array that a run was trained on, in order, or ()."""
-    return tuple((trained_on or {}).get("preprocessing", {}).get("array", ()))
-
-
 def ids_of(classes: Iterable[str]) -> int:
     """Returns a digest that identifies a numbering of classes."""
     return int.from_bytes(hashlib.sha256(as_bytes("\0".join(classes))).digest()[:4], "big")

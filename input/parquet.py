@@ -5,14 +5,10 @@ Host code, NumPy and `pyarrow` only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..engine.data.data import Data
 from .files import listing
-from .known import order_of
-from .tables import folders
-from .tables.columns import Choice, splits_of
+from .tables import columns, folders
+from .tables.fitting import Choice
 from .tables.parquet_table import ParquetTable
 
 _KIND = listing.FileKind(
@@ -37,7 +33,7 @@ def load(
     eval_data_dir: str = "",
     prepared_dir: str = "",
     validation_split: float = 0.0,
-    trained_on: Mapping[str, Any] | None = None,
+    trained_on: Data | None = None,
 ) -> Data:
     """Reads Parquet files by whole row groups.
 
@@ -62,7 +58,7 @@ def load(
       eval_data_dir: evaluation files, as data_dir.
       prepared_dir: where words and means are kept, instead of `.crankshaft` beside the files.
       validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
-      trained_on: the data's properties from a trained run: an array's columns are read in that order.
+      trained_on: the data of a trained run, whose words, means and ids are used instead of fitting them again.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -70,11 +66,13 @@ def load(
     Raises:
       InputError: pyarrow is not installed, or files or columns are missing.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, order_of(trained_on))
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
     table_files = folders.find(data_dir, _KIND)
-    train = ParquetTable(table_files, texts, prepared_dir=prepared_dir or None)
+    train = columns.read(
+        lambda kinds: ParquetTable(table_files, kinds, prepared_dir=prepared_dir or None), choice, trained_on
+    )
     evaluation = None
     if eval_data_dir:
         others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=table_files)
-        evaluation = ParquetTable(others, texts, like=train)
-    return splits_of(train, evaluation, choice)
+        evaluation = ParquetTable(others, train.read_as, like=train)
+    return columns.splits_of(train, evaluation, choice, trained_on)

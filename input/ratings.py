@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..engine.data.data import Data
+from ..engine.data.preprocessing import ColumnPreprocessing, Preprocessing
 from ..engine.errors import setting
 from .checks import InputError, check_at_least, check_share, eval_count
 from .files import listing
@@ -45,7 +48,13 @@ _COLUMN_OF_NAME = {
 
 
 def load(
-    data_dir: str | None, seed: int, *, split: str = "time", eval_share: float = 0.1, max_bad_records: int = 0
+    data_dir: str | None,
+    seed: int,
+    *,
+    split: str = "time",
+    eval_share: float = 0.1,
+    max_bad_records: int = 0,
+    trained_on: Data | None = None,
 ) -> Data:
     """Reads a file, or the .tsv, .csv, .data and .inter files of a folder, plain or gzip, such as MovieLens, RecBole.
 
@@ -60,6 +69,7 @@ def load(
         their order in the files; "random" takes any, by the seed.
       eval_share: fraction of the records for evaluation, between 0 and 1.
       max_bad_records: number of malformed records to skip before an error; one warning counts them.
+      trained_on: the data of a trained run, by which ids are numbered instead.
 
     Returns:
       Features {"user": int64 [N], "item": int64 [N]}, labels float32 [N], the ratings; in the
@@ -79,41 +89,41 @@ def load(
     pyarrow, _ = library("ratings")
     files = listing.find(data_dir, _KIND)
     layouts = [_layout(files, number, split == "time") for number in range(len(files.paths))]
-    converters = {
-        name: Converter(*arguments) for name, arguments in _KINDS.items() if name != "timestamp" or split == "time"
-    }
+    names = [name for name in _KINDS if name != "timestamp" or split == "time"]
+    converters = {name: Converter(*_KINDS[name]) for name in names}
     records = Records(TableFiles(files, {}), layouts, 1, converters, max_bad_records)
     table = pyarrow.concat_tables(table for _, table in records.tables())
-    ratings = table["rating"].to_numpy()
-    count = len(ratings)
+    ratings, count, by_time = table["rating"].to_numpy(), len(table), split == "time"
     held_out = eval_count(count, eval_share, f"data_dir={data_dir}")
-    by_time = split == "time"
     order = np.argsort(table["timestamp"], kind="stable") if by_time else generator(seed, 0).permutation(count)
     is_eval = np.zeros(count, bool)
     is_eval[order[count - held_out :]] = True
-    ids, vocabulary, digest = {}, {}, 0
-    for name in ("user", "item"):
-        coded = table[name].dictionary_encode().combine_chunks()  # by first appearance
-        ids[name], known = _number(coded.indices.to_numpy().astype(np.int64), ~is_eval)
-        vocabulary[name] = len(known) + 1
-        digest = zlib.crc32("\n".join([*coded.dictionary.take(known).to_pylist(), ""]).encode(), digest)
+    preprocessing = _preprocessing(table.filter(pyarrow.array(~is_eval)), trained_on)
+    ids = {name: _ids(table[name], each) for name, each in preprocessing.words.items()}
 
     def part(rows: np.ndarray):
         return {name: each[rows] for name, each in ids.items()}, ratings[rows]
 
-    return Data(part(~is_eval), part(is_eval), None, vocabulary, digest)
+    vocabulary = {name: len(each) + 1 for name, each in preprocessing.words.items()}
+    digest = zlib.crc32(b"".join(b"%s\n" % word for each in preprocessing.words.values() for word in each))
+    return Data(part(~is_eval), part(is_eval), None, vocabulary, digest, preprocessing=preprocessing)
 
 
-def _number(ids: np.ndarray, in_training: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Renumbers ids from 1 by first appearance in training, others as 0; also returns the known ids in that order."""
-    known = ids[in_training]
-    first = np.full(int(ids.max()) + 1, len(known), np.int64)
-    first[known[::-1]] = np.arange(len(known))[::-1]  # of repeated indices, NumPy keeps the last value
-    seen = np.flatnonzero(first < len(known))
-    known = seen[np.argsort(first[seen])]
-    new = np.zeros(len(first), np.int64)
-    new[known] = np.arange(1, len(known) + 1)
-    return new[ids], known
+def _preprocessing(table: Any, trained_on: Data | None) -> Preprocessing:
+    """Returns a run's numbers of ids; or of each column of the records to train on, by first appearance."""
+    if trained_on and {"user", "item"} <= trained_on.preprocessing.words.keys():
+        return trained_on.preprocessing
+    words = {name: table[name].unique().cast("binary").to_pylist() for name in ("user", "item")}
+    return Preprocessing({name: ColumnPreprocessing("category", words=tuple(each)) for name, each in words.items()})
+
+
+def _ids(column: Any, words: Sequence[bytes]) -> np.ndarray:
+    """Returns the ids of a column of text, int64; 0 for other words."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    index = pc.index_in(column, pa.array(words, pa.binary()).cast(pa.string()))
+    return index.fill_null(-1).to_numpy().astype(np.int64) + 1
 
 
 def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:

@@ -9,8 +9,7 @@ import functools
 import os
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -49,7 +48,7 @@ def load(
     documents: str = "file",
     eval_data_dir: str = "",
     prepared_dir: str = "",
-    trained_on: Mapping[str, Any] | None = None,
+    trained_on: Data | None = None,
 ) -> Data:
     """Reads text files as one row of tokens, cut into windows, see `Windows`.
 
@@ -67,7 +66,7 @@ def load(
         file of more than 1 MiB is tokenized in pieces, split at ends of lines.
       eval_data_dir: evaluation text, as data_dir.
       prepared_dir: folder of the tokens, instead of `.crankshaft` beside the files.
-      trained_on: the data's properties from a trained run: text is tokenized by that run's vocabulary.
+      trained_on: the data of a trained run, whose vocabulary is used instead of fitting one again.
 
     Returns:
       Features int32 [context], labels int32 [context]; as many classes as tokens, the separator among them.
@@ -83,9 +82,8 @@ def load(
     if not data_dir:
         data_dir, eval_data_dir = _BUNDLED["train"], eval_data_dir or _BUNDLED["eval"]
     files = _files(data_dir, "data_dir")
-    of_run = (trained_on or {}).get("tokens") if vocabulary_size else None
-    if of_run is not None:
-        made: Tokens = tokens.from_saved(of_run, "of the run")
+    if vocabulary_size and trained_on and trained_on.tokens:
+        made: Tokens = trained_on.tokens
     elif vocabulary_size:
         made = tokens.learned(vocabulary_size, files, _pieces(files, documents), prepared_dir)
     else:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import logging
 import math
 import re
 import threading
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,48 +19,28 @@ from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, 
 from ...engine.data.source import Source, Spec
 from ...engine.errors import BadRecordError, setting
 from ..checks import InputError
-from ..files.prepared import PreparedWriter, prepared
 from ..known import as_bytes, as_text
+from .fitting import NONE, Choice, Fitted, fitted
 from .parquet_table import Group, ParquetTable
 from .values import EXACT_FLOAT32, Column, Texts
 
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?")  # pandas' index, as its to_parquet and to_csv write it
-NONE = "none"  # label name for data without labels
 FILLS = ("refuse", "zero", "mean", "column")
 TEXT = ("category", "hash", "keep")
 _KEPT_GROUPS = 4  # a chunk may end in the group in which the next begins
 _MOST_CLASSES = 1 << 20
-_MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
-_FEW_ROWS = 10  # whose values may all differ by chance
 _MOST_SHOWN = 40  # columns in the table of them
-_HASH = f"too many to fit; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
 _LABEL = None  # the labels' key among a group's arrays
-
-
-class Choice(NamedTuple):
-    """The choice of a table's columns, from the arguments of an input.
-
-    Attributes:
-      label: the column of labels, or "none".
-      features: columns; all others if empty.
-      numbers: columns of integers that are numbers, not ids.
-      texts: columns that are text, whatever they contain; the tables know them.
-      array: whether features are one array.
-      missing: one of `FILLS`, or a number.
-      text: one of `TEXT`.
-      validation_split: fraction of the rows, the last ones, that are not for training.
-      array_columns: columns that come first, in this order: those of a trained run's array.
-    """
-
-    label: str
-    features: tuple[str, ...]
-    numbers: tuple[str, ...]
-    texts: tuple[str, ...]
-    array: bool
-    missing: str
-    text: str
-    validation_split: float
-    array_columns: tuple[str, ...]
+# By the kind of a run's preprocessing: the kind as which `csv_types` reads a column, and those that a column may have.
+_READ_AS = {
+    **dict.fromkeys(("category", "hash"), ("text", ("text",))),
+    "date": ("date", ("date",)),
+    "timestamp": ("time", ("timestamp",)),
+    "number": ("float", ("float32", "int64")),
+    "id": ("int", ("int64", "float32")),
+}
+_TIMES = ("date", "timestamp")
+T = TypeVar("T", bound=ParquetTable)
 
 
 class ColumnFeature(NamedTuple):
@@ -78,80 +58,175 @@ class ColumnFeature(NamedTuple):
     text: str
     preprocessing: ColumnPreprocessing | None
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether the preprocessing replaces missing values, or none of it has to."""
+        each = self.preprocessing
+        if each is None or each.kind in ("category", "hash"):
+            return True
+        return any(fill is not None for fill in (each.fill if isinstance(each.fill, list) else [each.fill]))
 
-class Fitted(NamedTuple):
-    """Statistics of the columns over the training rows.
 
-    Attributes:
-      words: by text column, its distinct words except the empty one, sorted.
-      means: by numeric column, if means are needed.
-      has_missing: columns with missing values, if that is needed.
-      differ: columns whose values all differ, like row numbers.
-      classes: the words of text labels, of all rows.
+def read(make: Callable[[Mapping[str, str]], T], choice: Choice, trained_on: Data | None) -> T:
+    """Makes a table, whose columns have the kinds of those that a run was trained on: few rows may look like others.
+
+    Args:
+      make: makes it, with the kinds of some columns, as `csv_types` names them.
+      choice: the columns.
+      trained_on: the data of a run, if any.
     """
-
-    words: dict[str, list[bytes]]
-    means: dict[str, np.ndarray]
-    has_missing: list[str]
-    differ: list[str]
-    classes: list[bytes] | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns it as a JSON value."""
-        words = {name: [*map(as_text, each)] for name, each in self.words.items()}
-        means = {name: mean.tolist() for name, mean in self.means.items()}
-        classes = None if self.classes is None else [as_text(word) for word in self.classes]
-        return {**self._asdict(), "words": words, "means": means, "classes": classes}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Fitted:
-        """Restores it from the result of `as_json`."""
-        fitted = cls(**content)
-        words = {name: [*map(as_bytes, each)] for name, each in fitted.words.items()}
-        means = {name: np.array(mean) for name, mean in fitted.means.items()}
-        classes = fitted.classes and [*map(as_bytes, fitted.classes)]
-        return fitted._replace(words=words, means=means, classes=classes)
+    texts = dict.fromkeys(choice.texts, "text")
+    table = make(texts)
+    wanted = _kinds(trained_on, table, choice) if trained_on and trained_on.preprocessing.columns else {}
+    columns = {name: column for name in wanted if (column := table.columns.get(name)) and not column.is_list}
+    others = [name for name, column in columns.items() if column.kind not in _READ_AS[wanted[name]][1]]
+    return make({**texts, **{name: _READ_AS[wanted[name]][0] for name in others}}) if others else table
 
 
-def splits_of(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice) -> Data:
-    """Makes the splits of tables. Raises `InputError` if the choice does not fit them."""
-    names = _checked(train, choice)
-    train.read_ids([name for name in (*names, choice.label) if name != NONE and name not in choice.numbers])
+def _kinds(trained_on: Data, table: ParquetTable, choice: Choice) -> dict[str, str]:
+    """Returns the kinds of a run's preprocessing by column; of a column that it leaves unchanged, that of text."""
+    preprocessing = trained_on.preprocessing
+    kinds = {name: each.kind for name, each in preprocessing.columns.items()}
+    if preprocessing.array:
+        columns = ((name, table.columns.get(name)) for name in preprocessing.array)
+        kinds = {name: column.kind if column and column.kind in _TIMES else "number" for name, column in columns}
+    else:
+        names = [name for name in choice.features or table.columns if not _INDEX.fullmatch(name)]
+        kinds = {**dict.fromkeys(names, "category"), **kinds}
+    if choice.label != NONE:
+        kinds.pop(choice.label, None)
+        if trained_on.num_classes:
+            kinds[choice.label] = "id" if trained_on.classes is None else "category"
+    return kinds
+
+
+def splits_of(
+    train: ParquetTable, evaluation: ParquetTable | None, choice: Choice, trained_on: Data | None = None
+) -> Data:
+    """Makes the splits of tables, with a run's preprocessing, or one that is fitted to the rows to train on.
+
+    Args:
+      train: the table to train on.
+      evaluation: the table to evaluate on.
+      choice: the columns, and how they are read where no run decides it.
+      trained_on: the data of a run, which decides: words, means and the greatest ids are not fitted again.
+
+    Raises:
+      InputError: the choice or the run does not fit the tables.
+    """
+    saved = trained_on if trained_on and trained_on.preprocessing.columns else None
+    if saved:
+        choice = choice._replace(array=bool(saved.preprocessing.array))
+        train.follow(_columns_of(saved, train, choice))
+    array = trained_on.preprocessing.array if trained_on else ()
+    names = _checked(train, choice, array)
+    if array and {*array} != {*names}:
+        saved = None  # refused later, by these names
+    if not saved:
+        train.read_ids([name for name in (*names, choice.label) if name != NONE and name not in choice.numbers])
     if evaluation:
-        evaluation.follow(train)
+        evaluation.follow(train.columns)
         for name in (*names, choice.label):
             evaluation.check(name, may_lack=bool(choice.features) and name != choice.label)
-    choice = choice._replace(features=names, array_columns=())
+    choice = choice._replace(features=names)
     tables = [table for table in (train, evaluation) if table]
+    features, data, differ = _restored(train, choice, saved) if saved else _fit(tables, choice)
+    _check_names(train, features)
+    _check_exact(tables, features, choice)
+    classes = None if data.classes is None else [*map(as_bytes, data.classes)]
+    sources = [Columns(table, choice, features, train, classes, data.preprocessing) for table in tables]
+    shown = _column_table(train, choice, features, data.num_classes, differ)
+    return dataclasses.replace(data, train=sources[0], evaluation=sources[1] if evaluation else None, columns=shown)
+
+
+def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature], Data, list[str]]:
+    """Returns the features, the data without its splits, and the columns whose values all differ."""
+    train = tables[0]
     integers = [name for name in choice.features if train.columns[name].is_integer]
     ends = train.extremes(integers)
     is_id = {name: ends[name] is None or ends[name][0] >= 0 for name in integers}
     ids = [] if choice.array else [name for name in integers if is_id[name] and name not in choice.numbers]
-    fitted = _fitted(train, choice, ids)
-    classes = fitted.classes
-    num_classes = _num_classes(tables, choice.label) if classes is None else len(classes)
-    features = [_feature(name, train.columns[name], ends.get(name), choice, fitted) for name in choice.features]
-    _check_names(train, features)
-    _check_exact(tables, features, choice)
+    found = fitted(train, choice, ids)
     vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
-    vocabulary |= {name: len(words) + 1 for name, words in fitted.words.items()}
-    numbering = [*(classes or []), *(word for words in fitted.words.values() for word in (b"", *words))]
-    preprocessing = _preprocessing(features, choice)
-    sources = [Columns(table, choice, features, train, classes, preprocessing) for table in tables]
-    return Data(
-        sources[0],
-        sources[1] if evaluation else None,
-        num_classes,
-        {name: vocabulary[name] for name in choice.features if name in vocabulary} or None,
-        zlib.crc32(b"\0".join(numbering)) if numbering else None,
+    vocabulary |= {name: len(words) + 1 for name, words in found.words.items()}
+    features = []
+    for name in choice.features:
+        column = train.columns[name]
+        preprocessing = _fit_column(name, column, ends.get(name), choice, found)
+        features.append(_feature(name, column, preprocessing, vocabulary, choice.missing == "mean"))
+    classes = found.classes
+    numbering = [*(classes or []), *(word for words in found.words.values() for word in (b"", *words))]
+    data = Data(
+        None,
+        num_classes=_num_classes(tables, choice.label) if classes is None else len(classes),
+        vocabulary={name: vocabulary[name] for name in choice.features if name in vocabulary} or None,
+        ids=zlib.crc32(b"\0".join(numbering)) if numbering else None,
         classes=None if classes is None else tuple(map(as_text, classes)),
-        preprocessing=preprocessing,
-        columns=_column_table(train, choice, features, num_classes, fitted.differ),
+        preprocessing=_preprocessing(features, choice),
     )
+    return features, data, found.differ
 
 
-def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
-    """Checks the choice, and returns the names of the features' columns."""
+def _restored(table: ParquetTable, choice: Choice, saved: Data) -> tuple[list[ColumnFeature], Data, list[str]]:
+    """Returns what `_fit` does, as a run has it. A column that it lacks is unchanged, and later refused by its name."""
+    preprocessing = saved.preprocessing
+    columns = _of_array(table, preprocessing) if preprocessing.array else preprocessing.columns
+    features = []
+    for name in choice.features:
+        column, each = table.columns[name], columns.get(name)
+        if each and (column.varies or not (column.is_list or column.kind in _READ_AS[each.kind][1])):
+            raise InputError(
+                f"{table.path}: column {name!r} holds {column}, and the run was trained on one of kind {each.kind}; "
+                "write both alike"
+            )
+        features.append(_feature(name, column, each, saved.vocabulary or {}, choice.missing == "mean"))
+    label = table.columns.get(choice.label)
+    if label and (label.kind == "text") != (saved.classes is not None):
+        raise InputError(
+            f"{table.path}: the label {choice.label!r} holds {label}, and the run was trained on "
+            f"{'names of classes' if saved.classes else 'numbers'}; write both alike"
+        )
+    names = ("num_classes", "vocabulary", "ids", "classes", "preprocessing")
+    return features, Data(None, **{name: getattr(saved, name) for name in names}), []
+
+
+def _columns_of(saved: Data, table: ParquetTable, choice: Choice) -> dict[str, Column]:
+    """Returns the contents of a table's columns as a run was trained on them, where these decide how to read them.
+
+    Those are columns without values, ids among which are missing ones or floats, and lists that happen to have one
+    length.
+    """
+    made = {}
+    kinds = _kinds(saved, table, choice)
+    for name, column in table.columns.items():
+        kind = kinds.get(name)
+        if kind and (column is None or kind == "id"):
+            made[name] = Column(_READ_AS[kind][1][0], (2,) if kind == "timestamp" else ())
+        elif column and column.is_list and kind == "category":
+            made[name] = column._replace(shape=(None,))
+    return made
+
+
+def _of_array(table: ParquetTable, preprocessing: Preprocessing) -> dict[str, ColumnPreprocessing]:
+    """Returns the preprocessing of each column of an array. Raises `InputError` if a table's columns are wider."""
+    array, kinds, first = preprocessing.columns[""], {}, 0
+    flagged = {-1 - place for place in array.places if place < 0}
+    for name in preprocessing.array:
+        column = table.columns[name]
+        kind = column.kind if column.kind in _TIMES else "number"
+        fill = array.fill[first : first + math.prod(column.shape)] if not column.varies else []
+        kinds[name] = ColumnPreprocessing(kind, fill if column.shape else fill[0], first in flagged)
+        first += len(fill)
+    if first != len(array.fill):
+        raise InputError(
+            f"{table.path}: its columns make an array of {first} numbers, and the run was trained on "
+            f"{len(array.fill)}; write them as they were"
+        )
+    return kinds
+
+
+def _checked(table: ParquetTable, choice: Choice, order: Sequence[str]) -> tuple[str, ...]:
+    """Checks the choice, and returns the names of the features' columns, those of a run's array in its order."""
     if choice.missing not in FILLS and _number(choice.missing) is None:
         raise InputError(f"missing={choice.missing} is unknown; use {', '.join(FILLS)} or a number to be read instead")
     if choice.text not in TEXT:
@@ -187,7 +262,7 @@ def _checked(table: ParquetTable, choice: Choice) -> tuple[str, ...]:
         if kind and (choice.array or name in choice.numbers):
             argument = "array=true makes one array" if choice.array else f"numbers={name} makes a column"
             raise InputError(f"{argument} of numbers, and column {name!r} is {kind}; leave it out")
-    first = [name for name in choice.array_columns if name in names]
+    first = [name for name in order if name in names]
     return (*first, *(name for name in names if name not in first))
 
 
@@ -241,139 +316,57 @@ def _num_classes(tables: list[ParquetTable], label: str) -> int | None:
     return most + 1 if least >= 0 and most < _MOST_CLASSES else None
 
 
-def _groups(table: ParquetTable, names: Sequence[str], rows: int):
-    """Yields (a group of some columns, the number of its rows among the table's first `rows`)."""
-    for number, size in enumerate(table.group_rows.tolist()):
-        if rows <= 0:
-            return
-        yield table.read(number, names), min(size, rows)
-        rows -= size
-
-
-def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) -> dict[str, list[bytes]]:
-    """Returns the distinct words of text columns in a table's first rows, sorted, without the empty one."""
-    words: dict[str, set[bytes]] = {name: set() for name in names}
-    for group, count in _groups(table, names, rows) if names else ():
-        for name in names:
-            codes, some = group.values[name]
-            words[name].update(some[np.unique(codes[:count])])
-            if len(words[name]) > _MOST_WORDS:
-                raise InputError(f"{table.path}: column {name!r} has more than {_MOST_WORDS:,} different words, {cure}")
-    return {name: sorted(each - {b""}) for name, each in words.items()}
-
-
-def _fitted(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
-    """Returns the statistics; keeps them beside the table if they take a while and can be written."""
-
-    def write(writer: PreparedWriter) -> None:
-        writer.metadata["fitted"] = _fit(table, choice, ids).as_json()
-
-    takes_a_while = choice.missing in ("mean", "column") or any(
-        column and column.kind == "text" for column in map(table.columns.get, (choice.label, *choice.features))
-    )
-    if takes_a_while:
-        made_by = {**choice._asdict(), "ids": ids}
-        with contextlib.suppress(InputError):  # raised again below, unless it is that nothing can be written
-            file = prepared(table.source, "fitted", made_by, write, table.prepared_dir)
-            return Fitted.from_json(file.metadata["fitted"])
-    return _fit(table, choice, ids)
-
-
-def _fit(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
-    rows = sum(table.group_rows.tolist())
-    if choice.validation_split:
-        rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run splits the rows
-    texts = [name for name in choice.features if table.columns[name].kind == "text"]
-    words = _words(table, texts if choice.text == "category" else [], rows)
-    sums: dict[str, Any] = {}
-    counts: dict[str, Any] = {}
-    has_missing: set[str] = set()
-    classes = None
-    label = table.columns.get(choice.label) if choice.label != NONE else None
-    if label and label.kind == "text":
-        # None is not a class; validation_split leaves none unknown.
-        cure = "which are too many classes; choose another label"
-        classes = _words(table, [choice.label], sum(table.group_rows), cure)[choice.label]
-    numeric = [name for name in choice.features if name not in texts and not table.columns[name].varies]
-    if choice.missing in ("mean", "column"):
-        for group, count in _groups(table, numeric, rows):
-            for name in numeric:
-                values = group.values[name][:count].astype(np.float64)  # 0 for missing values
-                gone = group.missing[name][:count] if name in group.missing else np.zeros(1, bool)
-                sums[name] = sums.get(name, 0) + values.sum(0)
-                counts[name] = counts.get(name, 0) + count - gone.sum(0)
-                has_missing |= {name} if gone.any() else set()
-    means = {name: sums[name] / np.maximum(counts[name], 1) for name in numeric if name in sums}
-    differ = {name for name, each in words.items() if len(each) == rows} | _all_differ(table, ids, rows)
-    differ = differ if rows >= _FEW_ROWS else set()
-    return Fitted(words, means, sorted(has_missing), [name for name in choice.features if name in differ], classes)
-
-
-def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
-    """Returns the integer columns whose values all differ, judged by up to a million rows."""
-    left, seen = [*names], 0  # candidates
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    check_at = 1
-    for group, count in _groups(table, left, min(rows, _MOST_WORDS)) if names else ():
-        seen += count
-        for name in [*left]:
-            parts[name].append(group.values[name][:count])
-            if seen >= check_at or seen >= min(rows, _MOST_WORDS):
-                parts[name] = [np.concatenate(parts[name])]
-                if len(np.unique(parts[name][0])) < seen:
-                    left.remove(name)
-        if not left:
-            break
-        check_at = max(check_at, 2 * seen) if seen >= check_at else check_at
-    return {*left}
-
-
-def _feature(name: str, column: Column, ends: tuple[int, int] | None, choice: Choice, fitted: Fitted) -> ColumnFeature:
-    """Decides how a column is read."""
+def _fit_column(
+    name: str, column: Column, ends: tuple[int, int] | None, choice: Choice, found: Fitted
+) -> ColumnPreprocessing | None:
+    """Decides how a column is converted; None leaves it unchanged."""
     if column.kind == "text":
-        return _text_feature(name, column, choice, fitted)
+        words = tuple(found.words.get(name, ()))
+        return None if choice.text == "keep" else ColumnPreprocessing(choice.text, words=words)
     if column.varies:
-        text = f"{'numbers' if column.dtype.kind == 'f' else 'ids'} of any length, padded in batches"
-        return ColumnFeature(name, {name: Spec(column.shape, column.dtype)}, text, None)
+        return None
     is_exact = ends is None or (ends[0] >= -EXACT_FLOAT32 and ends[1] <= EXACT_FLOAT32)
-    dtype: np.dtype[Any]
     as_numbers = name in choice.numbers or choice.array or (ends is not None and ends[0] < 0 and is_exact)
-    if column.is_integer and not as_numbers:
-        dtype, fill = np.dtype(np.int64), np.zeros((), np.int64)
-        small = ends is None or ends[0] >= 0
-        text = f"id of {(ends or (0, 0))[1] + 1:,}" if small else "id, any integer: for hash_buckets or table_capacity"
-    else:
-        is_float = as_numbers or column.kind in ("date", "timestamp")
-        dtype = np.dtype(np.float32 if is_float else column.kind)
-        fill = fitted.means[name] if choice.missing == "mean" else np.array(_number(choice.missing) or 0)
-        fill = fill if dtype.kind == "f" else np.zeros((), dtype)  # lists of integers are ids, likewise
-        text = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}.get(
-            column.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number"
-        )
-        text += f" ({fill.item():g} where missing)" if choice.missing == "mean" and not fill.shape else ""
-    flags = choice.missing == "column" and name in fitted.has_missing
-    parts = [name, name + SECONDS] if column.kind == "timestamp" else [name]
-    shape = () if column.kind == "timestamp" else column.shape
-    specs = {part: Spec(shape, dtype) for part in parts} | ({name + MISSING: Spec(shape, np.float32)} if flags else {})
-
-    kind = column.kind if len(parts) > 1 or column.kind == "date" else "number" if dtype.kind == "f" else "id"
+    kind = "number" if as_numbers or column.kind == "float32" else "id"
+    kind = column.kind if column.kind in _TIMES else kind
+    fill = np.zeros(())
+    if kind != "id":  # missing ids are 0
+        fill = found.means[name] if choice.missing == "mean" else np.array(_number(choice.missing) or 0)
+    flags = choice.missing == "column" and name in found.has_missing
     fills = choice.missing != "refuse" and (choice.missing != "column" or flags)
     known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
     known = [None, None] if kind == "timestamp" and not fills else known
-    preprocessing = ColumnPreprocessing(kind, known, flags)
-    return ColumnFeature(name, specs, text + (f", and {name}{MISSING}" if flags else ""), preprocessing)
+    return ColumnPreprocessing(kind, known, flags)
 
 
-def _text_feature(name: str, column: Column, choice: Choice, fitted: Fitted) -> ColumnFeature:
-    dtype = np.dtype(object if choice.text == "keep" else np.int64)
-    words = tuple(fitted.words.get(name, ()))
-    text = {
-        "keep": "text",
-        "hash": "category, hashed: for hash_buckets or table_capacity",
-        "category": f"category of {len(words):,} words",
-    }[choice.text]
-    preprocessing = None if choice.text == "keep" else ColumnPreprocessing(choice.text, words=words)
-    return ColumnFeature(name, {name: Spec((), dtype)}, text, preprocessing)
+def _feature(
+    name: str, column: Column, each: ColumnPreprocessing | None, vocabulary: Mapping[str, int], shows_fill: bool
+) -> ColumnFeature:
+    """Describes the features that a column's preprocessing makes of it."""
+    if each is None:
+        kind = "numbers" if column.kind.startswith("float") else "ids"
+        text = "text" if column.kind == "text" else f"{kind} of any length, padded in batches"
+        dtype = np.dtype(object) if column.kind == "text" else column.dtype
+        return ColumnFeature(name, {name: Spec(column.shape, dtype)}, text, None)
+    if each.kind in ("category", "hash"):
+        hashed = "category, hashed: for hash_buckets or table_capacity"
+        text = hashed if each.kind == "hash" else f"category of {len(each.words):,} words"
+        return ColumnFeature(name, {name: Spec((), np.dtype(np.int64))}, text, each)
+    is_time = each.kind == "timestamp"
+    if each.kind == "id" and not column.shape:
+        known = name in vocabulary
+        text = f"id of {vocabulary[name]:,}" if known else "id, any integer: for hash_buckets or table_capacity"
+    else:
+        times = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}
+        text = times.get(each.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number")
+        text += f" ({each.fill:g} where missing)" if shows_fill and isinstance(each.fill, (int, float)) else ""
+    shape: tuple[int | None, ...] = () if is_time else column.shape
+    dtype = np.dtype(column.kind if each.kind == "id" else np.float32)
+    specs = {part: Spec(shape, dtype) for part in ([name, name + SECONDS] if is_time else [name])}
+    if each.is_flagged:
+        specs[name + MISSING] = Spec(shape, np.float32)
+        text += f", and {name}{MISSING}"
+    return ColumnFeature(name, specs, text, each)
 
 
 def _preprocessing(features: list[ColumnFeature], choice: Choice) -> Preprocessing:
@@ -517,10 +510,10 @@ class Columns(Source):
             missing = group.missing.get(name)
             for row, problem in group.wrong.get(name, {}).items():
                 problems.setdefault(row, f"column {name!r} {problem}")
-            lacks_flag = self._choice.missing == "column" and name + MISSING not in feature.specs
-            lacks_flag &= feature.preprocessing is not None and not isinstance(group.values[name], Texts)
-            if missing is not None and (self._choice.missing == "refuse" or lacks_flag):
-                _add_missing(problems, name, missing, lacks_flag)
+            is_refused = self._choice.missing == "refuse"
+            lacks_fill = not is_refused and not feature.is_filled
+            if missing is not None and (is_refused or lacks_fill):
+                _add_missing(problems, name, missing, lacks_fill)
         raw = {feature.column: group.values[feature.column] for feature in self._features}
         codes = {name: values.codes for name, values in raw.items() if isinstance(values, Texts)}
         raw = {name: values.words if name in codes else values for name, values in raw.items()}
@@ -540,7 +533,7 @@ class Columns(Source):
         for row, problem in group.wrong.get(name, {}).items():
             problems.setdefault(row, f"column {name!r} {problem}")
         if missing is not None and self._choice.missing != "zero":
-            _add_missing(problems, name, missing, lacks_flag=False)
+            _add_missing(problems, name, missing, lacks_fill=False)
         if self._classes is not None:
             numbers = np.array([self._classes.get(word, -1) for word in labels.words], np.int64)[labels.codes]
             known = ", ".join(text.decode(errors="replace") for text in [*self._classes][:5])
@@ -563,14 +556,14 @@ def _no_group_yet(number: int) -> tuple[threading.Lock, list[_Converted]]:
     return threading.Lock(), []
 
 
-def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_flag: bool) -> None:
+def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_fill: bool) -> None:
     cure = (
-        "and has one in each row to train on, so it has no column of its own; fill it"
-        if lacks_flag
+        "and has one in each row to train on, so nothing replaces it; fill it"
+        if lacks_fill
         else f"fill it, or have another read by {setting('input_arg')}=missing=zero, mean, column or a number"
     )
     for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
-        problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_flag else '; '}{cure}")
+        problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{cure}")
 
 
 def _check_alike(name: str, table: ParquetTable, like: ParquetTable) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ...engine.data.preprocessing import MISSING_WORDS
 
+AS_TEXT = "as set by texts=, or by the run"
 _FIRST = 64  # values to try before a whole block
 _BEYOND = "beyond"  # integers, some beyond int64
 _LEADING_ZERO = r"^\s*[+-]?0([0-9]+|[xX].*)\s*$"  # or hexadecimal, which `pyarrow` reads
@@ -174,7 +175,7 @@ class Finder:
     """Infers the kind of a column from all its fields.
 
     Args:
-      kind: "text" if it is decided; None infers it.
+      kind: if it is decided; None infers it.
     """
 
     def __init__(self, kind: str | None):
@@ -182,7 +183,7 @@ class Finder:
 
         self._pa = pa
         self._kind = kind
-        self._why = "as set by texts=" if kind else ""
+        self._why = AS_TEXT if kind else ""
         self._is_settled = kind is not None
         self._seen = self._present = 0  # fields; fields with a value
         self._counts = dict.fromkeys(_FORMS, 0)

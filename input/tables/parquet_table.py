@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ...engine.errors import SourceError, setting
 from ..checks import InputError
 from ..files import listing, storage
 from . import values as values_of
-from .csv_types import Converter, Finder, Unfit
+from .csv_types import AS_TEXT, Converter, Finder, Unfit
 from .folders import TableFiles
 from .values import EXACT_FLOAT32, EXACT_FLOAT64, Column, Texts
 
@@ -51,7 +51,8 @@ class ParquetTable:
 
     Args:
       table_files: the files.
-      texts: columns to read as text, whatever they contain.
+      read_as: kinds of columns that are not to be inferred, as `csv_types` names them: text, and any kind of the values
+        in folders' names.
       metadata: of each file; None reads it.
       prepared_dir: folder for the fitted words and means; None is beside the files.
       like: the training table, whose folders' names have the same kinds of values.
@@ -74,14 +75,14 @@ class ParquetTable:
     def __init__(
         self,
         table_files: TableFiles,
-        texts: Sequence[str] = (),
+        read_as: Mapping[str, str],
         metadata: list | None = None,
         prepared_dir: str | None = None,
         like: ParquetTable | None = None,
     ):
         self._pa, self._parquet = library("parquet")
         self.prepared_dir = prepared_dir
-        self.source, self._texts = table_files.files, texts
+        self.source, self.read_as = table_files.files, read_as
         self._idle: list[tuple[int, Any]] = []  # (number, reader) of files that no thread is reading
         self._lock = threading.Lock()
         self.paths = table_files.files.paths
@@ -188,9 +189,9 @@ class ParquetTable:
                 break
         return most
 
-    def follow(self, like: ParquetTable) -> None:
+    def follow(self, columns: Mapping[str, Column | None]) -> None:
         """Reads columns as another table's: those without values, integers or floats, lists of one or any length."""
-        for name, column in like.columns.items():
+        for name, column in columns.items():
             if name not in self.columns or column is None:
                 continue
             mine = self.columns[name]
@@ -302,8 +303,8 @@ class ParquetTable:
                 )
                 return None
         is_text = widest is not None and widest.kind == "text"
-        if name in self._texts and not is_text and not types.is_nested(first.type):
-            return Column("text", why="as set by texts=")
+        if self.read_as.get(name) == "text" and not is_text and not types.is_nested(first.type):
+            return Column("text", why=AS_TEXT)
         return widest
 
     def _read_keys(self, keys: dict[str, list[str]], like: ParquetTable | None) -> dict[str, Any]:
@@ -312,7 +313,7 @@ class ParquetTable:
         for name, texts in keys.items():
             if name in self.columns:
                 continue
-            fields, finder = self._pa.array(texts), Finder("text" if name in self._texts else None)
+            fields, finder = self._pa.array(texts), Finder(self.read_as.get(name))
             finder.add(fields)
             inferred = finder.end()
             kind = like.key_kinds[name] if like and name in like.key_kinds else inferred.kind

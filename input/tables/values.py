@@ -37,6 +37,11 @@ class Column(NamedTuple):
         return self[:2] == ("int64", ())
 
     @property
+    def is_list(self) -> bool:
+        """Whether a value is a list of numbers."""
+        return bool(self.shape) and self.kind != "timestamp"
+
+    @property
     def varies(self) -> bool:
         """Whether values differ in length."""
         return None in self.shape
@@ -44,7 +49,7 @@ class Column(NamedTuple):
     def __str__(self) -> str:
         if self.varies:
             return f"{self.kind}, any length"
-        return f"{self.kind} {[*self.shape]}" if self.shape and self.kind != "timestamp" else self.kind
+        return f"{self.kind} {[*self.shape]}" if self.is_list else self.kind
 
 
 class Texts(NamedTuple):

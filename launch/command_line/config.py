@@ -14,8 +14,10 @@ from typing import Any
 from absl import flags
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
+from ...engine.data.data import Data
 from ...engine.machine.files import read_json
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
+from ...input import known
 from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest, setting
@@ -171,21 +173,18 @@ class Config(Flags):
         """Whether this process is the coordinator of workers and parameter servers."""
         return self.strategy == "parameter_server" and self.cluster.kind == "chief"
 
-    @property
-    def trained_on(self) -> Mapping[str, Any]:
-        """The run's description of its training data, by which an input reads other data; else empty.
+    @functools.cached_property
+    def trained_on(self) -> Data | None:
+        """The description of the data that the run was trained on, whose preprocessing other data takes.
 
-        It has the order of an array's columns, and in modes that read the run its tokenizer.
+        None of a run without a checkpoint, which begins.
         """
-        if not self.run_dir or self.mode == "benchmark":
-            return {}
+        if not self.run_dir or self.mode == "benchmark" or RunDir(self.run_dir).newest() is None:
+            return None
         try:
-            content = read_json(RunDir(self.run_dir).model)
-        except (OSError, ValueError):  # of a run that begins, or that writes it again
-            return {}
-        known = content if isinstance(content, dict) else {}
-        names = ["preprocessing"] if self.trains else ["preprocessing", "tokens"]
-        return {name: known[name] for name in names if isinstance(known.get(name), dict)}
+            return known.from_json(read_json(RunDir(self.run_dir).model), NAMES.model)
+        except (OSError, ValueError, KeyError, TypeError):  # training writes it again, and other modes refuse it
+            return None
 
     @property
     def writes_run(self) -> bool:

@@ -25,13 +25,15 @@ _OF_ONE_INPUT = ("bucket_by", "max_bad_records")  # flags
 _BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
 
 
-def load(config: Config) -> Data:
-    """Loads the splits of --input."""
+def load(config: Config, trained_on: Data | None = None) -> Data:
+    """Loads the splits of --input, with the preprocessing of the data that a model was trained on; None: of the run."""
     entry = config.input_entry
     arguments = {
         **config.configured_arguments("input_arg"),
         **{name: getattr(config, name) for name in entry.from_flags},
     }
+    if trained_on and "trained_on" in arguments:
+        arguments["trained_on"] = trained_on
     return call(functools.partial(entry.make, config.data_dir, config.seed, **arguments))
 
 

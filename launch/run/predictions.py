@@ -188,7 +188,7 @@ def of_input(run: PredictableRun, name: str) -> Mapping[str, Source | Stream]:
     registry.check_name("input", name)
     if name != config.input:
         config = dataclasses.replace(config, input=name, input_arg={}, data_dir=None, eval_data_dir=None)
-    loaded = datas.load(config)
+    loaded = datas.load(config, run.known)
     if (loaded.vocabulary or loaded.tokens) and loaded.ids != run.known.ids:
         raise UsageError(
             f"predict({name!r}): it numbers ids by its own examples, and the model by those it was trained on; give "

@@ -12,7 +12,7 @@ from crankshaft.engine.data.source import Spec
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import csv
 from crankshaft.input.checks import InputError
-from crankshaft.input.tables import columns
+from crankshaft.input.tables import fitting
 
 arrow_csv = pytest.importorskip("pyarrow.csv")
 
@@ -225,7 +225,7 @@ def test_folders_named_by_keys_are_columns(tmp_path):
 
 
 def test_more_words_than_are_fitted_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "_MOST_WORDS", 5)
+    monkeypatch.setattr(fitting, "_MOST_WORDS", 5)
     folder = written(tmp_path, "y,label\n" + "".join(f"c{n},1\n" for n in range(9)))
     with pytest.raises(InputError, match=r"'y' has more than 5 different words, .*text=hash model_arg=hash_buckets="):
         csv.load(folder, 0)

@@ -12,7 +12,7 @@ from crankshaft.engine.data.source import Spec
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import parquet
 from crankshaft.input.checks import InputError
-from crankshaft.input.tables import columns
+from crankshaft.input.tables import fitting
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -250,7 +250,7 @@ def test_words_and_means_are_fitted_once_where_they_can_be_kept(tmp_path, monkey
     first = parquet.load(folder, 0, **arguments)
     with monkeypatch.context() as fitted_once:
         if can_be_kept:
-            fitted_once.setattr(columns, "_fit", None)
+            fitted_once.setattr(fitting, "_fit", None)
         again = parquet.load(folder, 0, **arguments)
     assert dataclasses.replace(first, train=None) == dataclasses.replace(again, train=None)
     assert again.preprocessing.words == {"city": [b"a", b"b", b"\xff\xfe"]}

@@ -15,7 +15,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 class Tables:
     def __init__(self, folder, module):
-        self._folder, self._module = folder, module
+        self._folder, self._module, self.is_csv = folder, module, module is csv
 
     def write(self, name="train", **columns) -> str:
         """Writes a folder of one file with these columns, None for a missing value."""
@@ -112,6 +112,35 @@ def test_text_is_ids_by_the_words_of_training(tables):
     divided = tables.load(folder, features=("y",), validation_split=0.25)  # the last row is not trained on
     assert divided.preprocessing.words == {"y": [b"cat", b"dog"]}
     assert rows(divided.train)["y"] == [2, 1, 0, 0]
+
+
+def test_a_new_table_is_read_by_the_preprocessing_of_the_data_trained_on(tables):
+    """Few rows may look like other kinds; words, means, ids and classes are those of before, whatever they are here."""
+    columns = {"y": ["10", "cat", "", "eel"], "x": [1.5, None, 2.5, 9.5], "id": [7, 8, 0, 2], "label": [*"ABBA"]}
+    columns |= {"day": ["2024-02-29", "", "2024-03-01", "2024-03-02"]} if tables.is_csv else {}
+    folder = tables.write(**columns)
+    trained_on = tables.load(folder, missing="mean")
+    same = tables.load(folder, missing="mean", trained_on=trained_on)
+    assert rows(same.train) == rows(trained_on.train)
+    new = {"id": [1.0, 99.0], "y": [10, 11], "x": [None, None], "label": ["B", "B"]}
+    new |= {"day": ["", ""]} if tables.is_csv else {}
+    data = tables.load(tables.write("new", **new), missing="mean", trained_on=trained_on)
+    assert rows(data.train) | {"day": 0} == {"id": [1, 99], "y": [1, 0], "x": [4.5, 4.5], "day": 0}
+    assert data.train.read(np.arange(2))[1].tolist() == [1, 1]
+    kept = ("num_classes", "vocabulary", "ids", "classes", "preprocessing")
+    for each in (same, data):
+        assert [getattr(each, name) for name in kept] == [getattr(trained_on, name) for name in kept]
+    assert data.train.element_spec == trained_on.train.element_spec
+    other = tables.write("other", **{**new, "x": ["a", "b"]})
+    with pytest.raises(InputError, match=r"column 'x'.*(a number, as in the data of the run|write both alike)"):
+        tables.load(other, missing="mean", trained_on=trained_on)
+    array = tables.load(tables.write("a", **{**HOLES, "label": [0, 1, 2, 0]}), array=True, missing="column")
+    new = tables.write("b", full=[None, 1.0], price=[1, None], id=[None, 5], label=[0, 0])
+    again = tables.load(new, missing="zero", trained_on=array)
+    assert again.num_classes == 3
+    assert again.train.read(np.array([1]))[0].tolist() == [[5, 0, 0, 1, 1]]
+    with pytest.raises(BadRecordError, match="column 'full' has no value and has one in each row to train on"):
+        again.train.read(np.array([0]))
 
 
 def test_text_is_hashed_or_kept_where_that_is_asked_for(tables):

@@ -1,0 +1,169 @@
+"""What preprocessing is fitted to the rows of a table to train on: words, means, and the columns that lack values.
+
+Host code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...engine.errors import setting
+from ..checks import InputError
+from ..files.prepared import PreparedWriter, prepared
+from ..known import as_bytes, as_text
+from .parquet_table import ParquetTable
+
+NONE = "none"  # label name for data without labels
+_MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
+_FEW_ROWS = 10  # whose values may all differ by chance
+_HASH = f"too many to fit; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
+
+
+class Choice(NamedTuple):
+    """The choice of a table's columns, from the arguments of an input.
+
+    Attributes:
+      label: the column of labels, or "none".
+      features: columns; all others if empty.
+      numbers: columns of integers that are numbers, not ids.
+      texts: columns that are text, whatever they contain; the tables know them.
+      array: whether features are one array.
+      missing: one of `FILLS`, or a number.
+      text: one of `TEXT`.
+      validation_split: fraction of the rows, the last ones, that are not for training.
+    """
+
+    label: str
+    features: tuple[str, ...]
+    numbers: tuple[str, ...]
+    texts: tuple[str, ...]
+    array: bool
+    missing: str
+    text: str
+    validation_split: float
+
+
+class Fitted(NamedTuple):
+    """Statistics of the columns over the training rows.
+
+    Attributes:
+      words: by text column, its distinct words except the empty one, sorted.
+      means: by numeric column, if means are needed.
+      has_missing: columns with missing values, if that is needed.
+      differ: columns whose values all differ, like row numbers.
+      classes: the words of text labels, of all rows.
+    """
+
+    words: dict[str, list[bytes]]
+    means: dict[str, np.ndarray]
+    has_missing: list[str]
+    differ: list[str]
+    classes: list[bytes] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns it as a JSON value."""
+        words = {name: [*map(as_text, each)] for name, each in self.words.items()}
+        means = {name: mean.tolist() for name, mean in self.means.items()}
+        classes = None if self.classes is None else [as_text(word) for word in self.classes]
+        return {**self._asdict(), "words": words, "means": means, "classes": classes}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Fitted:
+        """Restores it from the result of `as_json`."""
+        fitted = cls(**content)
+        words = {name: [*map(as_bytes, each)] for name, each in fitted.words.items()}
+        means = {name: np.array(mean) for name, mean in fitted.means.items()}
+        classes = fitted.classes and [*map(as_bytes, fitted.classes)]
+        return fitted._replace(words=words, means=means, classes=classes)
+
+
+def _groups(table: ParquetTable, names: Sequence[str], rows: int):
+    """Yields (a group of some columns, the number of its rows among the table's first `rows`)."""
+    for number, size in enumerate(table.group_rows.tolist()):
+        if rows <= 0:
+            return
+        yield table.read(number, names), min(size, rows)
+        rows -= size
+
+
+def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) -> dict[str, list[bytes]]:
+    """Returns the distinct words of text columns in a table's first rows, sorted, without the empty one."""
+    words: dict[str, set[bytes]] = {name: set() for name in names}
+    for group, count in _groups(table, names, rows) if names else ():
+        for name in names:
+            codes, some = group.values[name]
+            words[name].update(some[np.unique(codes[:count])])
+            if len(words[name]) > _MOST_WORDS:
+                raise InputError(f"{table.path}: column {name!r} has more than {_MOST_WORDS:,} different words, {cure}")
+    return {name: sorted(each - {b""}) for name, each in words.items()}
+
+
+def fitted(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
+    """Returns the statistics; keeps them beside the table if they take a while and can be written."""
+
+    def write(writer: PreparedWriter) -> None:
+        writer.metadata["fitted"] = _fit(table, choice, ids).as_json()
+
+    takes_a_while = choice.missing in ("mean", "column") or any(
+        column and column.kind == "text" for column in map(table.columns.get, (choice.label, *choice.features))
+    )
+    if takes_a_while:
+        made_by = {**choice._asdict(), "ids": ids}
+        with contextlib.suppress(InputError):  # raised again below, unless it is that nothing can be written
+            file = prepared(table.source, "fitted", made_by, write, table.prepared_dir)
+            return Fitted.from_json(file.metadata["fitted"])
+    return _fit(table, choice, ids)
+
+
+def _fit(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
+    rows = sum(table.group_rows.tolist())
+    if choice.validation_split:
+        rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run splits the rows
+    texts = [name for name in choice.features if table.columns[name].kind == "text"]
+    words = _words(table, texts if choice.text == "category" else [], rows)
+    sums: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
+    has_missing: set[str] = set()
+    classes = None
+    label = table.columns.get(choice.label) if choice.label != NONE else None
+    if label and label.kind == "text":
+        # None is not a class; validation_split leaves none unknown.
+        cure = "which are too many classes; choose another label"
+        classes = _words(table, [choice.label], sum(table.group_rows), cure)[choice.label]
+    numeric = [name for name in choice.features if name not in texts and not table.columns[name].varies]
+    if choice.missing in ("mean", "column"):
+        for group, count in _groups(table, numeric, rows):
+            for name in numeric:
+                values = group.values[name][:count].astype(np.float64)  # 0 for missing values
+                gone = group.missing[name][:count] if name in group.missing else np.zeros(1, bool)
+                sums[name] = sums.get(name, 0) + values.sum(0)
+                counts[name] = counts.get(name, 0) + count - gone.sum(0)
+                has_missing |= {name} if gone.any() else set()
+    means = {name: sums[name] / np.maximum(counts[name], 1) for name in numeric if name in sums}
+    differ = {name for name, each in words.items() if len(each) == rows} | _all_differ(table, ids, rows)
+    differ = differ if rows >= _FEW_ROWS else set()
+    return Fitted(words, means, sorted(has_missing), [name for name in choice.features if name in differ], classes)
+
+
+def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
+    """Returns the integer columns whose values all differ, judged by up to a million rows."""
+    left, seen = [*names], 0  # candidates
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    check_at = 1
+    for group, count in _groups(table, left, min(rows, _MOST_WORDS)) if names else ():
+        seen += count
+        for name in [*left]:
+            parts[name].append(group.values[name][:count])
+            if seen >= check_at or seen >= min(rows, _MOST_WORDS):
+                parts[name] = [np.concatenate(parts[name])]
+                if len(np.unique(parts[name][0])) < seen:
+                    left.remove(name)
+        if not left:
+            break
+        check_at = max(check_at, 2 * seen) if seen >= check_at else check_at
+    return {*left}
