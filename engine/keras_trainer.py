@@ -15,7 +15,7 @@ from absl import logging
 from .build import build_layers, make_optimizer
 from .data import form
 from .errors import UsageError, reason, setting
-from .internals import keras, keras_compile, keras_copy
+from .internals import graphs, keras, keras_compile, keras_copy
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
@@ -245,6 +245,7 @@ class KerasTrainer(Trainer):
                 if weights is not None:
                     self._losses.total(labels, outputs, weights, lambda whole: whole.total)
             noted.update(updates)
+            compared.update(graphs.compared_with([x for x in tf.nest.flatten(labels) if x is not None]))
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
@@ -254,7 +255,7 @@ class KerasTrainer(Trainer):
         self._kept = keras_compile.KeptMetrics(self.model)
         is_own = _overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
-        noted, masks = dict[str, list[tuple]](), list[tf.Tensor]()
+        noted, masks, compared = dict[str, list[tuple]](), list[tf.Tensor](), set[float]()
         if compiled["loss"] is not None and self._own_loss is None:
             if labels is None:
                 raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
@@ -265,7 +266,7 @@ class KerasTrainer(Trainer):
         sums = self._sums_of_updates(noted)
         if self._losses is not None or self._own_loss is not None:
             # A mask's count can't be seen in the result of `compute_loss`.
-            self._of_whole_batch = [_OWN] if masks else self._tried(specs, outputs)
+            self._of_whole_batch = [_OWN] if masks else self._tried(specs, outputs, compared)
         if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
             self._metrics = keras_compile.Metrics(self.model, symbols(self._weighed(specs[1])[0]), symbols(outputs))
             sums |= {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
@@ -292,7 +293,7 @@ class KerasTrainer(Trainer):
                 )
         return sums
 
-    def _tried(self, specs, outputs) -> list[str]:
+    def _tried(self, specs, outputs, compared) -> list[str]:
         """Returns the names of losses that are not means over examples."""
         features, labels, of_examples = specs
         labels, weights = self._weighed(labels)
@@ -303,7 +304,7 @@ class KerasTrainer(Trainer):
             if replicas > 1 or steps > 1:
                 batch = (features, labels, outputs, of_examples if weights is None else weights)
                 sums = own or functools.partial(_sums_of, self._losses)
-                trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch)))
+                trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, compared)))
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
@@ -472,8 +473,8 @@ class KerasTrainer(Trainer):
         return tf.nest.pack_sequence_as(nest, flat)
 
 
-def _sums_of(losses: keras_compile.Losses, batch) -> tuple[dict[str, tuple], set[str]]:
-    """Computes (a sum, its count) of each output's loss; also returns the names of those that divide by themselves."""
+def _sums_of(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
+    """Computes (a sum, its count) of each output's loss."""
     wholes: list[keras_compile.OutputLoss] = []
 
     def note(whole: keras_compile.OutputLoss) -> tf.Tensor:
@@ -486,17 +487,16 @@ def _sums_of(losses: keras_compile.Losses, batch) -> tuple[dict[str, tuple], set
     by_name: dict[str, tuple] = {}
     for loss, each in zip(losses.keras_losses, wholes, strict=True):
         by_name[loss.name] = (*by_name.get(loss.name, ()), *each.of_examples(examples))
-    divided = {loss.name for loss, each in zip(losses.keras_losses, wholes, strict=True) if each.is_divided}
-    return by_name, divided
+    return by_name
 
 
-def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> tuple[dict[str, tuple], set[str]]:
+def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> dict[str, tuple]:
     """Computes the sums of a model's own loss, and of the numbers with which it updates metrics."""
     features, labels, outputs, weights = batch
     with keras.without_assignments():
         loss, updates = own_loss(features, labels, outputs, weights, True)
     numbers = [tf.cast(x, tf.float32) for each in updates.values() for x, *_ in each if x.shape.rank == 0]
-    return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}, {_OWN}
+    return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}
 
 
 def _overrides(model, method: str) -> bool:

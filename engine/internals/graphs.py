@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from .tensorflow import function_graph
@@ -30,6 +31,7 @@ _OF_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice",
 _OF_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
 # Ops whose result may be a multiple of their input plus something.
+_COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
 _AFFINE_OPS = {"Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
 
@@ -202,6 +204,31 @@ def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
             dependent.update(output.name for output in new)
             queue += new
     return dependent
+
+
+def compared_with(tensors: Sequence[tf.Tensor]) -> set[float]:
+    """Returns the finite numbers known when tracing to which an op compares what is computed from tensors of a graph.
+
+    Of arrays of more than 16, only the smallest and largest count. The depth of a one-hot encoding is one, too.
+    """
+    numbers, dependent = set[float](), _dependents(tensors)
+    queue = [(op, dependent) for each in tensors[:1] for op in each.graph.get_operations()]
+    for op, searched in queue:
+        if searched and not any(each.name in searched for each in op.inputs):
+            continue
+        queue += [(inner, None) for graph in all_called(op) for inner in graph.get_operations()]
+        for each in op.inputs if op.type in _COMPARISONS else ():
+            value = tf.get_static_value(_captured(each))
+            if value is not None and np.issubdtype(value.dtype, np.number):
+                found = np.unique(value[np.isfinite(value)]).astype(float)
+                numbers.update(found if found.size <= 16 else found[[0, -1]])
+    return numbers
+
+
+def _captured(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor outside of a function that is captured as this one, or itself."""
+    captures = ((inside, outside) for outside, inside in tensor.graph.captures)
+    return next((outside for inside, outside in captures if inside is tensor and outside.dtype != tf.resource), tensor)
 
 
 FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"

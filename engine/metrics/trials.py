@@ -6,14 +6,14 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 EXAMPLES = (5, 3)  # in the two batches that a trial compares with their concatenation
 TRIALS = 3
-# Values by which losses recognize missing labels: in classes, in segmentations, in text, in measurements.
+# Usual values of missing labels: in classes, in segmentations, in text, in measurements.
 _MISSING = (-1, 255, -100, math.nan)
 
 
@@ -29,17 +29,19 @@ def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Ge
 
 
 def alike(a, b) -> bool:
-    """Returns whether arrays are equal up to rounding."""
-    return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-5))
+    """Returns whether arrays are equal up to rounding, or both NaN."""
+    return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-5, equal_nan=True))
 
 
-def not_additive(sums: Callable[[tuple], tuple[dict[str, tuple], set[str]]], specs: tuple) -> list[str]:
+def not_additive(sums: Callable[[tuple], dict[str, tuple]], specs: tuple, compared: Collection[float]) -> list[str]:
     """Returns the names of losses that are not means over examples, by a trial on random batches of these specs.
 
     Args:
-      sums: computes tuples of sums over a batch, by the loss's name: those of two batches have to add up. Also returns
-        the names of losses that divide by themselves, and so may leave out missing labels.
+      sums: computes tuples of sums over a batch, by the loss's name: those of two batches have to add up, also if some
+        labels are missing.
       specs: of a batch (features, labels, outputs, weights).
+      compared: the numbers to which the losses compare labels: those equal to one, or on one side of it, may be left
+        out of the mean.
     """
     random = np.random.default_rng(0)
 
@@ -54,22 +56,19 @@ def not_additive(sums: Callable[[tuple], tuple[dict[str, tuple], set[str]]], spe
     def joined(*values):
         return None if values[0] is None else tf.concat(values, 0)
 
-    def compared(batches) -> tuple[set[str], set[str]]:
-        (whole, divided), (first, _), (second, _) = map(sums, (tf.nest.map_structure(joined, *batches), *batches))
-        finite = {name for name in divided if np.all(np.isfinite(whole[name]))}
+    def differing(batches) -> set[str]:
+        whole, first, second = map(sums, (tf.nest.map_structure(joined, *batches), *batches))
         triples = {name: zip(each, first[name], second[name], strict=True) for name, each in whole.items()}
-        return {name for name, each in triples.items() if not all(alike(a, b + c) for a, b, c in each)}, finite
+        return {name for name, each in triples.items() if not all(alike(a, b + c) for a, b, c in each)}
 
-    names, divided = set[str](), set[str]()
+    names = set[str]()
     for _ in range(TRIALS):
         batches = [sampled(examples) for examples in EXAMPLES]
-        differing, divided = compared(batches)
-        names |= differing
-    for value in _MISSING if divided - names else ():
+        names |= differing(batches)
+    for value in (*_MISSING, *sorted({each + by for each in compared for by in (-1, 0, 1)})):
         missing = functools.partial(_with_missing, value=value, random=random)
         with contextlib.suppress(Exception):  # of any class: a loss need not take them
-            differing, finite = compared([[x, tf.nest.map_structure(missing, y), *more] for x, y, *more in batches])
-            names |= differing & finite
+            names |= differing([[x, tf.nest.map_structure(missing, y), *more] for x, y, *more in batches])
     return sorted(names)
 
 

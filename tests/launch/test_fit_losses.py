@@ -250,11 +250,18 @@ def test_metrics_that_layers_update_are_reported(how):
         np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
 
 
-def _of_present(missing):
+def _of_present(missing, by_example=False):
+    captured = keras.ops.convert_to_tensor(missing, "float32")
+
     def loss(y, outputs):
-        counts = keras.ops.cast(keras.ops.isfinite(y) if np.isnan(missing) else y != missing, "float32")
+        counts = keras.ops.cast(keras.ops.isfinite(y) if np.isnan(missing) else y != captured, "float32")
         squares = keras.ops.square(keras.ops.where(counts > 0, y, 0.0) - outputs) * counts
-        return keras.ops.sum(squares) / keras.ops.maximum(keras.ops.sum(counts), 1.0)
+        of_all = keras.ops.maximum(keras.ops.sum(counts), 1.0)
+        return (
+            squares / (of_all / keras.ops.sum(keras.ops.ones_like(y)))
+            if by_example
+            else keras.ops.sum(squares) / of_all
+        )
 
     return loss
 
@@ -266,16 +273,17 @@ class OfPresent(keras.Sequential):
 
 @pytest.mark.parametrize(
     ("kind", "missing"),
-    [(OfPresent, -1.0), (keras.Sequential, -1.0), (keras.Sequential, np.nan)],
-    ids=["own", "function", "nan"],
+    [(OfPresent, -1.0), (keras.Sequential, 7.5), (keras.Sequential, np.nan), (keras.Model, -9.0)],
+    ids=["own", "function", "nan", "by example"],
 )
 def test_a_loss_that_leaves_missing_labels_out_is_keras_on_replicas_too(kind, missing):
     labels = np.where(rng.uniform(size=(29, 1)) > 0.7, missing, X[:, :1]).astype("float32")
 
     def made():
         keras.utils.set_random_seed(2)
-        model = kind([keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), None if kind is OfPresent else _of_present(missing))
+        model = (OfPresent if kind is OfPresent else keras.Sequential)([keras.layers.Dense(1)])
+        loss = None if kind is OfPresent else _of_present(missing, kind is keras.Model)
+        model.compile(keras.optimizers.SGD(0.1), loss)
         return model
 
     theirs = made()
