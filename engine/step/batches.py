@@ -28,13 +28,14 @@ def counted(batch):
     return fields.features, tf.nest.map_structure(lambda y: without_missing(y, fields.weights), fields.labels)
 
 
-def weighed(loss: Callable, outputs, batch) -> Mean:
+def weighed(loss: Callable, outputs, batch) -> Mean | dict[str, Mean]:
     """Calls `loss(outputs, batch)` without the batch's weights, then weights the result by them, if any.
 
     For a custom step on weighted data; `Trainer.compute_gradients` and the default steps do it themselves.
 
     Args:
-      loss: takes outputs and a batch, and returns the pair of `crankshaft.mean`, with one value per example.
+      loss: takes outputs and a batch, and returns the pair of `crankshaft.mean`, with one value per example, or several
+        by name.
       outputs: the model's, a nest of tensors [examples, ...].
       batch: in the form of the data: (features, labels[, weights]), of tensors [examples, ...].
 
@@ -45,7 +46,10 @@ def weighed(loss: Callable, outputs, batch) -> Mean:
       >>> def critic_loss(self, batch):  # in a Trainer with a custom step
       ...     return weighed(self.loss, self.critic(batch[0], training=True), batch)
     """
-    return as_loss(loss(outputs, counted(batch)), "the loss", form.fields(batch).weights)
+    weights, returned = form.fields(batch).weights, loss(outputs, counted(batch))
+    if isinstance(returned, dict):
+        return {name: as_loss(each, f"the loss[{name!r}]", weights) for name, each in returned.items()}
+    return as_loss(returned, "the loss", weights)
 
 
 def pad_empty_batch(batch):

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..internals import keras
 from ..internals.variables import path_of, tf_variable, whole_of
 from ..mesh.shards import Sharding
-from ..metrics.means import as_loss
+from ..metrics.means import as_loss, as_losses
 from ..metrics.pairs import Mean, SumOfMeans
 from ..metrics.sums import without_details
 from . import batches, diagnosis
@@ -255,7 +255,8 @@ def minimize(
       trainer: the step's trainer.
       batch: this replica's share of a batch, in the form of the data; its first axis is examples.
       losses: computes the metrics of a batch or micro-batch: (total, count) pairs by name, as `crankshaft.mean` returns
-        for one value per example.
+        for one value per example. A loss may be a dictionary of means, as that of `Trainer.loss`: the loss is their
+        sum, and each is a metric by its name.
       optimizers: made by `make_optimizer`, by the name of the loss that each minimizes. No two share a variable.
 
     Returns:
@@ -271,7 +272,13 @@ def minimize(
     owner = f"{type(trainer).__name__}.train_step"
 
     def compute(micro_batch):
-        pairs = losses(micro_batch)
+        pairs: dict[str, Any] = {}
+        for name, own in losses(micro_batch).items():
+            whole = as_losses(own, f"{owner}: {name!r}") if isinstance(own, dict) else {"loss": own}
+            named = {name: whole.pop("loss"), **whole}
+            if both := sorted(pairs.keys() & named):
+                raise UsageError(f"{owner}: two metrics have the name {both[0]!r}; give each its own")
+            pairs |= named
         if missing := [name for name in optimizers if name not in pairs]:
             raise UsageError(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, errors, mean
+from crankshaft.engine import Trainer, errors, mean, minimize, weighed
 from crankshaft.engine.metrics.means import as_losses, auc, root_mean_square
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.optimizers import outer
@@ -104,6 +104,25 @@ def test_with_weights_of_examples_penalties_and_clipping(bench, replicas, option
     ready = made(bench, replicas, (*SOURCE, WEIGHTS), Tasks(PENALTY), clip_norm=0.8, **options)
     found = check(ready, weights=WEIGHTS, penalty=PENALTY, clip=0.8)
     assert found["loss_with_penalties"].value() > found["loss"].value()
+
+
+class Minimizing(Tasks):
+    """The same, by a step of its own."""
+
+    def train_step(self, batch):
+        return minimize(self, batch, self.losses, {"loss": self.optimizer})
+
+    def losses(self, batch):
+        return {"loss": weighed(self.loss, self.model(batch[0], training=True), batch)}
+
+
+def test_a_loss_that_minimize_gets_may_be_several_means(bench):
+    how = {"accumulate_steps": 3, "clip_norm": 0.8}
+    check(made(bench, 2, (*SOURCE, WEIGHTS), Minimizing(), **how), weights=WEIGHTS, clip=0.8)
+    repeated = Minimizing()
+    repeated.losses = lambda batch: {"first": mean(batch[0]), **Minimizing.losses(repeated, batch)}
+    with pytest.raises(errors.UsageError, match=r"Minimizing\.train_step: two metrics have the name 'first'"):
+        made(bench, 1, trainer=repeated).train(1)
 
 
 def test_with_float16s_loss_scale_and_low_ranks(bench):
