@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,7 @@ class _Command:
       run_dir: where its run is, or None.
       compares: whether it is a benchmark with fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
+      imports: whether it imports TensorFlow: not if it can't be read, and not a script that names no such library.
     """
 
     start: tuple[str, ...]
@@ -84,6 +86,7 @@ class _Command:
     run_dir: str | None
     compares: bool
     names_gpus: bool = False
+    imports: bool = False
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -131,11 +134,12 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
         [sys.executable, *command.start, f"--strategy={job.strategy}"],
         command.arguments,
         rule(job.max_restarts, _WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
-        environment={**environment, **_for_all_tasks(environment)},
+        environment={**environment, **_for_all_tasks(environment, command.arguments)},
         log_dir=RunDir(here).logs if here else None,
         events=RunDir(here).events if here else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
         grace_seconds=job.grace_seconds,
+        forks=command.imports,
     )
 
 
@@ -162,7 +166,13 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         )
     if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
-    return _Command(start, own, run_dir, "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed)
+    compares, names_gpus = "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed
+    return _Command(start, own, run_dir, compares, names_gpus, start[0] == "-m" or _names_tensorflow(start[0]))
+
+
+def _names_tensorflow(script: str) -> bool:
+    with open(script, encoding="utf-8", errors="replace") as file:
+        return bool(re.search(r"tensorflow|keras|crankshaft", file.read()))
 
 
 def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:
@@ -211,9 +221,11 @@ def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tu
     return gpus_of | {task: str(number % gpus) for number, task in enumerate(workers)}
 
 
-def _for_all_tasks(environment: Mapping[str, str]) -> dict[str, str]:
+def _for_all_tasks(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
     no_proxy = environment.get("no_grpc_proxy") or environment.get("no_proxy")
+    quiet = "1" if {"--debug", "-debug"} & {*arguments} else "3"  # of a worker; TensorFlow reads it as it is imported
     return {
+        "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", quiet),
         SECRET: environment.get(SECRET) or secrets.token_hex(),
         "PYTHONUNBUFFERED": "1",
         "no_grpc_proxy": ",".join(filter(None, [no_proxy, resources.LOOPBACK])),  # peers are reached directly

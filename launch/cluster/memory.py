@@ -46,6 +46,11 @@ class TaskMemory:
                 os.close(each)
         self._files = []
 
+    def newest_step(self) -> int:
+        """Returns the newest step of which a whole snapshot is there; -1 without one."""
+        found = _newest([Slots(files).read() for files in self._files])
+        return found[0] if found else -1
+
     def unsaved(self) -> tuple[int, list[str], tuple[int, ...]] | None:
         """Returns what is not on the disk, if anything: its step, the command that writes it, and its `pass_fds`."""
         held = [Slots(files).read() for files in self._files]

@@ -135,6 +135,7 @@ class Synchronous:
         self._compares = compares
         self._clock = clock
         self._failures: collections.deque[float] = collections.deque()
+        self._in_a_row = 0  # of these, failures without a new step between them
         self._preemptions: collections.deque[float] = collections.deque()
 
     def alone(self, ending: TaskExit) -> Settlement | None:
@@ -155,8 +156,11 @@ class Synchronous:
             leave = _MISTAKE_SECONDS if ending.mistake or ending.port_was_taken else _LEAVE_SECONDS
         return EndTimeouts(leave, min(_END_SECONDS, self._grace_seconds))
 
-    def settle(self, endings: list[TaskExit]) -> Settlement:
-        """Returns the settlement after all tasks have ended, which are in the order of their ends."""
+    def settle(self, endings: list[TaskExit], advanced: bool = False) -> Settlement:
+        """Returns the settlement after all tasks have ended, which are in the order of their ends.
+
+        `advanced`: whether the run has new steps since the last failure. The first restart waits for nothing.
+        """
         # A run that diverged has done so in all tasks: one that lost a peer by it has seen the peer's end alone.
         diverged = (ending for ending in endings if ending.code == EXIT_DIVERGED)
         cause = next(diverged, None) or next((ending for ending in endings if ending.code), None)
@@ -169,7 +173,7 @@ class Synchronous:
             return self._restart_all(f"{cause}, as another program has taken its port", "with other ports", cause)
         if self._was_preempted(cause):
             return self._restart_all(f"{cause}, preempted", "", cause)
-        return self._failed(cause)
+        return self._failed(cause, advanced)
 
     def missed(self, ending: TaskExit, by: str) -> Settlement:
         """Returns the settlement if a task, `by`, waits for a task that ended before the run started."""
@@ -196,11 +200,12 @@ class Synchronous:
         """Returns whether the ending loses nothing: one that a signal killed, as at its start, has saved nothing."""
         return ending.ended_on_request and ending.code > 0
 
-    def _failed(self, cause: TaskExit) -> Settlement:
+    def _failed(self, cause: TaskExit, advanced: bool) -> Settlement:
         count = self._count(self._failures)
+        self._in_a_row = 1 if advanced else min(self._in_a_row + 1, count)
         if count > self._max_restarts:
             return Settlement(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
-        pause = _pause(count)
+        pause = _pause(self._in_a_row - 1)
         number = f"restart {count} of {self._max_restarts} within {self._window_seconds:g} s"
         return Settlement(None, pause, f"{cause}; all tasks start again {_after(pause)} ({number})", cause)
 
@@ -259,16 +264,16 @@ class Servers(Synchronous):
             return EndTimeouts(_LEAVE_SECONDS, min(_END_SECONDS, self._grace_seconds))
         return super().end_timeouts(ending)
 
-    def settle(self, endings: list[TaskExit]) -> Settlement:
+    def settle(self, endings: list[TaskExit], advanced: bool = False) -> Settlement:
         chief = next((ending for ending in endings if ending.task == "chief"), None)
         if chief is not None and not chief.code:
             return Settlement(0, message=self._not_evaluated(endings))
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server ended with code 0 before the run did, without a request
-            return self._failed(endings[0])
+            return self._failed(endings[0], advanced)
         if chief is not None and self._final(chief):
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
-        return super().settle(part)
+        return super().settle(part, advanced)
 
     def _not_evaluated(self, endings: list[TaskExit]) -> str | None:
         """Returns the message for a run that ended while the evaluator waited for its restart; else None."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import selectors
@@ -25,6 +26,7 @@ from .children import Child, Children, wait
 from .memory import TaskMemory
 from .output import Output, TaskOutput
 from .restarts import EndTimeouts, Servers, Settlement, Synchronous, TaskExit
+from .template import Template
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, after a request to end
 _OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
@@ -77,6 +79,7 @@ class Supervisor:
       events: path of the run's record, where restarts are recorded once it is there; None without one.
       coloured: whether standard output and standard error show colours.
       grace_seconds: how long tasks have to save and end after a signal, before they are killed.
+      forks: whether tasks import TensorFlow, so that they are forked from processes that have.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Supervisor:
         coloured: tuple[bool, bool],
         grace_seconds: float,
         events: str | None = None,
+        forks: bool = False,
     ):
         self._specs = specs
         self._command = command
@@ -102,6 +106,8 @@ class Supervisor:
         self._output = Output(self._selector, log_dir, coloured)
         self._children = Children()
         self._memory = TaskMemory(len(specs))
+        self._forks = forks
+        self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their own variables
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
         self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
@@ -112,6 +118,7 @@ class Supervisor:
         self._stop_signal: signal.Signals | None = None  # the signal that requests the supervisor's end
         self._stopped_at = 0.0
         self._events = events
+        self._step = self._newest_step()  # when the last failure came
         self._first_ended_at = 0.0  # of the tasks that all start again, in Unix seconds
 
     def print(self, line: str) -> None:
@@ -136,12 +143,16 @@ class Supervisor:
             return code
 
     def _run(self) -> int:
-        while True:
+        if self._forks:
+            self._start_templates()
+        while not self._stop_signal:
             self._start_all()
             endings = self._watch()
             if self._stop_signal:
                 return self._exit_code_when_stopped(endings)
-            settled = self._settled or self._rule.settle(endings)
+            step, before = self._newest_step(), self._step
+            self._step = max(step, before)
+            settled = self._settled or self._rule.settle(endings, step > before)
             if settled.exit_code is not None:
                 if settled.cause:
                     self._explain(settled.message, settled.cause)
@@ -152,16 +163,41 @@ class Supervisor:
             self._record(settled.cause, self._first_ended_at)
             self._children.sweep()  # processes that tasks have left behind, in their own sessions
             self._pause(settled.pause_seconds)
-            if self._stop_signal:
-                return self._exit_code_when_stopped([])
+        return self._exit_code_when_stopped([])
+
+    def _start_templates(self) -> None:
+        """Starts a process for each environment of tasks to fork them from; waits until all have imported TensorFlow.
+
+        Or for a request to end.
+        """
+        waiting: set[Template] = set()
+        for own in {frozenset(spec.environment.items()) for spec in self._specs}:
+            self._templates[own] = template = self._children.template({**self._environment, **dict(own)})
+            waiting.add(template)
+            self._selector.register(template, selectors.EVENT_READ, functools.partial(waiting.discard, template))
+        while waiting and not self._stop_signal:
+            self._turn(None)
+        for template in self._templates.values():
+            self._selector.unregister(template)
+
+    def _start_child(self, name: str, own: frozenset[tuple[str, str]], command: list[str], **options) -> Child:
+        """Starts a child that imports TensorFlow: as a fork, if a template of these variables can. Raises `OSError`."""
+        if template := self._templates.get(own):
+            try:
+                return self._children.start(command, template=template, **options)
+            except OSError as error:
+                del self._templates[own]
+                self._output.print(f"{name} can't be forked ({error}): it imports TensorFlow itself")
+        return self._children.start(command, **options)
 
     def _write_unsaved(self) -> None:
         """Writes the newest state that ended tasks have left in memory, and did not save."""
         if (unsaved := self._memory.unsaved()) is None:
             return
         step, command, files = unsaved
+        own = next(iter(self._templates), frozenset())
         try:
-            child = self._children.start(command, env=self._environment, pass_fds=files)
+            child = self._start_child("the saving process", own, command, env=self._environment, pass_fds=files)
         except OSError as error:
             self._output.print(f"step {step:,} was in memory, and is lost: {error}")
             return
@@ -181,7 +217,9 @@ class Supervisor:
         spec = self._specs[index]
         cluster = {"cluster": self._cluster, "task": {"type": spec.kind, "index": spec.index}}
         try:
-            child = self._children.start(
+            child = self._start_child(
+                spec.name,
+                frozenset(spec.environment.items()),
                 [*self._command, *([f"--gpus={spec.gpus}"] if spec.gpus is not None else []), *self._arguments],
                 env={
                     **self._environment,
@@ -249,9 +287,16 @@ class Supervisor:
         """Records a restart, and why; a run that has no record yet has lost nothing."""
         if self._events is None or ending is None or not os.path.isfile(self._events):
             return
-        step = max((event["step"] for event, _ in events.read(self._events)), default=0)
         log = events.EventLog(self._events)
-        log.write("restart", step, time=at, cause=str(ending), task=ending.task, exit_code=ending.code)
+        log.write("restart", self._recorded_step(), time=at, cause=str(ending), task=ending.task, exit_code=ending.code)
+
+    def _recorded_step(self) -> int:
+        recorded = events.read(self._events) if self._events and os.path.isfile(self._events) else ()
+        return max((event["step"] for event, _ in recorded), default=0)
+
+    def _newest_step(self) -> int:
+        """Returns the newest step of which anything is known, by the run's record or the tasks' memory."""
+        return max(self._recorded_step(), self._memory.newest_step())
 
     def _after(self, ending: TaskExit) -> None:
         if self._stop_signal:

@@ -98,8 +98,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     examples = order.num_examples if order.has_epochs else tf.data.INFINITE_CARDINALITY
     contents = {"train": fingerprints.fingerprint(train, examples, known.ids)}
     if evaluation is not None:
-        batches = config.eval_batches
-        contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)
+        contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples)
     agreement.check_data(contents, strategy)
     faster = datas.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
     return Inputs(known, example, both, feeds, contents, faster, [*lines, *([known.columns] if known.columns else [])])

@@ -30,7 +30,7 @@ if n == 1:
     sys.exit(1)
 """
     outcome = local(script, own=("--run_dir", tmp_path)).wait().ok()
-    assert "[local] worker 1 ended with exit code 1; all tasks start again in 1 s (restart 1 of 5" in outcome.err
+    assert "[local] worker 1 ended with exit code 1; all tasks start again at once (restart 1 of 5" in outcome.err
     first, second = (line for line in lines_of(outcome.out, "worker 0") if line.startswith("{"))
     assert first != second
     for index in (0, 1):
@@ -216,7 +216,7 @@ def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(
     tasks = rule(3, 600.0, 30.0)
     killed, failed = TaskExit("ps 0", -signal.SIGTERM), TaskExit("ps 0", 1)
     assert tasks.end_timeouts(killed) == tasks.end_timeouts(failed)
-    assert "ps 0 was killed by SIGTERM; all tasks start again in 1 s (restart 1 of 3" in tasks.settle([killed]).message
+    assert "ps 0 was killed by SIGTERM; all tasks start again at once (restart 1 of 3" in tasks.settle([killed]).message
 
 
 def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
@@ -246,14 +246,16 @@ def test_a_scripts_own_exit_code_is_not_taken_for_a_slow_benchmark():
     assert Synchronous(2, 100, 30).settle(slower).exit_code is None
 
 
-def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
+def test_failures_outside_the_window_are_forgotten_and_pauses_grow_while_no_step_is_new():
     now = [0.0]
     rule = Synchronous(2, 100, 30, clock=lambda: now[0])
     failed = [TaskExit("worker 1", -9), TaskExit("worker 0", 1)]
-    assert [rule.settle(failed).pause_seconds for _ in range(2)] == [1, 2]
+    assert [rule.settle(failed).pause_seconds for _ in range(2)] == [0, 1]
     now[0] = 101
-    assert (rule.settle(failed).exit_code, rule.settle(failed).pause_seconds) == (None, 2)
+    assert (rule.settle(failed).exit_code, rule.settle(failed).pause_seconds) == (None, 1)
     assert rule.settle(failed).exit_code == 1
+    rule = Synchronous(9, 100, 30)
+    assert [rule.settle(failed, advanced).pause_seconds for advanced in (True, False, False, True)] == [0, 1, 2, 0]
 
 
 def test_an_evaluator_that_is_not_started_again_is_told_of(local, tmp_path):
