@@ -88,6 +88,8 @@ def read_newest(path, use: Callable[[str], T]) -> T:
         return use(path)
     problems = []
     for directory in (RunDir(path).checkpoints, path):
+        if not (manifests.steps(directory) or manifests.is_being_written(directory)):
+            continue  # at most TensorFlow's own
         reader = Checkpoints(directory, tf.train.Checkpoint(), keep=None, about={})
         if results := reader.read(lambda manifest: [use(manifest.prefix)]):
             return results[0]

@@ -32,8 +32,10 @@ _NAMES = {"train": "training", "eval": "evaluation"}
 _OTHER_IDS = "ids are numbered otherwise"
 
 
-def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
+def fingerprint(split: Split, examples: int, ids: Any = None, eval_batches: int = 0) -> dict[str, int]:
     """Returns {"examples", "digest"} of a split, "ids" if the data numbers its ids, and "written" if it reads files.
+
+    Of evaluation data also "eval_batches", if only so many of its first batches count.
 
     The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
     last; of other data, of its identity. `written` is of when the files were last written to.
@@ -42,6 +44,7 @@ def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
       split: the examples.
       examples: how many there are.
       ids: identifies the numbering of ids, a number or text; None if the data has none.
+      eval_batches: how many batches an evaluation has; 0 is all.
     """
     digest = zlib.crc32(layout(split).encode())
     arrays = split.as_arrays()
@@ -49,6 +52,7 @@ def fingerprint(split: Split, examples: int, ids: Any = None) -> dict[str, int]:
     for chunk in content:
         digest = zlib.crc32(chunk, digest)
     made = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": hash_ids(ids)})}
+    made |= {"eval_batches": eval_batches} if eval_batches else {}
     return {**made, "written": _written(files)} if (files := split.files()) else made
 
 
@@ -212,7 +216,7 @@ def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[
         return []
     before, now = (data["data"][split] for data in (manifest.about, about))
     before = before if isinstance(before, dict) else {}
-    changes = differences({"examples": before.get("examples")}, {"examples": now["examples"]})
+    changes = differences(*({name: data.get(name) for name in ("examples", "eval_batches")} for data in (before, now)))
     return changes + ([_OTHER_IDS] if before.get("ids") != now.get("ids") else [])
 
 

@@ -98,7 +98,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     examples = order.num_examples if order.has_epochs else tf.data.INFINITE_CARDINALITY
     contents = {"train": fingerprints.fingerprint(train, examples, known.ids)}
     if evaluation is not None:
-        contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples)
+        batches = config.eval_batches
+        contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)
     agreement.check_data(contents, strategy)
     faster = datas.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
     return Inputs(known, example, both, feeds, contents, faster, [*lines, *([known.columns] if known.columns else [])])

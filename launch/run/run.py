@@ -213,9 +213,9 @@ class Run(BaseRun):
         Raises:
           UsageError: none was kept.
         """
-        trainer = weights.best(self)
-        if trainer is None:
+        if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
+        trainer = saved_run.SavedRun(self.config.run_dir).trainer("best", lambda _: weights.fresh(self))
         return saved_run.model_of_run(self, trainer)
 
     def predict(

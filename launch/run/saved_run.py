@@ -95,9 +95,21 @@ class SavedRun:
     def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
         with isolation.Isolation().entered():
-            build = _Once(functools.partial(self._built, trainer_class, name))
-            trainer = self._read(which, lambda manifest: weights.take(build(manifest), manifest.prefix))
+            trainer = self.trainer(which, functools.partial(self._built, trainer_class, name))
         return model_of_trainer(trainer, self, name)
+
+    def trainer(self, which: str, build: Callable[[Manifest], Trainer]) -> Trainer:
+        """Returns a trainer with the weights of a checkpoint that evaluations use.
+
+        Args:
+          which: "latest", "best", or a step.
+          build: builds the trainer of a checkpoint, with initial weights.
+
+        Raises:
+          UsageError: there is no such checkpoint.
+        """
+        once = _Once(build)
+        return self._read(which, lambda manifest: weights.take(once(manifest), manifest.prefix))
 
     def _built(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> Trainer:
         """Builds the trainer of a checkpoint's model, with initial weights.

@@ -188,7 +188,7 @@ def _load_keras_file(run: BaseRun, source: str) -> int:
     model = _only_model(run.trainer, source)
     if not any(map(shards.sharding_of, model.variables)):
         return load_keras_weights(source, model)
-    whole = _only_model(_copy(run), source)
+    whole = _only_model(fresh(run), source)
     taken = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
         if shards.sharding_of(variable):
@@ -336,18 +336,9 @@ def alone(run: BaseRun) -> Trainer:
     return copied(run) if any(map(shards.sharding_of, _weights(run.trainer))) else run.trainer
 
 
-def best(run: BaseRun) -> Trainer | None:
-    """Returns a copy of a run's trainer, with the best checkpoint's weights that evaluations use; None without."""
-    if not run.best or run.best.latest() is None:
-        return None
-    trainer = _copy(run)  # before the checkpoint is chosen that it takes
-    run.best.read(lambda manifest: take(trainer, manifest.prefix))
-    return trainer
-
-
 def copied(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device, with its weights and their averages."""
-    trainer = _copy(run)
+    trainer = fresh(run)
     try:
         for to, theirs in zip(_weights(trainer), _weights(run.trainer), strict=True):
             to.assign(shards.whole(theirs))
@@ -377,8 +368,8 @@ def _weights(trainer: Trainer) -> list:
     return _layers(trainer) + of_tables + shadows + compiled
 
 
-def _copy(run: BaseRun) -> Trainer:
-    """Makes the run's trainer again, on this process's device."""
+def fresh(run: BaseRun) -> Trainer:
+    """Makes the run's trainer again, on this process's device, with initial weights."""
     with isolation.Isolation().entered():
         context = dataclasses.replace(run.trainer.run_context, in_place=False)
         return prepare(type(run.trainer)(**run.config.configured_arguments("model_arg")), context)

@@ -103,6 +103,8 @@ def test_a_complete_runs_evaluation_is_made_anew_of_other_data(inside, data, tmp
     assert shown(again) == shown(inside("--mode=eval", f"--run_dir={tmp_path}/run", f"--data_dir={other}").ok())
     # The checkpoint is still of the data that it was evaluated on.
     assert shown(inside(*run, f"--data_dir={data}").ok()) == shown(done)
+    few = inside(*run, f"--data_dir={data}", "--eval_batches=1", "--eval_batch_size=20", "--allow_changed_config").ok()
+    assert "(eval_batches: None -> 1): it is evaluated again" in warnings(few)[0]
 
 
 def test_a_kept_evaluation_of_the_same_data_is_used_again(inside, data, tmp_path):

@@ -96,7 +96,7 @@ def test_a_damaged_file_costs_its_checkpoint_alone_and_is_named_in_one_line(tmp_
     assert [manifest.step for manifest in make(directory, state).all()] == [1, 2]
 
 
-def test_weights_are_taken_from_what_tensorflow_alone_wrote(tmp_path):
+def test_weights_are_taken_from_what_tensorflow_alone_wrote(tmp_path, caplog):
     state = make_state()
     fill(state, 1)
     wanted = bits(state.trainer.model)
@@ -105,6 +105,7 @@ def test_weights_are_taken_from_what_tensorflow_alone_wrote(tmp_path):
         other = make_state()
         load_weights(path, other.trainer.model)
         assert bits(other.trainer.model) == wanted
+    assert not caplog.records
 
 
 class Killed(BaseException):

@@ -1,0 +1,99 @@
+"""Runs small trainings, injects faults that a seed determines, and checks that each ends as if nothing had happened.
+
+    python -m benchmarks.faults --strategy=two_workers --seed=0 --faults=20
+
+Run number i has the seed S + i, which determines the faults (`table.py`), what they strike, the steps that trigger
+them, and the data, the sharded optimizer and the dtype of the training; the same seed repeats them. A synchronous run
+must end with all bits of an undisturbed one, variables and metrics; with parameter servers every count must be right.
+Nothing may hang longer than its timeout and 30 s, and no process or temporary file may be left. Each run is a line; at
+the end comes a table by fault. A run that fails prints the command that repeats it, and keeps its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import crankshaft
+
+from ..markdown import number, table
+from .campaign import Campaign, Scenario
+from .job import STRATEGIES, Settings
+
+
+def line_of(result: dict) -> str:
+    faults = "; ".join(f"{each['fault']} at {each['target']}, step {each['step']}" for each in result["injections"])
+    costs = ", ".join(f"{each['seconds']} s and {each['steps_lost']} steps" for each in result["costs"])
+    outcome = f"FAILED: {result['failed']}" if result["failed"] else f"ok, {costs}"
+    settings = Settings(**result["settings"])
+    return f"seed {result['seed']}: {faults} ({settings.title}): {outcome} ({result['seconds']:.0f} s)"
+
+
+def summary(results: list[dict]) -> str:
+    """Returns the table of all results by fault and strategy."""
+    cases = defaultdict(list)
+    for result in results:
+        for fault in {each["fault"] for each in result["injections"]}:
+            cases[fault, result["settings"]["strategy"]].append(result)
+    rows = []
+    for (fault, strategy), of_it in sorted(cases.items()):
+        costs = [each for result in of_it for each in result["costs"] if each["fault"] == fault]
+        ok = sum(not result["failed"] for result in of_it)
+        seconds = [each["seconds"] for each in costs if each["seconds"] is not None]
+        lost = [each["steps_lost"] for each in costs]
+        rows.append((fault, strategy, str(len(of_it)), str(ok), _median_and_worst(seconds), _median_and_worst(lost)))
+    return table(("fault", "strategy", "runs", "ok", "seconds to the next step", "steps lost"), rows, names=2)
+
+
+def _median_and_worst(values: list[float]) -> str:
+    return f"{number(statistics.median(values))}, {number(max(values))}" if values else "–"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--strategy", choices=STRATEGIES, action="append", help="may be repeated [all]")
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; each next has one more [0]")
+    parser.add_argument("--faults", type=int, default=20, help="runs of each strategy [20]")
+    parser.add_argument("--only", default="", metavar="REGEX", help="faults whose name has it")
+    parser.add_argument("--result_json", type=Path, help="the JSON file that is written")
+    parser.add_argument("--list", action="store_true", help="print what the seeds determine, and run nothing")
+    args = parser.parse_args()
+    strategies = args.strategy or STRATEGIES
+    scenarios = [
+        Scenario.from_seed(args.seed + index, strategy, args.only)
+        for strategy in strategies
+        for index in range(args.faults)
+    ]
+    if args.list:
+        for scenario in scenarios:
+            print(scenario)
+        return 0
+    _ = crankshaft.Trainer  # imports TensorFlow without its notes on how it starts
+    results = []
+    folder = Path(tempfile.mkdtemp(prefix="crankshaft-faults-"))
+    campaign = Campaign(folder)
+    for scenario in scenarios:
+        results.append(result := campaign.run(scenario))
+        print(line_of(result), flush=True)
+        if result["failed"]:
+            only = f" --only={args.only!r}" if args.only else ""
+            strategy = scenario.settings.strategy
+            print(f"  python -m benchmarks.faults --strategy={strategy} --seed={scenario.seed} --faults=1{only}")
+            print(f"  its folder: {folder / f'seed {scenario.seed}'}", flush=True)
+        if args.result_json:
+            args.result_json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(summary(results))
+    failed = any(result["failed"] for result in results)
+    if not failed:
+        shutil.rmtree(folder)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What a seed determines, and a run of it: faults are injected into a job, and the job must end as if undisturbed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import re
+import shutil
+import time
+from pathlib import Path
+
+from .job import TASKS, Job, JobFailed, Settings
+from .plan import STEPS, write_files
+from .table import FAULTS, Injection, sample
+
+_LOOK_SECONDS = 0.005
+_SECOND_FAULT = 0.3  # the share of the runs that have two
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What a seed determines."""
+
+    seed: int
+    settings: Settings
+    injections: tuple[Injection, ...]
+
+    @classmethod
+    def from_seed(cls, seed: int, strategy: str, only: str = "") -> Scenario:
+        """Returns the scenario of a seed. Seeds in a row have all faults in turn, so a few of them meet each."""
+        rng = random.Random(f"{strategy} {seed}")
+        rows = [row for row in FAULTS.values() if strategy in row.strategies and re.search(only, row.name)]
+        files, shards, precision = _VARIANTS[seed % len(_VARIANTS)]
+        settings = Settings(strategy, files, shards and strategy == "two_workers", precision)
+        chosen = [rows[seed % len(rows)], *([rng.choice(rows)] if rng.random() < _SECOND_FAULT else [])]
+        injections = [sample(rng, row, TASKS[strategy], STEPS) for row in chosen]
+        return cls(seed, settings, tuple(sorted(injections, key=lambda each: each.step)))
+
+
+# Whether it reads files and shards the optimizer, and its dtype: the settings that seeds have in turn.
+_VARIANTS = ((False, False, "float32"), (True, True, "float32"), (False, True, "bfloat16"), (True, False, "bfloat16"))
+
+
+@dataclasses.dataclass
+class Happened:
+    """A fault that has happened.
+
+    Attributes:
+      injection: which.
+      at: when, by the clock of notes.
+    """
+
+    injection: Injection
+    at: float
+
+
+class Campaign:
+    """Runs scenarios of one strategy.
+
+    Args:
+      folder: for the runs; that of a run that ends well is removed.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._data = folder / "data"
+        write_files(self._data)
+        self._undisturbed: dict[Settings, tuple[dict, set[str]]] = {}
+
+    def run(self, scenario: Scenario) -> dict:
+        """Runs a scenario and returns its result: "ok" or why it failed, and what each fault has cost."""
+        began = time.monotonic()
+        result = {"seed": scenario.seed, **dataclasses.asdict(scenario), "failed": "", "costs": []}
+        job = None
+        try:
+            expected = self._expected(scenario.settings)
+            job = Job(scenario.settings, scenario.injections, self._folder / f"seed {scenario.seed}", self._data)
+            happened = self._disturb(job, scenario)
+            result["costs"] = costs(happened, job.steps)
+            self._check(job, scenario, expected)
+        except JobFailed as failure:
+            result["failed"] = str(failure)
+        finally:
+            if job:
+                job.end()
+        if not result["failed"]:
+            shutil.rmtree(job.folder)
+        return {**result, "starts": job.starts if job else 0, "seconds": round(time.monotonic() - began, 1)}
+
+    def _expected(self, settings: Settings) -> tuple[dict, set[str]]:
+        """Returns what an undisturbed run comes to, and the kinds of files that it leaves."""
+        if settings not in self._undisturbed:
+            job = Job(settings, (), self._folder / f"undisturbed {len(self._undisturbed)}", self._data)
+            try:
+                self._disturb(job, None)
+                if job.starts > 1:
+                    raise JobFailed(f"an undisturbed run failed: {job.last_error()}")
+                if settings.strategy == "servers":
+                    job.check_counts(disturbed=0)
+                self._undisturbed[settings] = job.values(), job.kinds_left()
+            finally:
+                job.end()
+        return self._undisturbed[settings]
+
+    def _disturb(self, job: Job, scenario: Scenario | None) -> list[Happened]:
+        """Runs a job to its end, while faults happen."""
+        waiting = list(scenario.injections) if scenario else []
+        due: list[tuple[float, Injection]] = []
+        mends: list[tuple[float, object]] = []
+        happened: list[Happened] = []
+        job.start()
+        while job.go_on():
+            now = time.monotonic()
+            while waiting and job.step >= waiting[0].step:
+                due.append((now + waiting[0].delay_seconds, waiting.pop(0)))
+            for each in [each for each in due if each[0] <= now]:
+                due.remove(each)
+                injection, fault = each[1], FAULTS[each[1].fault]
+                happened.append(Happened(injection, now))
+                mend = None if fault.inside else fault.act(job, injection)
+                if mend:
+                    mends.append((now + (injection.seconds or 0), mend))
+            for each in [each for each in mends if each[0] <= now]:
+                mends.remove(each)
+                each[1]()
+            time.sleep(_LOOK_SECONDS)
+        if waiting or due:
+            raise JobFailed(f"it ended before {(waiting or [due[0][1]])[0].fault} happened")
+        return happened
+
+    def _check(self, job: Job, scenario: Scenario, expected: tuple[dict, set[str]]) -> None:
+        values, kinds = expected
+        if scenario.settings.strategy == "servers":
+            job.check_counts(len(scenario.injections))
+        else:
+            found = job.values()
+            differing = sorted(name for name in found.keys() | values.keys() if found.get(name) != values.get(name))
+            if differing:
+                raise JobFailed(f"{len(differing)} of {len(values)} values differ: {', '.join(differing[:3])}")
+        if more := job.kinds_left() - kinds:
+            raise JobFailed(f"files are left: {', '.join(sorted(more))}")
+        for injection in scenario.injections:
+            says = FAULTS[injection.fault].says
+            if says and not re.search(says, job.output):
+                raise JobFailed(f"after {injection.fault} no line has {says!r}")
+
+
+def costs(happened: list[Happened], notes: list[tuple[float, str, int]]) -> list[dict]:
+    """Returns, of each fault, the seconds from it to the next new step, and how many steps were repeated.
+
+    Args:
+      happened: the faults, in their order.
+      notes: of the job's steps, see `Job.steps`.
+    """
+    found = []
+    for each, end in zip(happened, [*(later.at for later in happened[1:]), math.inf], strict=True):
+        # A task goes on for a moment where another is killed: what counts comes after the restart, if there is one.
+        restart = next((row for row in notes if each.at <= row[0] < end and row[1] == "begins"), None)
+        since = restart[0] if restart else each.at
+        reached = max((step for at, event, step in notes if event == "step" and at < since), default=0)
+        next_at = next((at for at, event, step in notes if event == "step" and at >= since and step > reached), None)
+        seconds = None if next_at is None or next_at >= end else round(next_at - each.at, 2)
+        lost = max(0, reached - restart[2]) if restart else 0
+        found.append({"fault": each.injection.fault, "seconds": seconds, "steps_lost": lost})
+    return found

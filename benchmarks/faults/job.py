@@ -1,0 +1,265 @@
+"""One job that faults disturb: its processes, what they have left, and what its run comes to. Host code.
+
+The job's own supervisor restarts tasks; whoever starts the job here is its scheduler: a command that ends with an error
+is started again, as Slurm and Kubernetes do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from crankshaft.engine.errors import EXIT_DIVERGED, EXIT_USAGE
+from crankshaft.engine.machine.events import read
+
+from ..bits import digests
+from .plan import BATCH_SIZE, EPOCHS, PLAN, RECORD, STEPS, Notes
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP_TIMEOUT_SECONDS = 20
+CLUSTER_TIMEOUT_SECONDS = 60
+_HANG_SECONDS = 30  # beyond a timeout
+_MOST_STARTS = 6
+_LEAVE_SECONDS = 20  # from the end of a command to that of the last of its processes
+
+TASKS = {
+    "one_device": ("worker 0",),
+    "two_workers": ("worker 0", "worker 1"),
+    "mesh": ("worker 0", "worker 1"),
+    "servers": ("chief", "worker 0", "worker 1", "ps 0", "ps 1"),
+}
+STRATEGIES = tuple(TASKS)
+_LOCAL = {
+    "one_device": (),
+    "two_workers": ("--workers=2",),
+    "mesh": ("--workers=2",),
+    "servers": ("--workers=2", "--ps=2"),
+}
+
+
+class JobFailed(Exception):
+    """The job did not end as it must. One line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a job trains with, apart from its faults."""
+
+    strategy: str
+    files: bool
+    shard_optimizer: bool
+    precision: str
+
+    @property
+    def chief(self) -> str:
+        """The task that notes the job's steps."""
+        return TASKS[self.strategy][0]
+
+    @property
+    def title(self) -> str:
+        sharded = ", sharded optimizer" if self.shard_optimizer else ""
+        return f"{'files' if self.files else 'in memory'}, {self.precision}{sharded}"
+
+
+class Job:
+    """The processes of a job, in a folder of its own.
+
+    Args:
+      settings: of the training.
+      injections: the faults that are planned.
+      folder: in which everything is kept.
+      data: the folder of the data's files.
+
+    Attributes:
+      run_dir: of the run.
+      data: a copy of the files, if the job reads any.
+      starts: how often the command was started.
+    """
+
+    def __init__(self, settings: Settings, injections, folder: Path, data: Path):
+        self.settings, self.folder = settings, folder
+        self.run_dir, self.data, self.starts = folder / "run", folder / "data", 0
+        self._log, self._process = folder / "log", None
+        self._notes = {task: Notes(folder, task) for task in TASKS[settings.strategy]}
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
+        (folder / "tmp").mkdir(parents=True)
+        if settings.files:
+            self.data.mkdir()
+            for path in data.iterdir():
+                (self.data / path.name).write_bytes(path.read_bytes())
+        plan = {**dataclasses.asdict(settings), "injections": [dataclasses.asdict(each) for each in injections]}
+        (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+
+    # -- Its processes ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.starts += 1
+        local = _LOCAL[self.settings.strategy]
+        start = ["-m", "crankshaft", "local", *local, "--grace_seconds=10", "--"] if local else []
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *start, "-m", "benchmarks.faults.training", *self._flags()],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
+                env={**os.environ, PLAN: str(self.folder), "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder / "tmp")},
+                start_new_session=True,
+            )
+
+    def _flags(self) -> list[str]:
+        settings = self.settings
+        flags = [
+            *(f"--run_dir={self.run_dir}", f"--train_steps={STEPS}", f"--global_batch_size={BATCH_SIZE}", "--seed=1"),
+            *("--checkpoint_every_steps=20", "--eval_every_steps=64", "--summary_every_steps=16", "--jit=off"),
+            *(f"--step_timeout_seconds={STEP_TIMEOUT_SECONDS}", "--keep_checkpoints=2"),
+            *("--progress=plain", f"--precision={settings.precision}"),
+        ]
+        if settings.files:
+            flags += ["--input=tfrecord", f"--data_dir={self.data}", "--resident_data_mb=0"]
+            flags += [f"--eval_data_dir={self.data}/part-0.tfrecord", f"--input_arg=features={RECORD}"]
+        if settings.shard_optimizer:
+            flags += ["--shard_optimizer"]
+        several = f"--cluster_timeout_seconds={CLUSTER_TIMEOUT_SECONDS}"
+        own = {"one_device": ["--strategy=one_device"], "mesh": ["--mesh=model:2", several]}
+        return [*flags, *own.get(settings.strategy, [several])]
+
+    def processes(self, target: str) -> list[int]:
+        """Returns the process IDs that a target names now: a task, all of them ("tasks") or the "supervisor"."""
+        if target == "supervisor":
+            return [self._process.pid]
+        if target == "tasks":
+            return [pid for task in self._notes for pid in self.processes(task)]
+        return [step for _, event, step in self._notes[target].read() if event == "starts"][-1:]
+
+    def send(self, target: str, number: signal.Signals) -> None:
+        for pid in self.processes(target):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    @property
+    def steps(self) -> list[tuple[float, str, int]]:
+        """The notes of the task that notes the job's steps: when, "starts", "begins" or "step", and the step."""
+        return self._notes[self.settings.chief].read()
+
+    @property
+    def step(self) -> int:
+        """The newest step of this attempt."""
+        return next((step for _, event, step in reversed(self.steps) if event != "starts"), 0)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+
+    @property
+    def code(self) -> int | None:
+        """The command's exit code; None while it runs."""
+        return self._process.poll()
+
+    def go_on(self) -> bool:
+        """Returns whether the job still runs; starts it again if its command has failed, as a scheduler does.
+
+        Raises:
+          JobFailed: it gives no sign of life, has failed too often or as by a mistake, or has left processes.
+        """
+        if self.code is None:
+            signs = [path for path in (self._log, *(notes.path for notes in self._notes.values())) if path.exists()]
+            silent = time.time() - max(path.stat().st_mtime for path in signs)
+            if silent > max(STEP_TIMEOUT_SECONDS, CLUSTER_TIMEOUT_SECONDS) + _HANG_SECONDS:
+                raise JobFailed(f"it hangs: no step and no line for {silent:.0f} s")
+            return True
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while left := self.left():
+            if time.monotonic() > deadline:
+                raise JobFailed(
+                    f"exit code {self.code}, and {len(left)} processes are left: {'; '.join(left.values())}"
+                )
+            time.sleep(0.05)
+        if not self.code:
+            return False
+        if self.starts == _MOST_STARTS or self.code in (EXIT_USAGE, EXIT_DIVERGED):
+            raise JobFailed(f"start {self.starts} of the job ended with {self.code}: {self.last_error()}")
+        self.start()
+        return True
+
+    def last_error(self) -> str:
+        """Returns the newest line that says why a task or the job has ended."""
+        lines = re.findall(r"(?:^|\] )(error: .*|.* was killed by .*|stopped at .*)", self.output, re.MULTILINE)
+        return lines[-1] if lines else "without a line that says why"
+
+    def left(self) -> dict[int, str]:
+        """Returns the processes of this job that run, with their commands."""
+        mark, found = f"{PLAN}={self.folder}".encode(), {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (path / "environ").read_bytes().split(b"\0"):
+                    command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found[int(path.name)] = command.strip()[-120:]
+        return found
+
+    def end(self) -> None:
+        """Ends all that runs."""
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            for pid in self.left():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        if self._process:
+            self._process.wait()
+
+    # -- What its run comes to ----------------------------------------------------------------------------------------
+
+    def values(self) -> dict:
+        """Returns a digest of each variable, and the metrics of every row and evaluation.
+
+        Not of windows: each attempt begins one.
+        """
+        found = {name: value for name, value in digests(self.run_dir).items() if name.split("/")[0] not in _VARYING}
+        for event, _ in read(str(self.run_dir / "events.jsonl")):
+            if event["event"] == "evaluation":
+                found[f"evaluation {event['step']}"] = event["metrics"]
+            elif event["event"] == "row":
+                of_metrics = {name: value for name, value in event.items() if name.startswith(("train_", "eval_"))}
+                found[f"row {event['step']}"] = of_metrics
+        return found
+
+    def check_counts(self, disturbed: int) -> None:
+        """Checks how often each example was trained on, with servers.
+
+        Each example once an epoch, and once more at most two batches for each worker's end: those that it had applied
+        and not yet counted.
+
+        Args:
+          disturbed: how many faults a worker met.
+
+        Raises:
+          JobFailed: a count is wrong.
+        """
+        import tensorflow as tf
+
+        reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(self.run_dir / "checkpoints")))
+        names = reader.get_variable_to_shape_map()
+        (seen,) = (reader.get_tensor(name) for name in names if "seen/" in name)
+        step = int(reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE"))
+        more = int(seen.sum()) - EPOCHS * len(seen)
+        if step != STEPS or seen.min() < EPOCHS or more > 2 * BATCH_SIZE * disturbed:
+            raise JobFailed(
+                f"step {step} of {STEPS}; examples trained on {seen.min()} to {seen.max()} times instead of {EPOCHS}, "
+                f"{more} more in all"
+            )
+
+    def kinds_left(self) -> set[str]:
+        """Returns the kinds of files in the run_dir, and all temporary files."""
+        paths = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
+        return {re.sub(r"\d+", "0", str(path)) for path in paths if path.parts[0] in ("run", "tmp")}
+
+
+_VARYING = ("save_counter", "input")  # how often it was saved; what is read ahead

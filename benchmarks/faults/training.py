@@ -1,0 +1,92 @@
+"""The training that faults disturb: what each task of a job runs. Reads its plan from the folder that `PLAN` names.
+
+A model that a mesh can shard, and a hook that notes every few steps when they were done, and has faults happen inside
+this process at their steps. With parameter servers, a variable on them counts how often each example was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from .plan import CLASSES, EXAMPLES, PLAN, Notes, arrays, task_name
+
+if __name__ == "__main__":  # before imports that take seconds, in which it may be struck
+    NOTES = Notes(os.environ[PLAN], task_name())
+    NOTES.write("starts", os.getpid())
+
+import crankshaft  # isort: skip  # first: it imports TensorFlow more quickly than TensorFlow itself does
+import tensorflow as tf
+
+from crankshaft.engine import parallel
+from crankshaft.engine.hooks import Hook
+
+from .table import FAULTS, Injection
+
+NOTED_EVERY_STEPS = 4
+_PACE_SECONDS = 0.06  # of each NOTED_EVERY_STEPS; a run takes a few seconds, so that faults find it at its steps
+
+
+class Classifier(crankshaft.Trainer):
+    def build_model(self):
+        layers = [parallel.Dense(16, "columns", "relu"), parallel.Dense(8, "rows"), parallel.Dropout(0.2)]
+        return tf.keras.Sequential([*layers, parallel.Dense(CLASSES)])
+
+    def loss(self, outputs, batch):
+        labels = tf.argmax(batch[0][:, :CLASSES], 1)
+        logits = tf.cast(outputs, tf.float32)
+        return crankshaft.mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+    def metrics(self, outputs, batch):
+        return {"example": crankshaft.mean(tf.cast(batch[1], tf.float32))}
+
+
+class Counting(Classifier):
+    """Counts on the servers how often each example was trained on."""
+
+    def build(self):
+        super().build()
+        self.seen = tf.Variable(tf.zeros([EXAMPLES], tf.int64), trainable=False, name="seen")
+
+    def train_step(self, batch):
+        found = super().train_step(batch)
+        count = tf.math.bincount(tf.cast(batch[1], tf.int32), minlength=EXAMPLES, dtype=tf.int64)
+        tf.raw_ops.AssignAddVariableOp(resource=self.seen.handle, value=count)
+        return found
+
+
+class Faults(Hook):
+    """Notes steps, and has faults happen in this process.
+
+    Args:
+      notes: of this task.
+      injections: all of the job's.
+    """
+
+    name = "faults"
+
+    def __init__(self, notes: Notes, injections: list[Injection]):
+        self._notes, self._injections = notes, injections
+
+    def begin(self, status):
+        self._notes.write("begins", status.step)
+
+    def next_due(self, step, status):
+        steps = [each.step for each in self._injections if each.step > step]
+        return min([*steps, step - step % NOTED_EVERY_STEPS + NOTED_EVERY_STEPS])
+
+    def __call__(self, status):
+        self._notes.write("step", status.step)
+        for index, injection in enumerate(self._injections):
+            here = FAULTS[injection.fault].inside and injection.target == task_name()
+            if here and injection.step == status.step and self._notes.once(index):
+                FAULTS[injection.fault].act(status, injection)
+        time.sleep(_PACE_SECONDS)
+
+
+if __name__ == "__main__":
+    plan = json.loads((NOTES.folder / "plan.json").read_text(encoding="utf-8"))
+    data = None if plan["files"] else (arrays(), tuple(part[:200] for part in arrays()), CLASSES)
+    trainer_class = Counting if plan["strategy"] == "servers" else Classifier
+    crankshaft.main(trainer_class, data=data, hooks=[Faults(NOTES, [Injection(**each) for each in plan["injections"]])])
