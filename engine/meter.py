@@ -150,11 +150,11 @@ class Totals:
         return self._sums.host_state()
 
 
-def merged(parts: Iterable[Totals]) -> Totals:
+def merged(some: Iterable[Totals]) -> Totals:
     """Merges totals, in order, into new ones."""
     whole = Totals()
-    for part in parts:
-        whole.extend(part)
+    for totals in some:
+        whole.extend(totals)
     return whole
 
 
@@ -175,12 +175,12 @@ class Window:
     @property
     def seconds(self) -> float:
         """Wall time of the calls since they were last taken in this process."""
-        return sum(part.seconds for part in self._meter.since(self.start))
+        return sum(span.seconds for span in self._meter.since(self.start))
 
     @property
     def calls(self) -> int:
         """The number of calls since they were last taken in this process."""
-        return sum(part.calls for part in self._meter.since(self.start))
+        return sum(span.calls for span in self._meter.since(self.start))
 
     def take(self) -> Totals:
         """Returns the calls since they were last taken, and begins again with the next call."""
@@ -193,7 +193,7 @@ class Meter:
     """Merges the calls of a loop for its windows. A checkpoint keeps the metrics of named windows."""
 
     def __init__(self):
-        self._parts = {0: Totals()}  # each from the beginning of a window to that of the next, by its number
+        self._spans = {0: Totals()}  # each from the beginning of a window to that of the next, by its number
         self._windows: list[Window] = []
         self._named: dict[str, Window] = {}
         self._calls = 0
@@ -219,26 +219,26 @@ class Meter:
                 if window.leaves_out_first:
                     window.take()
         self._calls += 1
-        self._parts[max(self._parts)].add(segment)
+        self._spans[max(self._spans)].add(segment)
 
     def since(self, start: int) -> list[Totals]:
         """Returns the merged calls since a window's `start`, in order."""
-        return [part for number, part in self._parts.items() if number >= start]
+        return [span for number, span in self._spans.items() if number >= start]
 
     def begin(self, window: Window) -> None:
         """Makes a window begin with the next call."""
-        newest = max(self._parts)
-        if self._parts[newest].calls:
+        newest = max(self._spans)
+        if self._spans[newest].calls:
             newest += 1
-            self._parts[newest] = Totals()
+            self._spans[newest] = Totals()
         window.start = newest
         starts, kept = {each.start for each in self._windows}, {}
-        for number, part in self._parts.items():
+        for number, span in self._spans.items():
             if number in starts or number == newest:
-                kept[number] = last = part
+                kept[number] = last = span
             elif kept:  # no window begins here any more
-                last.extend(part)
-        self._parts = kept
+                last.extend(span)
+        self._spans = kept
 
     def forget(self) -> None:
         """Drops the calls in named windows, since the metrics are of other data."""
