@@ -88,45 +88,45 @@ class Rows:
 
 
 class _Column:
-    """The parts of one array: the oldest in a file, if any, the newest in memory."""
+    """The chunks of one array: the oldest in a file, if any, the newest in memory."""
 
     def __init__(self):
         self.file: IO[bytes] | None = None
-        self._written: list[np.ndarray] = []  # of no memory, with the parts' shapes and dtypes
-        self._parts: list[np.ndarray] = []
+        self._written: list[np.ndarray] = []  # of no memory, with the chunks' shapes and dtypes
+        self._chunks: list[np.ndarray] = []
 
     def add(self, array: np.ndarray) -> None:
-        self._parts.append(array)
+        self._chunks.append(array)
 
     @property
     def bytes_in_memory(self) -> int:
-        return sum(part.nbytes for part in self._parts)
+        return sum(chunk.nbytes for chunk in self._chunks)
 
     def write(self, opened: Callable[[], IO[bytes]]) -> None:
-        """Writes the parts in memory to the file."""
+        """Writes the chunks in memory to the file."""
         self.file = self.file or opened()
-        for part in self._parts:
-            self.file.write(np.ascontiguousarray(part).data)
-            self._written.append(np.broadcast_to(np.zeros([], part.dtype), part.shape))
-        self._parts = []
+        for chunk in self._chunks:
+            self.file.write(np.ascontiguousarray(chunk).data)
+            self._written.append(np.broadcast_to(np.zeros([], chunk.dtype), chunk.shape))
+        self._chunks = []
 
     def all(self, opened: Callable[[], IO[bytes]]) -> np.ndarray:
-        """Returns all parts in one array."""
+        """Returns all chunks in one array."""
         if self.file is None:
-            return joined(self._parts)
+            return joined(self._chunks)
         self.write(opened)
-        if len({(part.shape[1:], part.dtype) for part in self._written}) > 1:
+        if len({(chunk.shape[1:], chunk.dtype) for chunk in self._written}) > 1:
             self._widen(opened())
         self.file.flush()
         shape, dtype = _common(self._written)
         return np.memmap(self.file, dtype, "r", shape=shape) if math.prod(shape) else np.zeros(shape, dtype)
 
     def _widen(self, wider: IO[bytes]) -> None:
-        """Copies the file's parts to another file, padded to the largest."""
+        """Copies the file's chunks to another file, padded to the largest."""
         shape, dtype = _common(self._written)
         self.file.seek(0)
-        for part in self._written:
-            array = np.frombuffer(self.file.read(part.nbytes), part.dtype).reshape(part.shape)
+        for chunk in self._written:
+            array = np.frombuffer(self.file.read(chunk.nbytes), chunk.dtype).reshape(chunk.shape)
             wider.write(_widened(array, shape[1:], dtype).data)
         self.file, self._written = wider, [np.broadcast_to(np.zeros([], dtype), shape)]
 
@@ -142,7 +142,7 @@ def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[b
     Returns:
       The arrays after the first, of all processes' rows.
     """
-    columns = [joined([_array(x) for x in parts]) for parts in zip(*pieces, strict=True)]
+    columns = [joined([_array(x) for x in chunks]) for chunks in zip(*pieces, strict=True)]
     if exchange is not None:
         file = io.BytesIO()
         np.savez(file, *columns)
@@ -155,12 +155,12 @@ def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[b
     return [column[order] for column in columns]
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def joined(chunks: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenates arrays [n, ...], padded with zeros where their other axes differ."""
-    if len(parts) == 1:
-        return parts[0]
-    shape, dtype = _common(parts)
-    return np.concatenate([_widened(part, shape[1:], dtype) for part in parts])
+    if len(chunks) == 1:
+        return chunks[0]
+    shape, dtype = _common(chunks)
+    return np.concatenate([_widened(chunk, shape[1:], dtype) for chunk in chunks])
 
 
 def _array(tensor: Any) -> np.ndarray:
@@ -170,15 +170,15 @@ def _array(tensor: Any) -> np.ndarray:
     return array.astype("S") if array.dtype == object else array
 
 
-def _common(parts: Sequence[np.ndarray]) -> tuple[tuple[int, ...], np.dtype]:
+def _common(chunks: Sequence[np.ndarray]) -> tuple[tuple[int, ...], np.dtype]:
     """Returns the shape and dtype of arrays [n, ...] in one."""
-    sizes = [max(axis) for axis in zip(*(part.shape[1:] for part in parts), strict=True)]
-    return (sum(map(len, parts)), *sizes), np.result_type(*(part.dtype for part in parts))
+    sizes = [max(axis) for axis in zip(*(chunk.shape[1:] for chunk in chunks), strict=True)]
+    return (sum(map(len, chunks)), *sizes), np.result_type(*(chunk.dtype for chunk in chunks))
 
 
-def _widened(part: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    if part.shape[1:] == tuple(shape) and part.dtype == dtype:
-        return np.ascontiguousarray(part)
-    wide = np.zeros((len(part), *shape), dtype)  # of text b"", where np.pad would write b"0"
-    wide[tuple(map(slice, part.shape))] = part
+def _widened(chunk: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    if chunk.shape[1:] == tuple(shape) and chunk.dtype == dtype:
+        return np.ascontiguousarray(chunk)
+    wide = np.zeros((len(chunk), *shape), dtype)  # of text b"", where np.pad would write b"0"
+    wide[tuple(map(slice, chunk.shape))] = chunk
     return wide

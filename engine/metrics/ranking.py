@@ -89,12 +89,12 @@ class Ranking:
         known = (labels == 0) | (labels == 1)
         self.wrong = np.array([labels[~known].sum(), (~known).sum()], np.float64)
         logits, positives, weights = logits[known].astype(np.float32), (labels * weights)[known], weights[known]
-        self._parts: list[tuple] = [(logits, logits, positives, weights - positives)]
+        self._bins: list[tuple] = [(logits, logits, positives, weights - positives)]
 
     def __add__(self, other: Ranking) -> Ranking:
         both = object.__new__(Ranking)
-        both.wrong, both._parts = self.wrong + other.wrong, self._parts + other._parts
-        if sum(len(part[0]) for part in both._parts) > _KEPT:
+        both.wrong, both._bins = self.wrong + other.wrong, self._bins + other._bins
+        if sum(len(low) for low, *_ in both._bins) > _KEPT:
             both._settle()
         return both
 
@@ -112,13 +112,13 @@ class Ranking:
         ranking.wrong = np.frombuffer(text, np.float64, 2)
         low, high = (np.frombuffer(text, np.float32, size, 16 + 4 * size * i) for i in range(2))
         sums = (np.frombuffer(text, np.float64, size, 16 + 8 * size * i) for i in (1, 2))
-        ranking._parts = [(low, low if np.array_equal(low, high) else high, *sums)]
+        ranking._bins = [(low, low if np.array_equal(low, high) else high, *sums)]
         return ranking
 
     def _settle(self) -> tuple[np.ndarray, ...]:
-        """Merges the parts to one, sorted, with one entry per logit; returns it."""
-        exact = all(low is high for low, high, *_ in self._parts)
-        low, high, *sums = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
+        """Merges the bins, sorted, with one entry per logit; returns it."""
+        exact = all(low is high for low, high, *_ in self._bins)
+        low, high, *sums = (np.concatenate(columns) for columns in zip(*self._bins, strict=True))
         order = np.argsort(low, kind="stable")
         low, high = low[order], high[order]
         starts = np.flatnonzero(np.concatenate([[True], (low[1:] != low[:-1]) | (high[1:] != high[:-1])])[: len(low)])
@@ -130,5 +130,5 @@ class Ranking:
             high = low if exact else ends
         else:
             high = low
-        self._parts = [(low, high, *sums)]
-        return self._parts[0]
+        self._bins = [(low, high, *sums)]
+        return self._bins[0]

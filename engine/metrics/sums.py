@@ -169,32 +169,32 @@ class Merged(Generic[T]):
     Adding does not wait for a device: it reads only calls that have long completed. Reading waits.
     """
 
-    COLLAPSE_AT = 64  # at this number, all but the newest parts are merged: bounds the memory
+    COLLAPSE_AT = 64  # at this number, all but the newest results are merged: bounds the memory
     IN_FLIGHT = 2  # calls that a device may still be computing
 
     def __init__(self, values: T | None = None):
-        self._parts: list[OnDevice[T]] = [] if values is None else [Known(values)]
+        self._results: list[OnDevice[T]] = [] if values is None else [Known(values)]
 
-    def add(self, part: OnDevice[T]) -> None:
+    def add(self, result: OnDevice[T]) -> None:
         """Adds the result of a call, without reading it."""
-        self._parts.append(part)
-        if len(self._parts) >= self.COLLAPSE_AT:
-            self._join(len(self._parts) - self.IN_FLIGHT)
+        self._results.append(result)
+        if len(self._results) >= self.COLLAPSE_AT:
+            self._join(len(self._results) - self.IN_FLIGHT)
 
     def extend(self, other: Merged[T]) -> None:
         """Adds the results of later calls, likewise; `other` keeps them, too."""
-        other._join(sum(1 for _ in itertools.takewhile(lambda part: part.is_read, other._parts)))
-        for part in other._parts:
-            self.add(part)
+        other._join(sum(1 for _ in itertools.takewhile(lambda result: result.is_read, other._results)))
+        for result in other._results:
+            self.add(result)
 
     def _read(self, nothing: T) -> T:
-        self._join(len(self._parts))
-        return self._parts[0].read() if self._parts else nothing
+        self._join(len(self._results))
+        return self._results[0].read() if self._results else nothing
 
     def _join(self, oldest: int) -> None:
         if oldest > 1:
-            read = (part.read() for part in self._parts[:oldest])
-            self._parts[:oldest] = [Known(functools.reduce(self._joined, read))]
+            read = (result.read() for result in self._results[:oldest])
+            self._results[:oldest] = [Known(functools.reduce(self._joined, read))]
 
     def _joined(self, older: T, newer: T) -> T:
         raise NotImplementedError
@@ -248,7 +248,7 @@ class Sums(Merged[Mapping[str, "_Sum | Pair"]]):
             if isinstance(pair, ExactAuc):
                 everyones = map(ranking.Ranking.from_bytes, exchange_bytes(pair.total.to_bytes()))
                 values[name] = ExactAuc(functools.reduce(operator.add, everyones), 0.0)
-        self._parts = [Known(values)]
+        self._results = [Known(values)]
 
     def means(self) -> dict[str, float]:
         """Returns `values_by_name` of the values, NaN for None. Waits as `values`."""
