@@ -51,7 +51,7 @@ def write_note(folder: str, process: int, names: Iterable[str]) -> None:
 def discard(folder: str, process: int) -> None:
     """Removes the files of a process's share, which is not complete: a note needs space, too. Raises OSError."""
     for file in os.listdir(folder):
-        if re.match(rf"(share|part)-{process}\b", file) and os.path.isfile(path := os.path.join(folder, file)):
+        if re.match(rf"share-{process}\b", file) and os.path.isfile(path := os.path.join(folder, file)):
             os.remove(path)
 
 

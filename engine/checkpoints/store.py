@@ -424,7 +424,7 @@ class Checkpoints:
 
     def _write_own(self, saving: _Saving) -> list[str]:
         """Writes this process's entries, first those that are read from variables; returns the prefixes to merge."""
-        prefix = os.path.join(saving.folder, f"part-{self.writer.process}")
+        prefix = os.path.join(saving.folder, f"share-{self.writer.process}")
         names = slices.write([entry for entry in saving.entries if entry.is_live], f"{prefix}-live")
         saving.may_change.set()
         return names + slices.write([entry for entry in saving.entries if not entry.is_live], prefix)
@@ -447,11 +447,11 @@ class Checkpoints:
 
         Returns its prefix, in the save's own folder.
         """
-        parts = self._write_own(saving)
-        parts += shares.collect(saving.folder, saving.others, self.writer.timeout_seconds)
+        prefixes = self._write_own(saving)
+        prefixes += shares.collect(saving.folder, saving.others, self.writer.timeout_seconds)
         prefix = os.path.join(saving.folder, "whole", f"ckpt-{saving.step}")
         with tf.device("CPU:0"):
-            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix)
+            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=prefix)
         return prefix
 
     def _sweep(self, left: int, writing: int | None = None) -> bool:

@@ -70,7 +70,7 @@ def main(folder: str) -> None:
     if task.worker == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         checkpoints.save(3, {})
-        while not list(pathlib.Path(folder).glob("ckpt-3_temp_*/part-1*")):
+        while not list(pathlib.Path(folder).glob("ckpt-3_temp_*/share-1*")):
             pass
         os.kill(os.getpid(), signal.SIGKILL)
     print("step 3:", saved(checkpoints, 3), flush=True)

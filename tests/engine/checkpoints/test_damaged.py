@@ -210,7 +210,7 @@ def test_what_a_killed_writer_leaves_is_cleaned_and_the_rest_stays(tmp_path):
     (directory / "ckpt-2_temp_0a_1").symlink_to(victim)
     keep = names(directory)
     (directory / "ckpt-3_temp_0a_1" / "whole").mkdir(parents=True)
-    for name in (".crankshaft", "whole/ckpt-3.index", "part-0.data-00000-of-00001"):
+    for name in (".crankshaft", "whole/ckpt-3.index", "share-0.data-00000-of-00001"):
         (directory / "ckpt-3_temp_0a_1" / name).write_bytes(b"half")
     (directory / "ckpt-1.index").unlink()
     (directory / "ckpt-1.data-00000-of-00001").unlink()  # swept, but for its manifest
