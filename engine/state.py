@@ -72,8 +72,8 @@ class TrainState:
         self.freezing.step = lambda: self.step
         self.input = Position()
         self.of_hooks = OfHooks()
-        parts = {"step": self.step_variable, "input": self.input, "of_hooks": self.of_hooks}
-        self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, **parts)
+        others = {"step": self.step_variable, "input": self.input, "of_hooks": self.of_hooks}
+        self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, **others)
 
     def advance(self, steps: int) -> None:
         """Counts steps that no inner loop counted. Does not wait for the device."""

@@ -127,7 +127,7 @@ def _outputs(strategy: Strategy, prediction: Prediction, split: Split, convert: 
 
 
 class PredictableRun(Protocol):
-    """The part of a `BaseRun` that prediction needs: its configuration, data and names.
+    """What prediction needs of a `BaseRun`: its configuration, data and names.
 
     `features` are those of one example of its data, a nest of arrays or specs.
     """

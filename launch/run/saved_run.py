@@ -118,7 +118,7 @@ class SavedRun:
           UsageError: it takes the trainer's class to make it.
         """
         saved, path = self.description, manifest.path
-        flags, deciding = (configs.saved_settings(path, manifest.about)[part] for part in ("flags", "deciding"))
+        flags, deciding = (configs.saved_settings(path, manifest.about)[key] for key in ("flags", "deciding"))
         ema_decay = flags.get("ema_decay") or 0.0
         if trainer_class is None and (architecture := self._architecture(name, flags, deciding, path)) is not None:
             trainer: Trainer = _ArchitectureTrainer(name or weights.MODEL, json.dumps(architecture))
@@ -227,7 +227,7 @@ class _ArchitectureTrainer(Trainer):
 
 
 class _RunView(NamedTuple):
-    """The parts of a run for predictions (`predictions.PredictableRun`), without its state, which may be large."""
+    """What predictions need of a run (`predictions.PredictableRun`), without its state, which may be large."""
 
     config: Config
     known: Data
@@ -249,7 +249,7 @@ class ForwardModel(tf.keras.Model):
 
     def __init__(self, trainer: Trainer):
         super().__init__(name=type(trainer).__name__.lower(), dtype="float32", autocast=False)
-        self.parts = [*Inventory(trainer).layers.values()]
+        self.trainer_layers = [*Inventory(trainer).layers.values()]
         self.trainer = trainer
         self._forward = tf.autograph.experimental.do_not_convert(trainer.forward)
         self.built = True  # its layers are

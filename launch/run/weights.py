@@ -112,16 +112,16 @@ def _continue(run: BaseRun, prefix: str) -> list[str]:
         )
     _check_source(run, prefix)
     optimizers = Inventory(run.trainer).optimizers.values()
-    rates = [part for each in optimizers for rate in each.rate_variables for part in per_replica.components(rate)]
-    first = [part.numpy() for part in rates]
+    rates = [rate for each in optimizers for whole in each.rate_variables for rate in per_replica.components(whole)]
+    first = [rate.numpy() for rate in rates]
     why_not = (
         f"{setting('init_optimizer')}: {prefix} does not fit this model, whose tables may only grow; use the same "
         f"{setting('model')} and {setting('model_arg')} as that run"
     )
     matching, changed = run.state.matching(manifest, may_grow=True), run.config.allow_changed_config
     taken, _ = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
-    for part, value in zip(rates, first, strict=True):
-        part.assign(value)
+    for rate, value in zip(rates, first, strict=True):
+        rate.assign(value)
     return taken
 
 
@@ -192,13 +192,13 @@ def _load_keras_file(run: BaseRun, source: str) -> int:
     taken = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
         if shards.sharding_of(variable):
-            shards.fill(variable, functools.partial(_part, theirs))
+            shards.fill(variable, functools.partial(_box_of, theirs))
         else:
             variable.assign(theirs)
     return taken
 
 
-def _part(variable, box: shards.Box) -> tf.Tensor:
+def _box_of(variable, box: shards.Box) -> tf.Tensor:
     return variable.value[box.slices]
 
 
@@ -269,8 +269,8 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
                 f"set_weights: {len(arrays)} arrays, and the model has {len(named_targets)} weights; give them in the "
                 "order of run.model.get_weights()"
             )
-    parts = [_parts(key, each, value) for (key, each), value in zip(named_targets, arrays, strict=True)]
-    _assign(run, [pair for each in parts for pair in each])
+    pairs = [_assignments(key, each, value) for (key, each), value in zip(named_targets, arrays, strict=True)]
+    _assign(run, [pair for each in pairs for pair in each])
 
 
 def _by_name(trainer: Trainer, name: str) -> Any:
@@ -291,7 +291,7 @@ def _in_order(trainer: Trainer, name: str | None) -> list:
     return [weight for layer in layers for weight in layer.weights]
 
 
-def _parts(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
+def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
     """Returns (variable, its value) of a weight, or of each shard of a table. Raises `UsageError`."""
     is_table = isinstance(target, Embedding)
     sharding = None if is_table else shards.sharding_of(target)
