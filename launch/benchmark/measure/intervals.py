@@ -107,15 +107,15 @@ def resampled_rates(calls: Mapping[str, Sequence], seed: int) -> np.ndarray | No
     sums = [_running(column)[starts + lengths] - _running(column)[starts] for column in (examples, seconds)]
     logs = np.log(sums[0].sum(1) / sums[1].sum(1) / rate)
     stretch = student_t(blocks - 1) / _NORMAL
-    rates = parts(calls)
+    rates = round_rates(calls)
     if has_drifted(rates, rate):
         low, high = np.quantile(logs, (0.025, 0.975))
         ends = [(math.log(min(rates) / rate), low), (math.log(max(rates) / rate), high)]
-        stretch = max([stretch, *(part / end for part, end in ends if part * end > 0)])
+        stretch = max([stretch, *(wanted / end for wanted, end in ends if wanted * end > 0)])
     return rate * np.exp(stretch * logs)
 
 
-def parts(calls: Mapping[str, Sequence]) -> list[float]:
+def round_rates(calls: Mapping[str, Sequence]) -> list[float]:
     """Returns examples per second of each round; of a single round, of the two halves of its calls."""
     examples, seconds = np.asarray(calls["examples"], float), np.asarray(calls["seconds"], float)
     number = np.asarray(calls["round"])
@@ -125,7 +125,7 @@ def parts(calls: Mapping[str, Sequence]) -> list[float]:
 
 
 def has_drifted(rates: Sequence[float], rate: float) -> bool:
-    """Returns whether the parts' rates are further apart than `DRIFT` of the whole rate."""
+    """Returns whether the rounds' rates are further apart than `DRIFT` of the whole rate."""
     return max(rates) - min(rates) > DRIFT * rate
 
 

@@ -86,7 +86,7 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
 def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
     """Returns one line for each cause of uncertainty, and whether the interval covers it."""
     notes = []
-    rates, count = intervals.parts(calls), len(calls["seconds"])
+    rates, count = intervals.round_rates(calls), len(calls["seconds"])
     if count < intervals.FEW_CALLS:
         interval = "no interval" if count < 2 else "the interval is widened by Student's t"
         notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {interval}; time for longer")

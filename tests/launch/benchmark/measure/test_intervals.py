@@ -64,12 +64,12 @@ def test_what_others_took_lifts_the_upper_end_alone():
 def test_rounds_that_have_drifted_are_all_within():
     # 64, 64 and 128 examples/s; sampled again without the rule, ten calls of twenty would hardly come to either end.
     seconds, rounds = [1.0] * 40 + [0.5] * 40, [0] * 20 + [1] * 20 + [2] * 40
-    assert intervals.parts(calls(seconds, rounds)) == [64.0, 64.0, 128.0]
+    assert intervals.round_rates(calls(seconds, rounds)) == [64.0, 64.0, 128.0]
     low, high = intervals.interval(calls(seconds, rounds))
     assert low <= 64.0 + 1e-6
     assert high >= 128.0 - 1e-6
     # Halves of a single round tell of drift, too.
-    assert intervals.parts(calls([1.0, 1.0, 0.5, 0.5])) == [64.0, 128.0]
+    assert intervals.round_rates(calls([1.0, 1.0, 0.5, 0.5])) == [64.0, 128.0]
 
 
 def test_student_is_that_of_the_tables():
