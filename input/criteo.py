@@ -89,10 +89,10 @@ def load(
     categories[missing] = 0
     cut = len(labels) - eval_count(len(labels), eval_share, f"data_dir={data_dir}" if data_dir else f"{examples=}")
 
-    def part(rows: slice):
+    def selected(rows: slice):
         return {"dense": dense[rows], "categories": categories[rows]}, labels[rows]
 
-    return Data(part(slice(None, cut)), part(slice(cut, None)), 2, {"categories": hash_buckets})
+    return Data(selected(slice(None, cut)), selected(slice(cut, None)), 2, {"categories": hash_buckets})
 
 
 def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarray, ...]:

@@ -101,12 +101,12 @@ def load(
     preprocessing = _preprocessing(table.filter(pyarrow.array(~is_eval)), trained_on)
     ids = {name: _ids(table[name], each) for name, each in preprocessing.words.items()}
 
-    def part(rows: np.ndarray):
+    def selected(rows: np.ndarray):
         return {name: each[rows] for name, each in ids.items()}, ratings[rows]
 
     vocabulary = {name: len(each) + 1 for name, each in preprocessing.words.items()}
     digest = zlib.crc32(b"".join(b"%s\n" % word for each in preprocessing.words.values() for word in each))
-    return Data(part(~is_eval), part(is_eval), None, vocabulary, digest, preprocessing=preprocessing)
+    return Data(selected(~is_eval), selected(is_eval), None, vocabulary, digest, preprocessing=preprocessing)
 
 
 def _preprocessing(table: Any, trained_on: Data | None) -> Preprocessing:

@@ -31,15 +31,15 @@ def without_optional(features: Any) -> Any:
     return features
 
 
-def _of_parts(batch: Any) -> Any:
-    """Returns a batch, x, (x, y) or (x, y, weights), without inputs and last parts that are None; () for no labels."""
+def _without_none(batch: Any) -> Any:
+    """Returns a batch, x, (x, y) or (x, y, weights), without inputs and last components that are None; () for no labels."""
     batch = tf.keras.tree.lists_to_tuples(batch)
     if not isinstance(batch, tuple):
         return without_optional(batch)
-    parts = batch[1:]
-    while parts and parts[-1] is None:
-        parts = parts[:-1]
-    return without_optional(batch[0]), *(() if part is None else part for part in parts)
+    others = batch[1:]
+    while others and others[-1] is None:
+        others = others[:-1]
+    return without_optional(batch[0]), *(() if each is None else each for each in others)
 
 
 class OfBatches(Source):
@@ -131,7 +131,7 @@ class OfBatches(Source):
             return known
         with self._lock:
             batch = self._batches[number]
-        batch = _of_parts(batch)
+        batch = _without_none(batch)
         arrays = tf.nest.map_structure(as_dense, batch)
         for x, array in zip(tf.nest.flatten(batch), tf.nest.flatten(arrays), strict=True):
             if not array.ndim or array.dtype == object:
@@ -218,7 +218,7 @@ class OfGenerator(Stream):
         return ""
 
     def _arrays(self, batch: Any) -> Any:
-        batch = _of_parts(batch)
+        batch = _without_none(batch)
         arrays = tf.nest.map_structure(as_dense, batch)
         if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
             raise SourceError(f"the {self._name} yields no batch of dense arrays; yield (features, labels), arrays")

@@ -64,15 +64,15 @@ def find(
         raise InputError(f"{setting(flag)} is not set; name {_expected(kind)}")
     pairs: list[tuple[str, str]] = []
     by_lists = True
-    for part in listing.parts(data_dir):
-        if part.lower().endswith(_LISTS):
-            pairs += _listed(part)
+    for pattern in listing.patterns(data_dir):
+        if pattern.lower().endswith(_LISTS):
+            pairs += _listed(pattern)
             continue
         by_lists = False
-        if listing.is_folder(part):
-            pairs += [(path, _name(folder)) for path, folder in _in_class_folders(part, kind, is_one, flag)]
+        if listing.is_folder(pattern):
+            pairs += [(path, _name(folder)) for path, folder in _in_class_folders(pattern, kind, is_one, flag)]
         else:
-            paths = listing.find(part, kind, flag).paths
+            paths = listing.find(pattern, kind, flag).paths
             pairs += [(path, _name(os.path.basename(os.path.dirname(path)))) for path in paths]
     if not by_lists:
         # In a fixed random order, so that any number of last examples has all classes.

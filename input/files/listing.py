@@ -83,30 +83,30 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
             f"{setting(flag)} is not set; name a folder with {kind.expected}, a glob, or comma-separated files"
         )
     paths_by_target: dict[str, str] = {}
-    for part in parts(data_dir):
+    for pattern in patterns(data_dir):
         left_out: dict[str, list[str]] = collections.defaultdict(list)
-        listed = in_folder if is_folder(part) else _matching
-        entries = listed(part, kind, flag, left_out)
+        listed = in_folder if is_folder(pattern) else _matching
+        entries = listed(pattern, kind, flag, left_out)
         if not entries:
-            raise InputError(f"{setting(flag, part)}: expected {kind.expected}, found {describe_path(part)}")
+            raise InputError(f"{setting(flag, pattern)}: expected {kind.expected}, found {describe_path(pattern)}")
         for entry in entries:
             if entry.resolved in paths_by_target:
                 left_out[f"the same file as {os.path.basename(paths_by_target[entry.resolved])}"].append(entry.path)
             else:
                 paths_by_target[entry.resolved] = entry.path
-        log_left_out(f"--{flag}={part}", left_out)
+        log_left_out(f"--{flag}={pattern}", left_out)
     files = Files([*paths_by_target.values()])
     if not kind.empty:
         return files
     return files.only(not_empty(files.paths, [not size for size in files.sizes], kind.empty))
 
 
-def parts(data_dir: str) -> list[str]:
+def patterns(data_dir: str) -> list[str]:
     """Splits a flag's value at commas into paths and globs, unless a path contains the commas."""
     whole = os.path.expanduser(data_dir)
     if "," not in data_dir or exists(whole):
         return [whole]
-    return [os.path.expanduser(part.strip()) for part in data_dir.split(",")]
+    return [os.path.expanduser(each.strip()) for each in data_dir.split(",")]
 
 
 def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[int]:

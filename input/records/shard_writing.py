@@ -21,7 +21,7 @@ from . import checksums, record_index, shards
 from .features import Features, RecordFeature, names_in
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and their suffixes
-_PARTS = ("features", "label", "weight")
+_COMPONENTS = ("features", "label", "weight")
 _OTHER = b"\1\1\1\x3f\1\1\1\x3f"  # no byte of it occurs in a zero of any type
 _GROUP_BYTES = 1 << 16  # of an ArrayRecord, which are compressed and read together
 
@@ -78,15 +78,17 @@ def described(element_spec: Any, extra: dict[str, Any]) -> Features:
             return {key: named(spec[key], (*path, str(key))) for key in spec}
         if isinstance(spec, (tuple, list)):
             return tuple(named(each, (*path, str(number))) for number, each in enumerate(spec))
-        short = "/".join(path[1:] if path[0] == _PARTS[0] and len(path) > 1 else path)
-        name = "/".join(path) if short in by_name or (short in _PARTS[1:] and path[0] == _PARTS[0]) else short
+        short = "/".join(path[1:] if path[0] == _COMPONENTS[0] and len(path) > 1 else path)
+        name = "/".join(path) if short in by_name or (short in _COMPONENTS[1:] and path[0] == _COMPONENTS[0]) else short
         by_name[name] = _feature(name, spec)
         return name
 
     if isinstance(element_spec, tuple):
-        example: Any = tuple(named(spec, (part,)) for part, spec in zip(_PARTS, element_spec, strict=False))
+        example: Any = tuple(
+            named(spec, (component,)) for component, spec in zip(_COMPONENTS, element_spec, strict=False)
+        )
     else:
-        example = named(element_spec, _PARTS[:1])
+        example = named(element_spec, _COMPONENTS[:1])
     return Features(by_name, example, extra)
 
 

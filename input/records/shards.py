@@ -35,11 +35,11 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind
       InputError: there are no shards.
     """
     to_train, to_evaluate = [], []
-    for part in listing.parts(data_dir) if data_dir else []:
-        inner = listing.join(part, "train")
-        to_train.append(inner if listing.is_folder(inner) else part)
+    for pattern in listing.patterns(data_dir) if data_dir else []:
+        inner = listing.join(pattern, "train")
+        to_train.append(inner if listing.is_folder(inner) else pattern)
         if listing.is_folder(inner):
-            folders = (listing.join(part, name) for name in _EVALUATION)
+            folders = (listing.join(pattern, name) for name in _EVALUATION)
             to_evaluate += [*filter(listing.is_folder, folders)][:1]
     train = _shards(",".join(to_train), kind, "data_dir")
     eval_data_dir = eval_data_dir or ",".join(to_evaluate)
@@ -49,7 +49,7 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind
 def _shards(data_dir: str | None, kind: listing.FileKind, flag: str) -> list[str]:
     paths = listing.find(data_dir, kind, flag).paths
     for folder, own in _by_folder(paths).items():
-        _check_noted(own, folder in map(os.path.normpath, listing.parts(data_dir or "")))
+        _check_noted(own, folder in map(os.path.normpath, listing.patterns(data_dir or "")))
     return paths
 
 

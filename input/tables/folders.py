@@ -41,7 +41,7 @@ def find(
     """
     files = listing.find(data_dir, kind, flag)
     keys = {path: _keys(path) for path in files.paths}
-    roots = [*map(_root, listing.parts(data_dir or ""))]
+    roots = [*map(_root, listing.patterns(data_dir or ""))]
     names: dict[str, None] = dict.fromkeys(like.keys if like else ())
     for path, its in keys.items():
         below = min((path[len(root) :] for root in roots if path.startswith(root)), key=len, default="")
@@ -53,9 +53,9 @@ def find(
     return TableFiles(files, {name: [keys[path][name] for path in files.paths] for name in names})
 
 
-def _root(part: str) -> str:
-    """Returns the folder that a part of data_dir names, up to its first wildcard."""
-    return part if listing.is_folder(part) else os.path.dirname(re.split(r"[*?\[]", part, maxsplit=1)[0])
+def _root(pattern: str) -> str:
+    """Returns the folder that a pattern of data_dir names, up to its first wildcard."""
+    return pattern if listing.is_folder(pattern) else os.path.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0])
 
 
 def _keys(path: str) -> dict[str, str]:
