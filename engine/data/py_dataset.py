@@ -32,7 +32,7 @@ def without_optional(features: Any) -> Any:
 
 
 def _without_none(batch: Any) -> Any:
-    """Returns a batch, x, (x, y) or (x, y, weights), without inputs and last components that are None; () for no labels."""
+    """Returns a batch, x, (x, y) or (x, y, weights), without inputs and last components that are None; () for none."""
     batch = tf.keras.tree.lists_to_tuples(batch)
     if not isinstance(batch, tuple):
         return without_optional(batch)
