@@ -156,7 +156,8 @@ class KerasTrainer(Trainer):
         on_one = isinstance(distribution, tf.distribute.OneDeviceStrategy)
         if not cls.is_built:
             return on_one
-        both = _and_optimizer(cls.make())
+        model = cls.make()
+        both = model, getattr(model.optimizer, "inner_optimizer", model.optimizer)
         return all(not keras.has_strategy(x) if on_one else keras.strategy_of(x) is distribution for x in both)
 
     def build(self) -> None:
@@ -169,7 +170,7 @@ class KerasTrainer(Trainer):
         )
         is_copy = self.is_built and not self.run_context.in_place
         self.model = self._copied(source) if is_copy else source
-        build_layers(self, self.model)
+        _build(self, self.model)
         if is_copy and source.built:
             with _by_configuration(source):
                 keras_copy.complete(source, self.model)
@@ -225,17 +226,16 @@ class KerasTrainer(Trainer):
         return self.model.optimizer.variables
 
     def _build_losses(self) -> None:
-        def spec(x):
-            return None if x is None else tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype))
-
-        def symbols(specs):
-            return tf.nest.map_structure(lambda x: tf.keras.KerasTensor(x.shape, x.dtype.name), specs)
-
         def trace(features, labels, of_examples):
             with self._kept.noted() as updates:
                 outputs = self.forward(features, training=False)
                 self.forward(features, training=True) if self._kept.kept else None
             labels, weights = self._weighed(labels)
+            if self._own_loss is None and self._losses is None and not self.model.losses:
+                raise UsageError(
+                    f"{type(self.model).__name__} is compiled without a loss, and its layers add none; call "
+                    "model.compile(optimizer=..., loss=...)"
+                )
             if self._own_loss is not None:
                 weights = of_examples if weights is None else weights
                 updates |= self._own_loss(features, labels, outputs, weights, True)[1]
@@ -249,11 +249,11 @@ class KerasTrainer(Trainer):
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
-        example = form.map_padded(self._of_padded, form.element_spec(self.run_context.example))
+        example = form.map_padded(lambda padded: padded.values, form.element_spec(self.run_context.example))
         features, labels, of_examples = form.fields(example)
         self._losses = self._metrics = None
         self._kept = keras_compile.KeptMetrics(self.model)
-        is_own = _overrides(self.model, _OWN)
+        is_own = keras.overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
         noted, masks, compared = dict[str, list[tuple]](), list[tf.Tensor](), set[float]()
         if compiled["loss"] is not None and self._own_loss is None:
@@ -261,14 +261,16 @@ class KerasTrainer(Trainer):
                 raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
             self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
         self._of_whole_batch: list[str] = []
-        specs = tf.nest.map_structure(spec, (features, labels, of_examples))
+        specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), (features, labels, of_examples))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
         sums = self._sums_of_updates(noted)
         if self._losses is not None or self._own_loss is not None:
             # A mask's count can't be seen in the result of `compute_loss`.
             self._of_whole_batch = [_OWN] if masks else self._tried(specs, outputs, compared)
         if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
-            self._metrics = keras_compile.Metrics(self.model, symbols(self._weighed(specs[1])[0]), symbols(outputs))
+            self._metrics = keras_compile.Metrics(
+                self.model, *tf.nest.map_structure(keras.symbol, (self._weighed(specs[1])[0], outputs))
+            )
             sums |= {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
             self.unreset = [name for name, each in self._metrics.by_name.items() if keras.is_unreset(each.metric)]
         self._sums = sums
@@ -321,8 +323,9 @@ class KerasTrainer(Trainer):
             _, metrics = self._to_minimize(batch)
             return metrics()
 
-    def _of_padded(self, padded: form.Padded) -> tf.Tensor:
-        return padded.values  # as Keras's `fit` passes what `padded_batch` made
+    def _of_padded(self, padded: form.Padded) -> Any:
+        # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.
+        return padded.tensor if isinstance(padded, form.Ragged) else padded.values
 
     def _losses_of_batch(self, outputs, batch, training: bool) -> dict[str, Any]:
         if self._own_loss is None:
@@ -499,9 +502,14 @@ def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> dict[str, tuple]:
     return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}
 
 
-def _overrides(model, method: str) -> bool:
-    own = getattr(model, method)
-    return getattr(own, "__func__", own) not in (getattr(tf.keras.Model, method), getattr(keras.Trainable, method))
+def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:
+    """Makes a model's variables; does nothing if they exist."""
+    features = form.features(trainer.run_context.example)
+    specs = form.map_padded(lambda padded: padded.values, form.element_spec(features))
+    if model.built or not any(spec.is_ragged for spec in tf.nest.flatten(specs)):
+        build_layers(trainer, model)
+    else:
+        keras.build_for(model, tf.nest.map_structure(form.batch_spec, specs))
 
 
 def check(model) -> None:
@@ -514,7 +522,7 @@ def check(model) -> None:
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
     for method, instead in _INSTEAD.items():
-        if _overrides(model, method):
+        if keras.overrides(model, method):
             raise UsageError(
                 f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
                 f"with build_model and {instead}"
@@ -565,10 +573,6 @@ def _options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> Ste
     return compiled
 
 
-def _and_optimizer(model: tf.keras.Model) -> tuple[tf.keras.Model, tf.keras.optimizers.Optimizer]:
-    return model, getattr(model.optimizer, "inner_optimizer", model.optimizer)
-
-
 def _size(batch) -> tf.Tensor:
     """Returns the number of examples of a batch, scalar float32."""
     return tf.cast(tf.shape(tf.nest.flatten(form.features(batch))[0])[0], tf.float32)
@@ -583,7 +587,7 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
       model: the argument of `KerasTrainer.for_model`; built if needed.
     """
     if not model.built:
-        build_layers(trainer, model)
+        _build(trainer, model)
     if trained is not model:
         for theirs, mine in zip(model.weights, trained.weights, strict=True):
             theirs.assign(mine)

@@ -77,7 +77,61 @@ class Mapped:
             _file_of(self._array).madvise(mmap.MADV_DONTNEED)
 
 
-class Sparse(Mapped):
+class _Rows(Mapped):
+    """An array in memory of which each example has some entries, from `_starts[example]` to the next one's."""
+
+    _starts: np.ndarray
+
+    def astype(self, dtype) -> Mapped:
+        return self._with(dtype=np.dtype(dtype))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def view(self, examples: slice) -> Mapped:
+        first, stop, stride = examples.indices(len(self))
+        if stride != 1:
+            raise ValueError("a view of rows is of rows that follow each other")
+        return self._with(shape=(stop - first, *self.shape[1:]), _starts=self._starts[first : stop + 1])
+
+    def copy_to(self, target: np.ndarray) -> None:
+        target[:] = self[:]
+
+    def _with(self, **attributes: Any) -> _Rows:
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
+
+
+class Ragged(_Rows):
+    """A ragged array [examples, length, ...] in memory, of which `[...]` reads an array of the examples' arrays.
+
+    Args:
+      rows: a `tf.RaggedTensor` of ragged rank 1.
+    """
+
+    def __init__(self, rows: tf.RaggedTensor):
+        self.values, self._starts = rows.values.numpy(), rows.row_splits.numpy()
+        self.shape, self.dtype = (len(self._starts) - 1, None, *self.values.shape[1:]), self.values.dtype
+        self.ndim = len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._starts[-1] - self._starts[0]) * int(np.prod(self.shape[2:])) * self.dtype.itemsize
+
+    def as_tensor(self) -> tf.RaggedTensor:
+        first, last = self._starts[[0, -1]]
+        return tf.RaggedTensor.from_row_splits(self.values[first:last].astype(self.dtype), self._starts - first)
+
+    def __getitem__(self, examples) -> np.ndarray:
+        indices = np.arange(len(self))[examples]
+        rows = np.empty(indices.size, object)
+        for number, at in enumerate(indices.reshape(-1)):
+            rows[number] = self.values[self._starts[at] : self._starts[at + 1]].astype(self.dtype, copy=False)
+        return rows.reshape(indices.shape)[()]
+
+
+class Sparse(_Rows):
     """A sparse array [examples, ...] in memory, of which `[...]` reads dense examples.
 
     Args:
@@ -102,21 +156,6 @@ class Sparse(Mapped):
     def nbytes(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
-    def astype(self, dtype) -> Mapped:
-        return self._with(dtype=np.dtype(dtype))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def view(self, examples: slice) -> Mapped:
-        first, stop, stride = examples.indices(len(self))
-        if stride != 1:
-            raise ValueError("a view of sparse rows is of rows that follow each other")
-        return self._with(shape=(stop - first, *self.shape[1:]), _starts=self._starts[first : stop + 1])
-
-    def copy_to(self, target: np.ndarray) -> None:
-        target[:] = self[:]
-
     def __getitem__(self, examples) -> np.ndarray:
         indices = np.arange(len(self))[examples]
         flat = indices.reshape(-1)
@@ -125,11 +164,6 @@ class Sparse(Mapped):
         rows = np.zeros((len(flat), int(np.prod(self.shape[1:]))), self.dtype)
         rows[np.repeat(np.arange(len(flat)), counts), self._columns[entries]] = self._values[entries]
         return rows.reshape((*indices.shape, *self.shape[1:]))
-
-    def _with(self, **attributes: Any) -> Sparse:
-        other = copy.copy(self)
-        vars(other).update(attributes)
-        return other
 
 
 class ArraySource(Source):
@@ -141,7 +175,9 @@ class ArraySource(Source):
 
     def __init__(self, arrays: Any):
         self._arrays = arrays
-        self.element_spec = tf.nest.map_structure(lambda array: Spec(array.shape[1:], array.dtype), arrays)
+        self.element_spec = tf.nest.map_structure(
+            lambda array: Spec(array.shape[1:], array.dtype, isinstance(array, Ragged)), arrays
+        )
 
     def __len__(self) -> int:
         return len(tf.nest.flatten(self._arrays)[0])
@@ -177,15 +213,20 @@ def is_sparse(array) -> bool:
     return isinstance(array, tf.SparseTensor) or (hasattr(array, "tocsr") and hasattr(array, "toarray"))
 
 
-def as_dense(array) -> np.ndarray:
-    """Converts anything like an array, also a sparse one, to a dense NumPy array."""
-    return Sparse(array)[:] if is_sparse(array) else np.asarray(array)
+def as_dense(array) -> Any:
+    """Converts anything like an array, also a sparse one, to a dense NumPy array, and a ragged one to a `Ragged`."""
+    return Sparse(array)[:] if is_sparse(array) else of(array) if is_ragged(array) else np.asarray(array)
+
+
+def is_ragged(array) -> bool:
+    """Returns whether an array is a `tf.RaggedTensor` that `of` converts."""
+    return isinstance(array, tf.RaggedTensor) and array.ragged_rank == 1
 
 
 def of(array):
-    """Returns a `Mapped` for an array in a file or a sparse one; other arrays unchanged."""
-    if is_sparse(array):
-        return Sparse(array)
+    """Returns a `Mapped` for an array in a file, a sparse or a ragged one; other arrays unchanged."""
+    if is_sparse(array) or is_ragged(array):
+        return (Ragged if is_ragged(array) else Sparse)(array)
     has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
     return Mapped(array, array.dtype) if has_file else array
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from .form import fields, map_padded
 from .lengths import with_lengths
 from .py_dataset import OfBatches, OfGenerator, without_optional
 from .source import Source, Spec, Split
-from .streamed import OfDataset, Stream
+from .streamed import OfDataset, Stream, of_tensors
 from .timeouts import names_of
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
@@ -40,7 +41,7 @@ class Rules:
 
     Attributes:
       as_keras: as Keras's `fit` does: a data frame is one array, a list of one array is that array, and a dataset,
-        which must be batched, keeps its batch size and the shapes of its first batch.
+        which must be batched, keeps its batch size and the shapes of its first batches.
       is_even: whether all batches of such a dataset but the last must have one size.
       ends: whether to read a generator to its end first, into memory, since its length is unknown before.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
@@ -185,7 +186,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
     if isinstance(data, ArraySource):
         arrays = data.as_arrays()
         data = arrays if isinstance(arrays, (tuple, dict)) else (arrays,)
-    return ArraySource(_of_arrays(name, data, rules))
+    return with_lengths(ArraySource(_of_arrays(name, data, rules)))
 
 
 def features(data: Any, rank: int, rules: Rules) -> Source | Stream:
@@ -202,8 +203,9 @@ def features(data: Any, rank: int, rules: Rules) -> Source | Stream:
     if has_whole_examples(data) or isinstance(data, Iterator):
         return split("given", data, rules)
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)
-    arrays = tf.nest.map_structure(np.asarray, _dense(rules.look_up(arrays) if rules.look_up else arrays))
-    return ArraySource((arrays,) if isinstance(arrays, tuple) else arrays)
+    arrays = _dense(rules.look_up(arrays) if rules.look_up else arrays)
+    arrays = tf.nest.map_structure(lambda x: x if isinstance(x, host_arrays.Ragged) else np.asarray(x), arrays)
+    return with_lengths(ArraySource((arrays,) if isinstance(arrays, tuple) else arrays))
 
 
 def has_whole_examples(data: Any) -> bool:
@@ -303,21 +305,21 @@ def _in_form(name: str, split):
 def _dense(nest: Any):
     """Converts a nest to NumPy arrays and tuples.
 
-    Eager tensors become arrays, memory maps are read in pieces, float64, NumPy's default, becomes float32, and lists
-    become tuples.
+    Eager tensors become arrays, memory maps are read in pieces, ragged tensors by example, float64, NumPy's default,
+    becomes float32, and lists become tuples.
 
     Raises:
-      UsageError: an array is ragged, or holds ids that float32 would round.
+      UsageError: an array is ragged within examples, or holds ids that float32 would round.
     """
 
     def array(x):
-        if hasattr(x, "shape") and not hasattr(x, "__array__") and not host_arrays.is_sparse(x):
+        is_own = host_arrays.is_sparse(x) or host_arrays.is_ragged(x)
+        if hasattr(x, "shape") and not hasattr(x, "__array__") and not is_own:
             raise UsageError(
-                f"a {type(x).__name__} is not a dense array; make it one, such as by a ragged tensor's x.to_tensor(), "
-                "which pads examples with zeros to the longest"
+                f"a {type(x).__name__} is neither a dense array nor one whose examples alone differ in length; make "
+                "it one, such as by a ragged tensor's x.to_tensor(), which pads with zeros to the longest"
             )
-        is_dense = tf.is_tensor(x) and not host_arrays.is_sparse(x)
-        return frames.as_float32(np.asarray(x) if is_dense else host_arrays.of(x))
+        return frames.as_float32(np.asarray(x) if tf.is_tensor(x) and not is_own else host_arrays.of(x))
 
     return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
 
@@ -339,7 +341,9 @@ def _check_arrays(name: str, split: Any) -> None:
 
 def _checked_weights(name: str, weights: Any, rules: Rules) -> Any:
     """Returns weights in float32."""
-    spec = tf.nest.map_structure(lambda each: Spec(np.shape(each)[1:], np.asarray(each).dtype), weights)
+    if any(isinstance(each, host_arrays.Ragged) for each in tf.nest.flatten(weights)):
+        raise UsageError(f"the weights of the {name} data, its third part, are ragged; give dense arrays")
+    spec = ArraySource(weights).element_spec
     _check_weights(name, spec, rules)
     weights = tf.nest.map_structure(lambda each: np.asarray(each, np.float32), weights)
     for each in tf.nest.flatten(weights):
@@ -357,7 +361,8 @@ def _check_array(name: str, key: str, array) -> None:
         raise UsageError(
             f"{title} holds a {type(array).__name__} ({key}); give NumPy arrays whose first axis is examples"
         )
-    objects = np.ravel(array) if array.dtype == object else ()
+    values = array.values if isinstance(array, host_arrays.Ragged) else array
+    objects = np.ravel(values) if array.dtype == object else ()
     if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):
         raise UsageError(
             f"{title} has an array of Python objects ({key}), a {strange} among them; give an array of numbers, such "
@@ -403,16 +408,18 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
         dataset = dataset.map(_batch_without_none if is_batched else _without_none)
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(_with_dense)
+    is_ragged = tf.nest.map_structure(lambda spec: isinstance(spec, tf.RaggedTensorSpec), dataset.element_spec)
     if not rules.as_keras:
         if is_batched:
             dataset = dataset.unbatch()
             notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
-        dataset = _of_tensors(dataset)
-    _check_elements(name, dataset.element_spec)
+        dataset = of_tensors(dataset)
+    _check_elements(name, dataset.element_spec, rules.as_keras)
     batch_examples = None
     if rules.as_keras:
         batch_examples = _batch_examples(name, dataset)
-        dataset = _of_known_shape(_of_one_size(name, dataset, batch_examples) if rules.is_even else dataset)
+        dataset = _of_one_size(name, dataset, batch_examples) if rules.is_even else dataset
+        dataset = _of_known_shape(name, dataset)
     _check_shapes(name, dataset.element_spec)
     _check_caches(name, dataset)
     weights = fields(dataset.element_spec).weights
@@ -428,15 +435,11 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
         return features, labels, tf.nest.map_structure(fine, weights)
 
     stream = OfDataset(dataset if weights is None else dataset.map(checked))
+    stream.element_spec = tf.nest.map_structure(
+        lambda spec, is_ragged: dataclasses.replace(spec, is_ragged=is_ragged), stream.element_spec, is_ragged
+    )
     stream.batch_examples = batch_examples
     return with_lengths(stream)
-
-
-def _of_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset with tensors for the rows of ragged batches."""
-    if not any(isinstance(x, tf.RaggedTensorSpec) and not x.ragged_rank for x in tf.nest.flatten(dataset.element_spec)):
-        return dataset
-    return dataset.map(lambda *components: components if len(components) > 1 else components[0])  # `map` passes tensors
 
 
 def _with_dense(*element):
@@ -481,18 +484,39 @@ def _of_one_size(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Data
     return dataset.scan(tf.constant(False), checked)
 
 
-def _of_known_shape(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Unbatches a dataset; those of unknown shape have the first one's, or any length by `padded_batch`."""
-    examples = dataset.unbatch()
+def _of_known_shape(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Unbatches a dataset; those of unknown shape have the first ones', or any length by `padded_batch`."""
+    examples = of_tensors(dataset.unbatch())
     if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
         return examples
-    (shapes,) = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(1)]
+    seen = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(2)]  # as many as Keras
+    shapes = tf.nest.map_structure(_of_all, *seen)
     if pipelines.is_padded(dataset):
         own = tf.nest.map_structure(lambda first, spec: _of_any_length(spec) or first, shapes, examples.element_spec)
         shapes = (*own[:2], *shapes[2:]) if isinstance(shapes, tuple) else own  # weights have one shape
+    of_shape = functools.partial(_of_shape, name)
     if not isinstance(shapes, tuple):
-        return examples.map(lambda x: tf.nest.map_structure(tf.ensure_shape, x, shapes))
-    return examples.map(lambda *components: tf.nest.map_structure(tf.ensure_shape, components, shapes))
+        return examples.map(lambda x: tf.nest.map_structure(of_shape, x, shapes))
+    return examples.map(lambda *components: tf.nest.map_structure(of_shape, components, shapes))
+
+
+def _of_shape(name: str, x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Returns a tensor with a static shape, which may have unknown dimensions; an error if its own is another."""
+    sizes = {axis: size for axis, size in enumerate(shape) if size is not None}
+    line = (
+        f"{name} has an example of another shape than {[*shape]}, as its first two batches have; make all of one "
+        "shape, or let these differ where others do"
+    )
+    fits = tf.reduce_all(tf.gather(tf.shape(x), [*sizes]) == [*sizes.values()]) if sizes else True
+    with tf.control_dependencies([tf.debugging.Assert(fits, [line, tf.shape(x)])]):
+        x = tf.identity(x)
+    x.set_shape(shape)
+    return x
+
+
+def _of_all(*shapes: tf.TensorShape) -> tf.TensorShape:
+    """Returns the shape of examples in batches of these; a dimension in which they differ is unknown."""
+    return functools.reduce(lambda one, other: one.most_specific_compatible_shape(other), shapes)
 
 
 def _of_any_length(spec: tf.TensorSpec) -> tf.TensorShape | None:
@@ -501,7 +525,7 @@ def _of_any_length(spec: tf.TensorSpec) -> tf.TensorShape | None:
     return spec.shape if sizes == [None] * sizes.count(None) + [size for size in sizes if size is not None] else None
 
 
-def _check_elements(name: str, elements) -> None:
+def _check_elements(name: str, elements, may_be_ragged: bool = False) -> None:
     """Raises `UsageError` unless elements of this specification are single examples in a form of a batch."""
     if isinstance(elements, tuple) and not 1 <= len(elements) <= 3:
         raise UsageError(
@@ -509,7 +533,8 @@ def _check_elements(name: str, elements) -> None:
             "weights) or features alone, one example each"
         )
     for spec in tf.nest.flatten(elements):
-        if not isinstance(spec, tf.TensorSpec):
+        is_ragged = may_be_ragged and isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank == 1
+        if not isinstance(spec, tf.TensorSpec) and not is_ragged:
             raise UsageError(
                 f"the {name} dataset holds a {type(spec).__name__}; give dense tensors: in dataset.map, pad a ragged x "
                 "to one shape for all by x.to_tensor(shape=[most, ...])"

@@ -8,6 +8,7 @@ examples differ in length is `Padded`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -76,6 +77,22 @@ class Padded(NamedTuple):
         return mask
 
 
+class Ragged(Padded):
+    """A `Padded` that came as a `tf.RaggedTensor`, which a Keras model gets, as from Keras's `fit`."""
+
+    __slots__ = ()
+
+    @property
+    def tensor(self) -> tf.RaggedTensor:
+        """Ragged, [batch, length, ...]."""
+        return tf.RaggedTensor.from_tensor(self.values, tf.cast(self.lengths, tf.int64))
+
+
+def padded_by(spec: Spec) -> type[Padded]:
+    """Returns the class of batches of a `Spec` with unknown dimensions."""
+    return Ragged if spec.is_ragged else Padded
+
+
 def map_padded(function: Callable[[Padded], Any], nest):
     """Returns a nest with a function's results in place of each `Padded`."""
     if isinstance(nest, Padded):
@@ -133,9 +150,15 @@ def element_spec(batch) -> Any:
     def of_any_length(padded: Padded) -> Padded:
         unknown = sum(padded.lengths.shape) or 1  # of one, lengths are scalars
         shape = (*[None] * unknown, *padded.values.shape[unknown:])
-        return padded._replace(values=Spec(shape, padded.values.dtype))
+        return padded._replace(values=Spec(shape, padded.values.dtype, isinstance(padded, Ragged)))
 
     return map_padded(of_any_length, own)
+
+
+def batch_spec(spec: Spec) -> tf.TypeSpec:
+    """Returns the specification of a batch's tensor: a ragged one, or with unknown dimensions."""
+    kind = functools.partial(tf.RaggedTensorSpec, ragged_rank=1) if spec.is_ragged else tf.TensorSpec
+    return kind([None, *spec.shape], tf.as_dtype(spec.dtype))
 
 
 class Batches(dict):
@@ -151,7 +174,7 @@ class WeighedLabels(NamedTuple):
 
 def fields(batch) -> Fields:
     """Returns the fields of a batch, a split, or a nest of their structure."""
-    if not isinstance(batch, tuple):
+    if not isinstance(batch, tuple) or isinstance(batch, Padded):
         return Fields(batch)
     features, labels, weights = (*batch, None, None)[:3]
     return Fields(features, None if isinstance(labels, tuple) and not labels else labels, weights)

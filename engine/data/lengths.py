@@ -54,7 +54,7 @@ def _padded_spec(spec: Any) -> Any:
                 f"an example of shape {spec.shape} has unknown dimensions after known ones; transpose it, so that they "
                 "come first"
             )
-        return Padded(spec, Spec((spec.unknown,) if spec.unknown > 1 else (), np.int32))
+        return form.padded_by(spec)(spec, Spec((spec.unknown,) if spec.unknown > 1 else (), np.int32))
 
     return tf.nest.map_structure(padded, spec)
 
@@ -102,7 +102,7 @@ class Varying(WrappedSource):
 
         def beside(values: Any, spec: Spec) -> Any:
             own = [next(numbers) for _ in range(spec.unknown)]
-            return Padded(values, own[0] if len(own) == 1 else tf.stack(own, 1)) if own else values
+            return form.padded_by(spec)(values, own[0] if len(own) == 1 else tf.stack(own, 1)) if own else values
 
         return tf.nest.map_structure(beside, self.source.decode(stored, seeds), self.source.element_spec)
 
@@ -154,7 +154,7 @@ class VaryingStream(WrappedStream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         def beside(values: tf.Tensor, spec: Spec) -> Any:
             shape = tf.shape(values)[: spec.unknown]
-            return Padded(values, shape if spec.unknown > 1 else shape[0]) if spec.unknown else values
+            return form.padded_by(spec)(values, shape if spec.unknown > 1 else shape[0]) if spec.unknown else values
 
         def example(*components: Any) -> Any:
             element = components if isinstance(self._stream.element_spec, tuple) else components[0]

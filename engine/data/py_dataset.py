@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import threading
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import tensorflow as tf
 from absl import logging
 
 from ..errors import CrankshaftError, SourceError
-from .arrays import as_dense
+from . import form
+from .arrays import Ragged, as_dense
 from .frames import as_float32
+from .reader import fits
 from .source import Source, Spec
-from .streamed import Stream
+from .streamed import Stream, of_tensors
 
 
 def without_optional(features: Any) -> Any:
@@ -40,6 +43,30 @@ def _without_none(batch: Any) -> Any:
     while others and others[-1] is None:
         others = others[:-1]
     return without_optional(batch[0]), *(() if each is None else each for each in others)
+
+
+def _spec(*batches: Any) -> Any:
+    """Returns the nest of `Spec` of the examples of batches; dimensions in which these differ are unknown."""
+
+    def spec(*arrays: Any) -> Spec:
+        sizes = zip(*(array.shape[1:] for array in arrays), strict=True)
+        shape = tuple(one if all(other == one for other in others) else None for one, *others in sizes)
+        return Spec(shape, arrays[0].dtype, isinstance(arrays[0], Ragged))
+
+    return tf.nest.map_structure(spec, *batches)
+
+
+def _other_shape(batch: Any, specs: Any) -> str:
+    """Returns how a batch's examples differ from those of the first batches; "" if they fit."""
+    for x, spec in zip(tf.nest.flatten(batch), tf.nest.flatten(specs), strict=True):
+        if not fits(x.shape[1:], spec):
+            return f"examples of shape {[*x.shape[1:]]}, and at first there are {[*spec.shape]}"
+    return ""
+
+
+def _blank(examples: int, array: Any) -> np.ndarray:
+    is_ragged = isinstance(array, Ragged)  # which reads arrays of arrays
+    return np.empty([examples, *(() if is_ragged else array.shape[1:])], object if is_ragged else array.dtype)
 
 
 class OfBatches(Source):
@@ -78,7 +105,7 @@ class OfBatches(Source):
             self._read_first = {0: first, number - 1: last}
         self.chunk_examples = self.batch_examples = self._size(first)
         self._examples = (number - 1) * self.chunk_examples + self._size(last)
-        self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), first)
+        self.element_spec = _spec(first)
 
     def __len__(self) -> int:
         return self._examples
@@ -120,8 +147,12 @@ class OfBatches(Source):
                     f"{self._name}[{number}] has {self._size(batch)} examples, and its first batch "
                     f"{self.chunk_examples}; make all but the last of one size"
                 )
+            if mistake := _other_shape(batch, self.element_spec):
+                raise SourceError(
+                    f"{self._name}[{number}] has {mistake}; make all of one shape, as by np.pad, or ragged tensors"
+                )
             if gathered is None:
-                gathered = tf.nest.map_structure(lambda x: np.empty([len(indices), *x.shape[1:]], x.dtype), batch)
+                gathered = tf.nest.map_structure(functools.partial(_blank, len(indices)), batch)
             for to, array in zip(tf.nest.flatten(gathered), tf.nest.flatten(batch), strict=True):
                 to[rows] = array[offsets[rows]]
         return gathered
@@ -148,7 +179,8 @@ class OfBatches(Source):
 class OfGenerator(Stream):
     """The examples of a Python generator, whose batches have one size, except for a smaller last one.
 
-    It can be read once: each epoch continues where the previous one stopped. All batches have the form of the first.
+    It can be read once: each epoch continues where the previous one stopped. All batches have the form of the first
+    two, which tell whether examples differ in length.
 
     Args:
       batches: yields x, (x, y) or (x, y, weights).
@@ -162,12 +194,12 @@ class OfGenerator(Stream):
         self._name, self._num_read, self._ended_short = type(batches).__name__, 0, False
         self._fault: SourceError | None = None
         arrays = (self._arrays(batch) for batch in batches)
-        first = next(arrays, None)
-        if first is None:
+        first = [*itertools.islice(arrays, 2)]
+        if not first:
             raise SourceError(f"the {self._name} yields no batch; pass one that has not been read")
-        self._batches: Iterator = itertools.chain([first], arrays)
-        self.batch_examples = len(tf.nest.flatten(first)[0])
-        self.element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), first)
+        self._batches: Iterator = itertools.chain(first, arrays)
+        self.batch_examples = len(tf.nest.flatten(first[0])[0])
+        self.element_spec = _spec(*first)
         self.ends, self.length = False, tf.data.INFINITE_CARDINALITY
         if ends:
             read = [*self._batches]
@@ -175,8 +207,8 @@ class OfGenerator(Stream):
             self._batches = iter(read)
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
-        signature = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], x.dtype), self.element_spec)
-        dataset = tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch()
+        signature = tf.nest.map_structure(form.batch_spec, self.element_spec)
+        dataset = of_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 
     def of_files(self, workers: int, worker: int) -> Stream | None:
@@ -197,7 +229,7 @@ class OfGenerator(Stream):
                 raise self._fault
             size = len(tf.nest.flatten(batch)[0])
             self._num_read, self._ended_short = self._num_read + 1, size < self.batch_examples
-            yield batch
+            yield tf.nest.map_structure(lambda x: x.as_tensor() if isinstance(x, Ragged) else x, batch)
 
     def _mistake(self, batch: Any) -> str:
         """Returns what is wrong with a batch, in itself or beside the first; "" if it can be used."""
@@ -209,12 +241,8 @@ class OfGenerator(Stream):
                 f"batches of {self.batch_examples} examples and, before its end, of another size; make all but the "
                 "last equal"
             )
-        for x, spec in zip(tf.nest.flatten(batch), tf.nest.flatten(self.element_spec), strict=True):
-            if x.shape[1:] != spec.shape:
-                return (
-                    f"examples of shape {[*x.shape[1:]]}, and in its first batch of {[*spec.shape]}; make all of one "
-                    "shape, as by np.pad"
-                )
+        if mistake := _other_shape(batch, self.element_spec):
+            return f"{mistake}; make all of one shape, as by np.pad, or let the first two batches differ"
         return ""
 
     def _arrays(self, batch: Any) -> Any:

@@ -24,6 +24,7 @@ class Spec:
       shape: of one example, without an axis of examples. None for dimensions that differ between examples, the first
         ones.
       dtype: NumPy's, also if made of TensorFlow's; `object` is strings.
+      is_ragged: whether the examples came as a `tf.RaggedTensor`, which a Keras model then gets.
 
     Example:
       >>> Spec([28, 28], "float32").nbytes
@@ -32,6 +33,7 @@ class Spec:
 
     shape: tuple[int | None, ...]
     dtype: Any
+    is_ragged: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self):
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -240,7 +242,7 @@ class WrappedSource(Source):
         source = self.source
         self.chunk_examples, self.read_threads = source.chunk_examples, source.read_threads
         self.is_random, self.varies, self.by_epoch = source.is_random, source.varies, source.by_epoch
-        self.buckets = source.buckets
+        self.buckets, self.batch_examples = source.buckets, source.batch_examples
 
     def __len__(self) -> int:
         return len(self.source)

@@ -67,6 +67,13 @@ class Stream(Split):
         return None
 
 
+def of_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset with tensors for the rows of ragged batches."""
+    if not any(isinstance(x, tf.RaggedTensorSpec) and not x.ragged_rank for x in tf.nest.flatten(dataset.element_spec)):
+        return dataset
+    return dataset.map(lambda *components: components if len(components) > 1 else components[0])  # `map` passes tensors
+
+
 class OfDataset(Stream):
     """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
 

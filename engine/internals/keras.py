@@ -73,10 +73,27 @@ def inputs_of(model: tf.keras.layers.Layer) -> Any:
     return tf.keras.tree.lists_to_tuples(own[0] if len(own) == 1 else own)
 
 
+def symbol(spec: Any) -> tf.keras.KerasTensor:
+    """Returns the symbol of a tensor, ragged or not, or of its specification."""
+    is_ragged = isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec))
+    return tf.keras.KerasTensor(spec.shape, spec.dtype.name, ragged=is_ragged)
+
+
 def with_optional(model: tf.keras.layers.Layer, features: Any) -> Any:
     """Returns features with None for inputs of a functional model, by name, that they lack; Keras checks these."""
     names = getattr(model, "_inputs_struct", None)
     return {**dict.fromkeys(names), **features} if isinstance(names, dict) and isinstance(features, dict) else features
+
+
+def build_for(model: tf.keras.Model, specs: Any) -> None:
+    """Makes a model's variables by tracing a call; Keras's symbols, which its own `build` uses, are dense."""
+    tf.function(lambda inputs: model(inputs), autograph=False).get_concrete_function(specs)
+
+
+def overrides(model: tf.keras.layers.Layer, method: str) -> bool:
+    """Returns whether a model has a method of Keras's trainer in a form of its own."""
+    own = getattr(model, method)
+    return getattr(own, "__func__", own) not in (getattr(tf.keras.Model, method), getattr(Trainable, method))
 
 
 def is_unreset(metric: tf.keras.metrics.Metric) -> bool:

@@ -96,6 +96,7 @@ def check_like(name: str, wanted, spec, if_resized: str = "") -> None:
     def forms(specs) -> list:
         return [(tf.as_dtype(x.dtype), len(x.shape)) for x in tf.nest.flatten(specs)]
 
+    wanted, spec = (form.map_padded(lambda padded: form.Padded(*padded), each) for each in (wanted, spec))
     try:
         alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, spec)))
     except (TypeError, ValueError):  # other structures

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import crankshaft
+from tests.launch.test_fit import TWO, compare
 
 keras = tf.keras
 layers = keras.layers
@@ -149,3 +152,73 @@ def test_an_example_of_keras_learns_by_one_changed_line(example):
     assert set(run.history.history) <= {*shown, "val_loss"}
     for before, after in zip(frozen, model.non_trainable_weights, strict=bool(frozen)):
         np.testing.assert_array_equal(before, after)
+
+
+ROWS = tf.ragged.constant([[*range(1, 1 + length)] for length in (2, 3, 0, 4, 7, 1, 2, 2, 9)], dtype=tf.int32)
+LABELS = np.arange(9, dtype="float32")[:, None]
+
+
+class Batches(keras.utils.PyDataset):
+    """Of ragged tensors."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return ROWS[4 * number : 4 * number + 4], LABELS[4 * number : 4 * number + 4]
+
+
+RAGGED = {
+    "arrays": lambda: {"x": ROWS, "y": LABELS, "batch_size": 4},
+    "dataset": lambda: {"x": tf.data.Dataset.from_tensor_slices((ROWS, LABELS)).batch(4)},
+    "PyDataset": lambda: {"x": Batches()},
+    "generator": lambda: {"x": (Batches()[number % 2] for number in range(6)), "steps_per_epoch": 3},
+}
+
+
+class Lengths(keras.Model):
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.embed = layers.Embedding(10, 4, embeddings_initializer="ones")
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, words):
+        sizes = tf.cast(words.row_lengths(), tf.float32)[:, tf.newaxis]  # only a ragged tensor has them
+        return self.dense(tf.concat([tf.reduce_sum(self.embed(words), axis=1), sizes], 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [*((kind, {}) for kind in RAGGED), ("arrays", TWO), ("dataset", TWO)], ids=str
+)
+def test_a_model_gets_ragged_tensors_as_from_keras(kind, how):
+    def trained(fit, **more):
+        keras.utils.set_random_seed(1)
+        model = Lengths()
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        validation = (ROWS[:4], LABELS[:4])
+        return model, fit(
+            model, epochs=2, shuffle=False, verbose=0, validation_data=validation, **RAGGED[kind](), **more
+        )
+
+    (model, history), (ours, of_ours) = trained(keras.Model.fit), trained(crankshaft.fit, jit="off", **how)
+    compare((model, history), (ours, of_ours.history), 1e-5)
+    if not how:
+        np.testing.assert_allclose(of_ours.predict(ROWS), ours.predict(ROWS, verbose=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_dataset", [True, False])
+def test_batches_may_differ_in_length_as_in_keras(is_dataset):
+    def batches():
+        for length in (3, 5, 2):
+            yield np.full([2, length, 2], length, "float32"), np.ones([2, length, 1], "float32")
+
+    form = tf.TensorSpec([2, None, 2]), tf.TensorSpec([2, None, 1])
+
+    def trained(fit):
+        model = keras.Sequential([layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        data = tf.data.Dataset.from_generator(batches, output_signature=form) if is_dataset else batches()
+        return model, fit(model, data, verbose=0)
+
+    ours, run = trained(functools.partial(crankshaft.fit, jit="off"))
+    compare(trained(keras.Model.fit), (ours, run.history), 1e-6)

@@ -328,7 +328,7 @@ def test_ragged_rows_and_ragged_batches_are_examples_of_any_length():
     rows = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1.0], [1.0, 2.0]]), [1.0, 2.0]))
     for dataset in (rows, rows.batch(2)):
         split = entry.split("train", dataset)
-        assert split.element_spec[0] == Padded(Spec([None], "float32"), Spec([], "int32"))
+        assert split.element_spec[0] == form.Ragged(Spec([None], "float32", is_ragged=True), Spec([], "int32"))
         elements = [features for features, _ in split.examples(None, tf.constant(0, tf.int64))]
         assert [(each.values.numpy().tolist(), int(each.lengths)) for each in elements] == [([1.0], 1), ([1.0, 2.0], 2)]
 
