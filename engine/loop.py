@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 
 from .errors import UsageError
 from .hooks import Hook, Status
+from .hooks.rollback import Rollback
 from .meter import Meter, Segment, Totals
 from .state import TrainState
 from .strategies.base import Program, Strategy
@@ -25,6 +27,7 @@ class Loop:
       state: changed by steps; it may be restored afterwards.
       hooks: called in this order.
       until_step: at which the run ends; None if only its caller knows.
+      rollback: one of the hooks, which runs the steps; None runs them by the strategy.
       clock: returns seconds; the clock may stop while the process is stopped.
 
     Attributes:
@@ -38,8 +41,10 @@ class Loop:
         state: TrainState,
         hooks: Sequence[Hook],
         until_step: int | None,
+        rollback: Rollback | None = None,
         clock=time.perf_counter,
     ):
+        self._run = functools.partial(rollback.run, strategy) if rollback else strategy.run
         self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
         order = strategy.training.feed.order
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
@@ -91,13 +96,15 @@ class Loop:
             first = state.step
             until = min(step, state.freezing.next_change(first) or step)
             due = _next_due(self._hooks, self.status, first, until)
-            result = strategy.run(program, due - first)
+            result = self._run(program, due - first)
             after = self._clock()
             read = feed.stats()
             segment = Segment(
                 first,
                 result.steps,
-                examples=order.examples_before(first + result.steps) - order.examples_before(first),
+                examples=order.examples_before(first + result.steps) - order.examples_before(first)
+                if result.sums
+                else 0,
                 sums=result.sums,
                 seconds=after - before,
                 input_seconds=result.input_seconds,
@@ -172,7 +179,7 @@ def train(
     strategy: Strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter
 ) -> Status:
     """Trains a run to its end, `until_step`, and returns the last status."""
-    loop = Loop(strategy, state, hooks, until_step, clock)
+    loop = Loop(strategy, state, hooks, until_step, clock=clock)
     loop.begin()
     loop.train_to(until_step)
     loop.end()

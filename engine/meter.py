@@ -24,7 +24,7 @@ class Segment(NamedTuple):
       first_step: the global step at which it began.
       steps: steps done.
       examples: in their batches; an epoch's last batch may be smaller.
-      sums: the metrics, unread: reading waits for the device. None before the first call.
+      sums: the metrics, unread: reading waits for the device. None before the first call, and of a step left out.
       seconds: wall time.
       input_seconds: of them, spent waiting for input.
       input_bytes: read meanwhile by this process, mostly ahead; None if steps read no data.

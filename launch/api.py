@@ -18,7 +18,7 @@ from .assembly import assemble, execute
 from .benchmark.result import check_baseline
 from .command_line import checks, own_files, parsing, rules
 from .command_line import config as configs
-from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
+from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError, setting
 from .host import remote as remotes
 
 if TYPE_CHECKING:
@@ -117,6 +117,11 @@ def open_run(
         config, own = _configured(trainer_class, data, may_change, keywords, may_be_endless=True)
         if not config.trains:
             raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
+        if config.rollbacks:
+            line = (
+                "is of a run that trains to its end; in a loop of your own catch NonfiniteError, and restore('latest')"
+            )
+            raise UsageError(f"open_run(): {setting('on_nonfinite', config.on_nonfinite)} {line}")
         if config.is_evaluator:
             raise SystemExit(execute(config, data, hooks, own).code)
         made = assemble(config, data, hooks, own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -94,14 +94,33 @@ def first_nonfinite_variable(state) -> str | None:
     return first_nonfinite([*own, *state.variables()])
 
 
-def check_weights(trainer, title: str) -> None:
+def check_weights(trainer, title: str, processes=None, step: int | None = None) -> None:
     """Raises `NonfiniteError`, which begins with `title`, if a weight or a moving statistic is not finite.
 
     The loss may still be finite, since ReLU maps NaN to 0. Waits for the devices.
+
+    Args:
+      trainer: of the run.
+      title: of the message.
+      processes: that all make this call (`engine.strategies.base.Processes`), and raise together; None is this one.
+      step: of a training run, any of whose steps up to it may have caused it.
     """
     inventory = Inventory(trainer)
-    if path := first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]):
-        raise NonfiniteError(f"{title}: variable {path} is not finite; {_cure(trainer.run_context.options)}")
+    path = first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]) or ""
+    if path := next(filter(None, processes.exchange_text(path) if processes else [path]), None):
+        line = f"{title}: variable {path} is not finite; {_cure(trainer.run_context.options)}"
+        raise NonfiniteError(line, None if step is None else (1, step))
+
+
+def nonfinite_metrics(totals: Mapping[str, Pair]) -> Iterator[tuple[str, float]]:
+    """Yields the losses, and the gradients' norm, that are not finite, by name.
+
+    With a dynamic loss scale, the norm has only applied steps.
+    """
+    for name, (totals_of_it, _) in sorted(totals.items()):
+        total = float(np.sum(totals_of_it))  # a loss may be of several means
+        if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):
+            yield name, total
 
 
 def first_nonfinite(variables: Iterable) -> str | None:
@@ -164,7 +183,8 @@ class NanGuard(Hook):
 
     def __call__(self, status: Status) -> None:
         before = self._unchecked
-        self._unchecked = (status.segment.first_step + 1, status.step, status.segment.sums)
+        sums = status.segment.sums
+        self._unchecked = None if sums is None else (status.segment.first_step + 1, status.step, sums)
         if before is not None:
             self._check(status, *before)
 
@@ -182,7 +202,7 @@ class NanGuard(Hook):
             unchecked, self._unchecked = self._unchecked, None
             self._check(status, *unchecked)
         if self._ends:
-            check_weights(status.state.trainer, f"step {status.step}")
+            check_weights(status.state.trainer, f"step {status.step}", status.strategy, status.step)
 
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.run_context.options
@@ -193,14 +213,12 @@ class NanGuard(Hook):
             self._count_skipped(first, last, round(skipped / counted * (last - first + 1)), options)
         if options.on_nonfinite == "skip" or not self._ends:
             return
-        for name, (totals_of_it, _) in sorted(totals.items()):
-            total = np.sum(totals_of_it)  # a loss may be of several means
-            if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):
-                # With a dynamic loss scale, gradient_norm has only applied steps.
-                path = first_nonfinite_variable(status.state)
-                which = f"the first such variable is {path}" if path else "all variables are finite"
-                value = "nan" if math.isnan(total) else "inf"
-                raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}")
+        for name, total in nonfinite_metrics(totals):
+            path = first_nonfinite_variable(status.state)
+            which = f"the first such variable is {path}" if path else "all variables are finite"
+            value = "nan" if math.isnan(total) else "inf"
+            line = f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}"
+            raise NonfiniteError(line, (first, last))
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
         # Sums show how many steps of a call were skipped, not which: a call with one good step resets the count.
@@ -234,7 +252,7 @@ def _cure(options: StepOptions) -> str:
         "lower the learning rate": True,
         "use precision=bfloat16, which has the range of float32": options.precision == "float16",
         "set clip_norm": not options.clip_norm,
-        "leave such updates out with on_nonfinite=skip": not options.may_skip,
+        "leave such updates out with on_nonfinite=skip or rollback": not options.may_skip,
         "name the op with check_numerics": not options.check_numerics,
     }
     chosen = ", ".join(cure for cure, is_of_use in cures.items() if is_of_use)

@@ -33,6 +33,7 @@ def check(config: Config) -> None:
     _check_metrics(config)
     _check_amounts(config)
     _check_sync_periods(config)
+    _check_rollback(config)
     _check_monitor(config)
     if config.mode in configs.READING:
         _check_checkpoints(config)
@@ -257,6 +258,21 @@ def _check_sync_periods(config: Config) -> None:
             f"{setting('powersgd_rank', config.powersgd_rank)} is of sums in each step, and "
             f"{setting('sync_every_steps', steps)} makes none; leave one of them out"
         )
+
+
+def _check_rollback(config: Config) -> None:
+    if not (config.rollbacks and config.trains):
+        return
+    rollback = setting("on_nonfinite", config.on_nonfinite)
+    if not config.run_dir:
+        raise UsageError(f"{rollback} returns to checkpoints, which are in {setting('run_dir')}; give one")
+    for name, unlike, why in (
+        ("strategy", "parameter_server", "whose workers' steps can't be repeated"),
+        ("sync_every_steps", config.sync_every_steps > 1 and config.sync_every_steps, "which sums no step alone"),
+        ("check_numerics", config.check_numerics, "which ends a run within a step"),
+    ):
+        if unlike and config.values[name] == unlike:
+            raise UsageError(f"{rollback} can't be combined with {setting(name, unlike)}, {why}; leave one of them out")
 
 
 def _check_monitor(config: Config) -> None:

@@ -372,9 +372,10 @@ class Flags:
         decides=True,
     )
     on_nonfinite: str = _update(
-        OneOf(("raise", "skip")),
+        OneOf(("raise", "skip", "rollback"), counted="rollback"),
         "raise",
-        "What to do with a step whose gradients are not finite: stop the run, or skip the step.",
+        "What to do if a step is not finite: stop the run; skip the step's update; or return to the last checkpoint, "
+        "at most N times (3), and leave the step's batch out. Replicas that differ stop the run, or return, too.",
         decides=True,
     )
 

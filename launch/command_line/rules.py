@@ -175,10 +175,15 @@ class FilePaths(ValueType):
 
 
 class OneOf(ValueType):
-    """One of some names, or of those that a function returns on use."""
+    """One of some names, or of those that a function returns on use.
 
-    def __init__(self, known: Collection[str] | Callable[[], Collection[str]]):
-        self._known = known
+    Args:
+      known: the names.
+      counted: one of them that may have a number after it, of 1 or more: NAME:N.
+    """
+
+    def __init__(self, known: Collection[str] | Callable[[], Collection[str]], counted: str = ""):
+        self._known, self._counted = known, counted
 
     @property
     def choices(self) -> Collection[str]:  # type: ignore[override]
@@ -188,11 +193,13 @@ class OneOf(ValueType):
     @property
     def expected(self) -> str:  # type: ignore[override]
         """The names, in words."""
-        return f"one of {', '.join(self.choices)}"
+        return f"one of {', '.join(self.choices)}" + (f" or {self._counted}:N" if self._counted else "")
 
     def coerce(self, value: Any) -> str:
         """See `ValueType`."""
-        if (text := _text(value)) not in self.choices:
+        name, _, count = (text := _text(value)).partition(":")
+        is_counted = name == self._counted and re.fullmatch("[1-9][0-9]{0,8}", count, re.ASCII)
+        if text not in self.choices and not is_counted:
             raise ValueError(f"it takes {self.expected}")
         return text
 

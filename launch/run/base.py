@@ -30,6 +30,7 @@ from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period
 from ...engine.hooks.evaluation import FinalWeights
 from ...engine.hooks.recorder import Recorder
+from ...engine.hooks.rollback import Rollback
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.inventory import Inventory
 from ...engine.keras_trainer import KerasTrainer
@@ -86,6 +87,7 @@ class BaseRun:
       record: the one of them that writes the run's events; None of workers but the chief.
       sync_check: the check that compares replicas, if there are several.
       snapshots: those in memory; None if it takes none.
+      rollback: the hook that takes the run back after an error in its numbers, if it does.
       resumed_from: the step of the checkpoint that it was resumed from; None without one.
       is_ready: whether its steps were checked and their compiler was chosen.
       loop: the outer loop.
@@ -106,6 +108,7 @@ class BaseRun:
     record: Recorder | None = None
     sync_check: SyncCheck | None = None
     snapshots: Snapshots | None = None
+    rollback: Rollback | None = None
     resumed_from: int | None = None
     is_ready: bool = False
     loop: Loop = dataclasses.field(init=False)
@@ -429,7 +432,7 @@ def _step_options(
         accumulate_steps=config.accumulate_steps,
         parallel_micro_batches=parallel_micro_batches,
         recompute=config.recompute,
-        on_nonfinite=config.on_nonfinite,
+        on_nonfinite="raise" if config.rollbacks else config.on_nonfinite,  # the step is the same
         debug=config.debug,
         check_numerics=config.check_numerics,
     )

@@ -18,6 +18,7 @@ from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
+from ...engine.hooks.rollback import Rollback
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.snapshots import InMemory
 from ...engine.hooks.sync_check import SyncCheck
@@ -37,7 +38,7 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
 
     Args:
-      run: gets its record, rows, metrics, final weights and stop request.
+      run: gets its record, rows, metrics, final weights, stop request, check of replicas and rollback.
       user_hooks: Keras callbacks may be among them.
       began: when the process began to work on the run, by `time.monotonic`.
       pauses: of the process.
@@ -123,6 +124,9 @@ def in_order(
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
     if run.checkpoints:
         hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+        if most := config.rollbacks:
+            run.rollback = Rollback(most, run.checkpoints, hooks)
+            hooks.append(run.rollback)
     if run.snapshots:
         seconds = config.snapshot_seconds
         hooks.append(InMemory(run.snapshots, None if seconds == "auto" else float(seconds), hooks))

@@ -15,7 +15,7 @@ from absl import logging
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data.order import Order
-from ...engine.errors import counted
+from ...engine.errors import NonfiniteError, OutOfSyncError, counted
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import Monitor
@@ -44,7 +44,7 @@ def prepare(run: BaseRun, user_hooks: Sequence, began: float) -> None:
     run.hooks = hooks.compose(run, user_hooks, began, pauses)
     meanwhile = functools.partial(_write_snapshot, run)
     run.signals = Signals(run.stop_request.request, run.config.owns_process, is_kept=True, meanwhile=meanwhile)
-    run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, pauses.clock)
+    run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, run.rollback, pauses.clock)
 
 
 def _snapshots(run: BaseRun) -> Snapshots | None:
@@ -96,9 +96,35 @@ def whole(run: BaseRun) -> Outcome:
     with run.signals:
         _make_ready(run)
         run.loop.begin()
-        run.loop.train_to(run.train_steps)
+        while not _trained(run):
+            pass
         run.loop.end()
     return outcome(run)
+
+
+def _trained(run: BaseRun) -> bool:
+    """Trains to the run's end; False if it returned to its last good state instead, and is to be called again."""
+    try:
+        run.loop.train_to(run.train_steps)
+        if run.rollback:
+            run.rollback.settle_all(run.loop.status)
+    except (NonfiniteError, OutOfSyncError) as error:
+        if run.rollback is None:
+            raise
+        with run.spending("checkpoints"):
+            run.rollback.after(error, functools.partial(_restore_newest, run), run.state)
+        return False
+    return True
+
+
+def _restore_newest(run: BaseRun) -> None:
+    """Restores the newest good state: a snapshot's, which is written as a checkpoint first, or a checkpoint's."""
+    run.checkpoints.join()
+    if run.snapshots:
+        run.snapshots.wait()
+        manifest = restoring.newest(run, run.checkpoints)
+        run.snapshots.write_newest(-1 if manifest is None else manifest.step)
+    restore(run, "latest")
 
 
 def train(run: BaseRun, steps: int | None, epochs: float | None, split=None) -> Means:
