@@ -95,3 +95,37 @@ def assert_goes_on_to_the_same_bits(crank, run_dir) -> None:
 @pytest.mark.parametrize(("kills", "every_steps"), [(2, 1), pytest.param(10, 7, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_ends_on_the_same_bits(crank, tmp_path, kills, every_steps):
     assert_goes_on_to_the_same_bits(crank, kill_again_and_again(crank, tmp_path, kills, every_steps))
+
+
+def test_sigterm_during_a_long_callback_saves_the_newest_snapshot_before_the_process_is_killed(crank, tmp_path):
+    (script := tmp_path / "blocking.py").write_text("""
+import time
+from crankshaft.engine.hooks import every_steps
+from crankshaft.launch import train
+
+def block(status, means):
+    print("blocked", flush=True)
+    time.sleep(900)
+
+train.main(hooks=[every_steps(200, block)])
+""")
+    run_dir = tmp_path / "run"
+    often = (
+        "--steps_per_loop=5",
+        "--snapshot_seconds=0.001",
+        "--checkpoint_every_steps=100000",
+        "--eval_every_steps=0",
+    )
+    program = crank.start(*RUN, *often, "--train_steps=300", f"--run_dir={run_dir}", script=script)
+    program.until(lambda: "blocked" in program.out)
+    program.process.terminate()
+    program.until(lambda: newest(run_dir) > 0)
+    program.until(lambda: "is saved meanwhile, from memory" in program.err)
+    program.process.kill()
+    assert program.wait().code == -9
+    (manifest,) = manifests(run_dir)
+    assert 0 < manifest["step"] < 200
+    assert f"step {manifest['step']} is saved meanwhile" in program.err
+    assert (
+        crank(*RUN, "--train_steps=200", f"--run_dir={run_dir}").ok().out.count(f"resumed at step {manifest['step']}")
+    )
