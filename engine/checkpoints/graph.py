@@ -324,14 +324,13 @@ def _stored_key(node) -> str | None:
     return next((each.checkpoint_key for each in node.attributes if each.name == _VALUE), None)
 
 
-def serialized(root) -> bytes:
-    """Returns the graph under a state in the form that TensorFlow keeps in its checkpoints.
+def serialized(nodes: Sequence[tuple[tuple[str, ...], Any]]) -> bytes:
+    """Returns the graph under a state, which `walk` has listed, in the form that TensorFlow keeps in its checkpoints.
 
     Raises:
       CheckpointError: an object has state that is not in variables and would be left out.
     """
     graph = TrackableObjectGraph()
-    nodes = list(walk(root))
     numbers = {id(node): number for number, (_, node) in enumerate(nodes)}
     for path, node in nodes:
         stored = graph.nodes.add()

@@ -153,8 +153,8 @@ class Snapshots:
         for entry in entries:
             shape, dtype = variables.get(entry.key, ([], "string"))
             needed += 2 * tf.as_dtype(dtype).size * tf.TensorShape(shape).num_elements() // len(entry.writers)
-        more, available = needed - self._slots.num_bytes, memory.available_bytes()
-        if more > _SHARE * available:
+        more = needed - self._slots.num_bytes
+        if more > 0 and more > _SHARE * (available := memory.available_bytes()):
             self.is_off = True
             logging.warning(
                 "no snapshots in memory: two would take %d MB more, and %d MB are available; a failure loses the steps "

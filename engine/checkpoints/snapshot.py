@@ -47,7 +47,7 @@ def take(state) -> Snapshot:
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
     live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
-        own = {graph.KEY: tf.constant(graph.serialized(state)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
+        own = {graph.KEY: tf.constant(graph.serialized(walked)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
     entries, variables = [slices.value_entry(value, key) for key, value in own.items()], {}
     for key, node in by_key.items():
         shape = graph.whole_shape(node)
