@@ -3,23 +3,27 @@
 Run as a script: `python -m benchmarks.overhead [--rounds=5]`. Prints Markdown: steps/s of nothing but calls of the
 inner loop, of the same in benchmark mode, with the record of a run, its answers to `crankshaft ask` and a scrape each
 second, with all the hooks of a run (TensorBoard scalars each 500 steps, the record, progress, guards), and with a
-checkpoint at the start of each piece. What they cost is little beside the drift of a machine, so pieces of a tenth of a
-second to a few seconds take turns within one process, and the cost is said with an interval. `--measuring` measures
-benchmark mode alone. Checkpoints are measured once as many are on the disk as stay: from then on each takes the room of
-one that is swept.
+checkpoint, or a snapshot in memory, at the start of each piece. What they cost is little beside the drift of a machine,
+so pieces of a tenth of a second to a few seconds take turns within one process, and the cost is said with an interval.
+`--measuring` measures benchmark mode alone. Checkpoints are measured once as many are on the disk as stay: from then on
+each takes the room of one that is swept.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Mapping
 
 from crankshaft.engine import loop
-from crankshaft.engine.hooks import Hook, Periodic, saving
+from crankshaft.engine.checkpoints.in_memory import Snapshots
+from crankshaft.engine.checkpoints.slots import Slots
+from crankshaft.engine.hooks import Hook, Periodic, Status, saving
 from crankshaft.engine.hooks.recorder import Recorder
 from crankshaft.engine.hooks.request_handler import RequestHandler
 from crankshaft.engine.hooks.saving import Checkpointing
@@ -47,35 +51,31 @@ def rate_as_benchmark(made: base.BaseRun, steps: int) -> float:
 
 
 class Pieces(Periodic):
-    """Stands last among a run's hooks. Of the loop around it, every other piece begins with a checkpoint; between two
-    of them a piece of nothing but steps is run here, within the hook.
+    """Stands last among a run's hooks. Pieces of the loop around it begin in several ways in turn (`ways`: what is done
+    then, by name); between two of them a piece of nothing but steps is run here, within the hook.
     """
 
     name = "pieces"
 
-    def __init__(self, made: base.BaseRun, steps: int, hooks: list, title: str, saves: bool):
+    def __init__(self, made: base.BaseRun, steps: int, ways: Mapping[str, Callable[[Status], None]], wait):
         super().__init__(steps)
-        self._made, self._hooks = made, hooks
-        self._saves, self._may_save = False, saves
-        self._names = (title, f"{title}, a checkpoint")
-        self.rates: dict[str, list[float]] = {name: [] for name in ("alone", *self._names[: 1 + saves])}
+        self._made, self._ways, self._turns, self._wait = made, ways, itertools.cycle(ways), wait
+        self.rates: dict[str, list[float]] = {name: [] for name in ("alone", *ways)}
 
     def begin(self, status):
         self._begin_piece(status)
 
     def act(self, status):
         status.segment.sums.read()
-        self._made.checkpoints.wait()  # a piece's checkpoint is written within it, or the wait counts
+        self._wait()  # what a piece writes is written within it, or the wait counts
         seconds = time.perf_counter() - self._began
-        self.rates[self._names[self._saves]].append(self.every_steps / seconds)
+        self.rates[self._name].append(self.every_steps / seconds)
         self.rates["alone"].append(bare.rate(self._made, self.every_steps))
-        self._saves = self._may_save and not self._saves
         self._begin_piece(status)
 
     def _begin_piece(self, status):
-        self._began = time.perf_counter()
-        if self._saves:
-            saving.save(self._made.checkpoints, dataclasses.replace(status, step=self._made.state.step), self._hooks)
+        self._name, self._began = next(self._turns), time.perf_counter()
+        self._ways[self._name](dataclasses.replace(status, step=self._made.state.step))
 
 
 def measure_measuring(made: base.BaseRun, steps: int, pieces: int) -> dict[str, list[float]]:
@@ -106,7 +106,7 @@ def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
 
 
 def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:
-    """With nothing around them, with a run's hooks, and with those and a checkpoint, in pieces, in turn.
+    """With nothing around them, with a run's hooks, and with those and a checkpoint or a snapshot, in pieces, in turn.
 
     `alone`: with nothing but what records the run, answers and is scraped, and without checkpoints.
     """
@@ -115,13 +115,20 @@ def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> d
         used = [
             hook for hook in composed(made, stack) if isinstance(hook, some) and not isinstance(hook, Checkpointing)
         ]
-        watch = Pieces(made, steps, used, "record and asking" if alone else "all hooks", not alone)
+        title, checkpoints = "record and asking" if alone else "all hooks", made.checkpoints
+        ways: dict[str, Callable[[Status], None]] = {title: lambda status: None}
+        snapshots = Snapshots(checkpoints, Slots(), made.strategy.exchange_text)
+        stack.callback(snapshots.close)
+        if not alone:
+            ways[f"{title}, a checkpoint"] = lambda status: saving.save(checkpoints, status, used)
+            ways[f"{title}, a snapshot"] = lambda status: snapshots.take(status.step, saving.settled(status, used))
+        watch = Pieces(made, steps, ways, lambda: (checkpoints.wait(), snapshots.wait()))
         while not alone and len(made.checkpoints.all()) < made.config.keep_checkpoints:
             bare.rate(made, 1)
             made.checkpoints.save(made.state.step, {}, wait=True)
         if short := -made.state.step % steps:
             bare.rate(made, short)
-        loop.train(made.strategy, made.state, [*used, watch], made.state.step + 4 * pieces * steps)
+        loop.train(made.strategy, made.state, [*used, watch], made.state.step + 2 * len(ways) * pieces * steps)
     return watch.rates
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _NAME = "crankshaft-snapshot"
-_HEADER = struct.Struct("<8sqqq")  # mark, step, where the description begins, and its bytes
+_HEADER = struct.Struct("<8sqqqq")  # mark, number, step, where the description begins, and its bytes
 _MARK = b"snapshot"
 _BEGIN = 4096  # of the values: they are whole pages
 _ALIGNMENT = 64
@@ -27,12 +27,14 @@ class Held:
     """A whole snapshot in a slot.
 
     Attributes:
+      number: counts the snapshots in these slots.
       step: of the state.
       record: plain JSON, as it was written.
       values: of each value its description, plain JSON, with its position in the file, "at", and its "bytes".
       descriptor: of the file.
     """
 
+    number: int
     step: int
     record: Mapping[str, Any]
     values: Sequence[Mapping[str, Any]]
@@ -71,7 +73,8 @@ class Slots:
           OSError: there is too little memory. That slot is then empty.
         """
         self._descriptors = self._descriptors or make()
-        slot = min(self._descriptors, key=lambda each: _header(each)[0])
+        numbers = {each: _header(each)[0] for each in self._descriptors}
+        slot = min(self._descriptors, key=numbers.__getitem__)
         os.pwrite(slot, bytes(_HEADER.size), 0)
         at, described = _BEGIN, []
         for description, value in values:
@@ -79,17 +82,17 @@ class Slots:
             described.append({**description, "at": at, "bytes": size})
             at += -(-size // _ALIGNMENT) * _ALIGNMENT
         size = _write(slot, json.dumps({"record": record, "values": described}).encode(), at)
-        os.pwrite(slot, _HEADER.pack(_MARK, step, at, size), 0)
+        os.pwrite(slot, _HEADER.pack(_MARK, max(numbers.values()) + 1, step, at, size), 0)
 
     def read(self) -> list[Held]:
         """Returns the snapshots that are whole, the newest first."""
         found = []
         for descriptor in self._descriptors:
-            step, at, size = _header(descriptor)
-            if step >= 0:
+            number, step, at, size = _header(descriptor)
+            if number:
                 content = json.loads(_read(descriptor, size, at))
-                found.append(Held(step, content["record"], content["values"], descriptor))
-        return sorted(found, key=lambda each: -each.step)
+                found.append(Held(number, step, content["record"], content["values"], descriptor))
+        return sorted(found, key=lambda each: -each.number)
 
     def clear(self) -> None:
         """Empties both slots, and frees their memory."""
@@ -129,11 +132,11 @@ def newest_whole(held: Sequence[Mapping[int, Iterable[int]]]) -> tuple[int, int]
     return None
 
 
-def _header(descriptor: int) -> tuple[int, int, int]:
-    """Returns the step of a slot's snapshot, -1 without one, and where its description begins, and its bytes."""
+def _header(descriptor: int) -> tuple[int, int, int, int]:
+    """Returns the number of a slot's snapshot, 0 without one, its step, where its description begins, and its bytes."""
     header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
-    mark, step, at, size = _HEADER.unpack(header)
-    return (step, at, size) if mark == _MARK else (-1, 0, 0)
+    mark, *numbers = _HEADER.unpack(header)
+    return tuple(numbers) if mark == _MARK else (0, 0, 0, 0)
 
 
 def _write(descriptor: int, value: Any, at: int) -> int:

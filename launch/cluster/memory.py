@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.slots import Held, Slots, are_slots, make, newest_whole
+from ..host.process import lock
 
 _VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # of a task's environment: its two files
 
@@ -53,15 +54,15 @@ class TaskMemory:
 
     def unsaved(self) -> tuple[int, list[str], tuple[int, ...]] | None:
         """Returns what is not on the disk, if anything: its step, the command that writes it, and its `pass_fds`."""
-        held = [Slots(files).read() for files in self._files]
+        held = _held(self._files)
         if (found := _newest(held)) is None:
             return None
-        directory = held[found[1]][0].record["run"][0]
-        if not os.path.isdir(os.path.dirname(directory)) or found[0] <= max(manifests.steps(directory), default=-1):
+        step, first = found
+        directory, folder = held[first][step].record["run"]
+        if not _is_folder(os.path.dirname(directory), folder) or step <= max(manifests.steps(directory), default=-1):
             return None
-        files = [",".join(map(str, each)) for each in self._files if each]
-        command = [sys.executable, "-m", __name__, *files]
-        return found[0], command, tuple(each for pair in self._files for each in pair)
+        command = [sys.executable, "-m", __name__, *(",".join(map(str, each)) for each in self._files)]
+        return step, command, tuple(each for pair in self._files for each in pair)
 
 
 def inherited(environment: Mapping[str, str]) -> Slots:
@@ -70,8 +71,22 @@ def inherited(environment: Mapping[str, str]) -> Slots:
     return Slots(descriptors if len(descriptors) == 2 and are_slots(descriptors) else ())
 
 
-def _newest(held: Sequence[Sequence[Held]]) -> tuple[int, int] | None:
-    return newest_whole([{each.step: each.record["parts"] for each in of_task} for of_task in held])
+def _held(files: Sequence[Sequence[int]]) -> list[dict[int, Held]]:
+    """Returns each task's snapshots of the run that the first such task was in last, by step."""
+    held = [Slots(each).read() for each in files]
+    run = next((each.record["run"] for of_task in held for each in of_task), None)
+    return [{each.step: each for each in of_task if each.record["run"] == run} for of_task in held]
+
+
+def _newest(held: Sequence[Mapping[int, Held]]) -> tuple[int, int] | None:
+    return newest_whole([{step: each.record["parts"] for step, each in of_task.items()} for of_task in held])
+
+
+def _is_folder(path: str, number: int) -> bool:
+    try:
+        return os.stat(path).st_ino == number
+    except OSError:
+        return False
 
 
 def write(files: Sequence[Sequence[int]]) -> None:
@@ -79,22 +94,25 @@ def write(files: Sequence[Sequence[int]]) -> None:
 
     Raises:
       SaveError: it can't be written.
+      UsageError: another process has the run's folder.
     """
     import tensorflow as tf
 
     from ...engine.checkpoints.in_memory import entries_of, for_manifest
     from ...engine.checkpoints.store import Checkpoints
 
-    held = [Slots(each).read() for each in files]
+    held = _held(files)
     if (found := _newest(held)) is None:
         return
     step, first = found
-    whole = [next((each for each in of_task if each.step == step), None) for of_task in held]
-    entries = [entry for task, each in enumerate(whole) if each for entry in entries_of(each, task == first)]
-    record = whole[first].record
-    checkpoints = Checkpoints(record["run"][0], tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
-    checkpoints.write(step, entries, frozenset(), for_manifest(record))
+    whole = [(task == first, of_task[step]) for task, of_task in enumerate(held) if step in of_task]
+    entries = [entry for is_first, each in whole for entry in entries_of(each, is_first)]
+    record = held[first][step].record
+    directory = record["run"][0]
+    with lock(os.path.dirname(directory)):
+        checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
+        checkpoints.write(step, entries, frozenset(), for_manifest(record))
 
 
 if __name__ == "__main__":
-    write([[int(each) for each in argument.split(",")] for argument in sys.argv[1:]])
+    write([[int(each) for each in argument.split(",") if each] for argument in sys.argv[1:]])

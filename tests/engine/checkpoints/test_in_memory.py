@@ -2,15 +2,18 @@
 
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.checkpoints.in_memory import Snapshots
 from crankshaft.engine.checkpoints.slots import Slots, are_slots, make, newest_whole
 from crankshaft.engine.machine import memory
 from tests.engine.checkpoints.checkpoint_cases import bits, fill, make_state
+from tests.waiting import PATIENCE
 
 ABOUT = {"model": "mlp", "units": 3}
 
@@ -49,6 +52,44 @@ def test_what_another_process_left_becomes_the_checkpoint_that_it_would_have_wri
     assert (manifest.step, manifest.host_state, manifest.about) == (8, {"best": 1.0, "patience": 8}, ABOUT)
     checkpoints.save(9, {}, wait=True)
     assert checkpoints.latest().variables == manifest.variables
+
+
+def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are_needed_of_each(tmp_path, slots):
+    """Two processes, in threads: the first, which seals checkpoints, has no snapshot."""
+    state, barrier, texts = make_state(), threading.Barrier(2), ["", ""]
+    (tmp_path / "run").mkdir()
+
+    def process(number: int) -> Snapshots:
+        def exchange(text: str) -> list[str]:
+            texts[number] = text
+            barrier.wait(PATIENCE)
+            exchanged = [*texts]
+            barrier.wait(PATIENCE)
+            return exchanged
+
+        writer = WritingProcess(number, "attempt")
+        checkpoints = Checkpoints(tmp_path / "run/checkpoints", state, keep=3, about=ABOUT, writer=writer)
+        return Snapshots(checkpoints, slots if number else Slots(), exchange)
+
+    def both(call) -> list:
+        with ThreadPoolExecutor(2) as pool:
+            return [each.result() for each in [pool.submit(call, process(number), number) for number in (0, 1)]]
+
+    def take(snapshots: Snapshots, number: int) -> None:
+        snapshots.take(6, {"of": number})
+        snapshots.close()
+
+    fill(state, 6)
+    before = bits(state)
+    both(take)
+    fill(state, 7)
+    assert both(lambda snapshots, number: snapshots.write_newest(-1)) == [6, 6]
+    checkpoints = Checkpoints(tmp_path / "run/checkpoints", state, keep=3, about=ABOUT)
+    assert checkpoints.restore().host_state == {"of": 0}  # the first process's
+    assert bits(state) == before
+    (newest,) = slots.read()
+    slots.write(8, {**newest.record, "parts": [0, 1]}, [])
+    assert both(lambda snapshots, number: snapshots.write_newest(6)) == [None, None]
 
 
 def test_the_newest_is_written_alone_beside_the_run_unless_a_checkpoint_is_newer(tmp_path):
