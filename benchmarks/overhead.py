@@ -121,7 +121,9 @@ def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> d
         stack.callback(snapshots.close)
         if not alone:
             ways[f"{title}, a checkpoint"] = lambda status: saving.save(checkpoints, status, used)
-            ways[f"{title}, a snapshot"] = lambda status: snapshots.take(status.step, saving.settled(status, used))
+            ways[f"{title}, a snapshot"] = lambda status: snapshots.take(
+                status.step, saving.settled(dataclasses.replace(status, in_memory=True), used)
+            )
         watch = Pieces(made, steps, ways, lambda: (checkpoints.wait(), snapshots.wait()))
         while not alone and len(made.checkpoints.all()) < made.config.keep_checkpoints:
             bare.rate(made, 1)

@@ -42,6 +42,7 @@ class Status:
       agreed_stop: why the run ends, and the worker that requested it, once all know.
       seconds_left: estimate to the run's end, from the time since the first call, including evaluations and
         checkpoints; None if the end or the rate is unknown.
+      in_memory: whether hooks `settle` for a snapshot in memory, of which there are many, not for a checkpoint.
       hook_seconds: time spent in hooks so far, by `Hook.spent_on`, and in agreeing with other processes.
 
     Example:
@@ -64,6 +65,7 @@ class Status:
     stop: str | None = None
     agreed_stop: Stop | None = None
     seconds_left: float | None = None
+    in_memory: bool = False
     hook_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property

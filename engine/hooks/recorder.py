@@ -121,7 +121,7 @@ class Recorder(Hook):
             self._end_window(status)
 
     def settle(self, status: Status) -> None:
-        if self._window.calls:
+        if self._window.calls and not status.in_memory:  # a long record would have a window for each snapshot
             self._end_window(status)
         self._writing.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -61,9 +62,9 @@ class InMemory(Hook):
                 period = status.strategy.sync_period_steps
                 self._due = -(-status.step // period) * period
         if self._due is not None and status.step >= self._due:
-            self._costs.append(self._cost)
+            self._costs += [self._cost] if self._cost else []
             self._due, began = None, self._clock()
-            self.snapshots.take(status.step, settled(status, self.hooks))
+            self.snapshots.take(status.step, settled(dataclasses.replace(status, in_memory=True), self.hooks))
             self._seconds = self._clock() - began
 
     @property
@@ -77,7 +78,7 @@ class InMemory(Hook):
             return False
         now, every = self._clock(), self._every_seconds
         if every is None:  # the least of some: other programs' work is not a snapshot's
-            every = max(LEAST_SECONDS, min(*self._costs, self._cost) / _COST) if self._costs else LEAST_SECONDS
+            every = max(LEAST_SECONDS, min([*self._costs, self._cost]) / _COST)
         if now - self._wished_at < every:
             return False
         self._wished_at = now

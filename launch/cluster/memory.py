@@ -57,6 +57,8 @@ class TaskMemory:
         held = _held(self._files)
         if (found := _newest(held)) is None:
             return None
+        if not any(each.record["process"] == 0 for of_task in held for each in of_task.values()):
+            return None  # the first process's agent does it
         step, first = found
         directory, folder = held[first][step].record["run"]
         if not _is_folder(os.path.dirname(directory), folder) or step <= max(manifests.steps(directory), default=-1):
