@@ -67,7 +67,7 @@ class Snapshots:
         if self.is_off or self._lacks_memory(entries, variables):
             return
         parts = sorted(frozenset().union(*(each.writers for each in entries if each.is_sharded)))
-        record = {**kept, "variables": variables, "parts": parts, "run": self._run()}
+        record: dict[str, Any] = {**kept, "variables": variables, "parts": parts, "run": self._run()}
         record |= {"keep": checkpoints.keep, "process": checkpoints.writer.process}
         may_change = threading.Event()
         arguments = step, record, entries, may_change
