@@ -49,7 +49,7 @@ class TaskMemory:
 
     def newest_step(self) -> int:
         """Returns the newest step of which a whole snapshot is there; -1 without one."""
-        found = _newest([Slots(files).read() for files in self._files])
+        found = _newest(_held(self._files))
         return found[0] if found else -1
 
     def unsaved(self) -> tuple[int, list[str], tuple[int, ...]] | None:
