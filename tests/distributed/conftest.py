@@ -6,12 +6,11 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from crankshaft.launch.cluster.resources import free_ports
+from tests import forked
 from tests.launch.conftest import inside
 from tests.waiting import wait_until
 
@@ -31,15 +30,7 @@ class Workers:
             task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
             variables = {**os.environ, **environment, "TF_CONFIG": json.dumps(task), "PYTHONPATH": str(ROOT)}
             with open(path, "wb") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, *map(str, command)],
-                        stdout=log,
-                        stderr=log,
-                        stdin=subprocess.DEVNULL,
-                        env=variables,
-                    )
-                )
+                self.processes.append(forked.start(command, variables, stdout=log, stderr=log))
 
     def output(self, worker: int) -> str:
         return self._paths[worker].read_text(errors="replace")

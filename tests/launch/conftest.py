@@ -23,6 +23,7 @@ import pytest
 from absl import flags, logging
 from absl.testing import flagsaver
 
+from tests import forked
 from tests.launch.local_tasks import TASK
 from tests.waiting import PATIENCE, wait_until
 
@@ -88,12 +89,6 @@ class Outcome:
         return self
 
 
-def _as_in_a_terminal() -> None:
-    """Signals do what they do there: whoever runs the tests in the background may have them ignored."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 class Program:
     """A running `crankshaft train`, or a user's script. Its output goes to files, so that it never blocks."""
 
@@ -101,14 +96,7 @@ class Program:
         folder.mkdir(parents=True)
         self._paths = (folder / "out", folder / "err")
         with open(self._paths[0], "wb") as out, open(self._paths[1], "wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdout=out,
-                stderr=err,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                preexec_fn=_as_in_a_terminal,
-            )
+            self.process = forked.start(arguments, environment, stdout=out, stderr=err)
 
     @property
     def out(self) -> str:
