@@ -1,4 +1,4 @@
-"""Sums and gathers over all replicas of a strategy, in as few messages as possible. Replica code.
+"""Sums and gathers across all replicas of a strategy, in as few messages as possible. Replica code.
 
 Also which tensors are sent together as a bucket, between replicas, workers and servers.
 """

@@ -160,7 +160,7 @@ class Reduction(tf.Module):
         return [Aggregated(each) for each in averages]
 
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shares_out: bool):
-        """Sums gradients of sharded variables over `data`, and those of copies over all replicas.
+        """Sums gradients of sharded variables over `data`, and those of copies across all replicas.
 
         Only the first replica along `model` adds its gradients of copies, so all copies get the same bits, although
         TensorFlow may order the arithmetic differently in each replica's graph.

@@ -204,7 +204,10 @@ class Flags:
         use=_MESHES,
     )
     shard_optimizer: bool = _placement(
-        Boolean(), False, "Shard the optimizer's slots and its update across replicas (ZeRO, stage 1).", use=_MESHES
+        Boolean(),
+        False,
+        "Shard optimizer state (slots) and its update across replicas (ZeRO, stage 1).",
+        use=_MESHES,
     )
     recompute: bool = _placement(
         Boolean(),

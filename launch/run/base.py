@@ -365,7 +365,7 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
         arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())
         raise RunError(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
-            f"or share it out over devices by {setting('mesh')}"
+            f"or shard it across devices by {setting('mesh')}"
         ) from error
     inventory = Inventory(state.trainer)  # without optimizers, its step shows that nothing is compressed
     if config.powersgd_rank and inventory.optimizers and not state.trainer.reduction.memory:

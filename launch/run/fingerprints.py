@@ -185,9 +185,9 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     )
 
 
-def _division(about: dict[str, Any]) -> str:
-    counts = about.get("counts", [])
-    if about.get("by") == "file":
+def _division(share: dict[str, Any]) -> str:
+    counts = share.get("counts", [])
+    if share.get("by") == "file":
         return f"by files among {len(counts)} workers ({', '.join(f'{each:,}' for each in counts)} examples)"
     return "by the rows of a batch"
 

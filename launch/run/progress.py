@@ -241,7 +241,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
         print(terminal.drawable(_summary(model, width, most), file), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
         if (whole := sum(map(shards.size, model.variables))) != held:
-            print(f"Of {whole:,} parameters in all each replica has these {held:,}.", file=file, flush=True)
+            print(f"Of {whole:,} parameters, each replica holds these {held:,}.", file=file, flush=True)
     for table in tables:
         size = f"{table.rows:,} rows x {table.width}, {4e-6 * table.rows * table.width:,.1f} MB"
         print(f"Embedding: {table.name!r}, {size}, shards: {len(table.shards)}", file=file, flush=True)

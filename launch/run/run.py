@@ -223,7 +223,7 @@ class Run(BaseRun):
     ) -> Any:
         """Computes the outputs of `Trainer.forward`, as NumPy arrays in the examples' order, 16-bit ones as float32.
 
-        Examples are computed `eval_batch_size` at a time, over all replicas, with the weights that evaluations use;
+        Examples are computed `eval_batch_size` at a time, across all replicas, with the weights that evaluations use;
         each process of a run makes the call, and has all outputs.
 
         Args:

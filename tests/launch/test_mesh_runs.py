@@ -37,7 +37,7 @@ def ran(inside, tmp_path, text):
 @pytest.mark.slow
 def test_a_run_goes_on_on_another_mesh_and_is_evaluated_and_exported(ran, inside, tmp_path, text):
     first = ran("run", 3, *MESH)
-    assert "parameters in all each replica has these" in first["out"]
+    assert "parameters, each replica holds these" in first["out"]
     shutil.copytree(tmp_path / "run", tmp_path / "pairs")
     here, there = ran("run", 6, *MESH), ran("pairs", 6, "--strategy=mirrored", "--num_virtual_devices=2")
     assert here["resumed_from"] == there["resumed_from"] == 3
