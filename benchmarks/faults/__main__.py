@@ -23,6 +23,7 @@ from pathlib import Path
 import crankshaft
 
 from ..markdown import number, table
+from . import machine
 from .campaign import Campaign, Scenario
 from .job import STRATEGIES, Settings
 
@@ -31,8 +32,10 @@ def line_of(result: dict) -> str:
     faults = "; ".join(f"{each['fault']} at {each['target']}, step {each['step']}" for each in result["injections"])
     costs = ", ".join(f"{each['seconds']} s and {each['steps_lost']} steps" for each in result["costs"])
     outcome = f"FAILED: {result['failed']}" if result["failed"] else f"ok, {costs}"
+    if result["skipped"]:
+        outcome = f"skipped: {result['skipped']}"
     settings = Settings(**result["settings"])
-    return f"seed {result['seed']}: {faults} ({settings.title}): {outcome} ({result['seconds']:.0f} s)"
+    return f"{settings.strategy} {result['seed']}: {faults} ({settings.title}): {outcome}"
 
 
 def summary(results: list[dict]) -> str:
@@ -43,6 +46,7 @@ def summary(results: list[dict]) -> str:
             cases[fault, result["settings"]["strategy"]].append(result)
     rows = []
     for (fault, strategy), of_it in sorted(cases.items()):
+        of_it = [result for result in of_it if not result["skipped"]]
         costs = [each for result in of_it for each in result["costs"] if each["fault"] == fault]
         ok = sum(not result["failed"] for result in of_it)
         seconds = [each["seconds"] for each in costs if each["seconds"] is not None]
@@ -74,6 +78,7 @@ def main() -> int:
         for scenario in scenarios:
             print(scenario)
         return 0
+    machine.enter()  # before there are threads
     _ = crankshaft.Trainer  # imports TensorFlow without its notes on how it starts
     results = []
     folder = Path(tempfile.mkdtemp(prefix="crankshaft-faults-"))

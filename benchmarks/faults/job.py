@@ -22,6 +22,7 @@ from crankshaft.engine.errors import EXIT_DIVERGED, EXIT_USAGE
 from crankshaft.engine.machine.events import read
 
 from ..bits import digests
+from . import machine
 from .plan import BATCH_SIZE, EPOCHS, PLAN, RECORD, STEPS, Notes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,7 @@ class Job:
         self._notes = {task: Notes(folder, task) for task in TASKS[settings.strategy]}
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
         (folder / "tmp").mkdir(parents=True)
+        self.disk = None if machine.enter() else machine.Disk(folder / "disk", self.run_dir)
         if settings.files:
             self.data.mkdir()
             for path in data.iterdir():
@@ -112,7 +114,12 @@ class Job:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                env={**os.environ, PLAN: str(self.folder), "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder / "tmp")},
+                env={
+                    **os.environ,
+                    PLAN: str(self.folder),
+                    "PYTHONPATH": f"{ROOT.parent}:{ROOT}",
+                    "TMPDIR": str(self.folder / "tmp"),
+                },
                 start_new_session=True,
             )
 
@@ -141,6 +148,17 @@ class Job:
             return [pid for task in self._notes for pid in self.processes(task)]
         return [step for _, event, step in self._notes[target].read() if event == "starts"][-1:]
 
+    def ports(self, target: str) -> list[int]:
+        """Returns the ports of the tasks that a target names, as TF_CONFIG has them."""
+        found = []
+        for pid in self.processes(target):
+            with contextlib.suppress(OSError):
+                variables = Path(f"/proc/{pid}/environ").read_text(encoding="utf-8").split("\0")
+                config = json.loads(dict(each.partition("=")[::2] for each in variables)["TF_CONFIG"])
+                address = config["cluster"][config["task"]["type"]][config["task"]["index"]]
+                found.append(int(address.rpartition(":")[2]))
+        return found
+
     def send(self, target: str, number: signal.Signals) -> None:
         for pid in self.processes(target):
             with contextlib.suppress(ProcessLookupError):
@@ -165,8 +183,16 @@ class Job:
         """The command's exit code; None while it runs."""
         return self._process.poll()
 
-    def go_on(self) -> bool:
+    @property
+    def ended_by_mistake(self) -> bool:
+        """Whether the command has ended with what a restart alone does not change."""
+        return self.code in (EXIT_USAGE, EXIT_DIVERGED)
+
+    def go_on(self, may_end: bool = False) -> bool:
         """Returns whether the job still runs; starts it again if its command has failed, as a scheduler does.
+
+        Args:
+          may_end: whether it is also started again after a mistake, which somebody has mended.
 
         Raises:
           JobFailed: it gives no sign of life, has failed too often or as by a mistake, or has left processes.
@@ -186,7 +212,7 @@ class Job:
             time.sleep(0.05)
         if not self.code:
             return False
-        if self.starts == _MOST_STARTS or self.code in (EXIT_USAGE, EXIT_DIVERGED):
+        if self.starts == _MOST_STARTS or (self.ended_by_mistake and not may_end):
             raise JobFailed(f"start {self.starts} of the job ended with {self.code}: {self.last_error()}")
         self.start()
         return True
@@ -214,6 +240,8 @@ class Job:
                     os.kill(pid, number)
         if self._process:
             self._process.wait()
+        if self.disk:
+            self.disk.remove()
 
     # -- What its run comes to ----------------------------------------------------------------------------------------
 
@@ -259,7 +287,13 @@ class Job:
     def kinds_left(self) -> set[str]:
         """Returns the kinds of files in the run_dir, and all temporary files."""
         paths = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
-        return {re.sub(r"\d+", "0", str(path)) for path in paths if path.parts[0] in ("run", "tmp")}
+        found = {re.sub(r"\d+", "0", str(path)) for path in paths if path.parts[0] in ("run", "tmp")}
+        return found | ({f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()} if self.disk else set())
+
+
+def is_metric(name: str) -> bool:
+    """Returns whether a name of `Job.values` is of the record of metrics, not of a variable."""
+    return name.startswith(("evaluation ", "row "))
 
 
 _VARYING = ("save_counter", "input")  # how often it was saved; what is read ahead

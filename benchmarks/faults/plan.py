@@ -44,13 +44,9 @@ class Notes:
         rows = [line.split() for line in text.split("\n")[:-1]]
         return [(float(row[0]), row[1], int(row[2])) for row in rows if len(row) == 3]
 
-    def once(self, index: int) -> bool:
-        """Returns whether the fault of this index has not happened yet, and marks it as happened."""
-        try:
-            (self.folder / f"fault {index} has happened").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
+    def mark(self, index: int) -> Path:
+        """Returns the file that is there once the fault of this index has happened inside a task."""
+        return self.folder / f"fault {index} has happened"
 
 
 def arrays():

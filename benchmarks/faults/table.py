@@ -6,11 +6,19 @@ After every fault, once it is mended, a job must end as an undisturbed one, howe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import random
+import resource
 import signal
+import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from . import machine
 
 SYNCHRONOUS = ("one_device", "two_workers", "mesh")
 SEVERAL = ("two_workers", "mesh", "servers")
@@ -23,10 +31,10 @@ class Injection:
 
     Attributes:
       fault: its name in `FAULTS`.
-      target: what it strikes: a task by its name, "tasks" or "supervisor".
+      target: what it strikes: a task by its name, "tasks", "supervisor" or "host".
       step: the job's step that triggers it.
       delay_seconds: from that step on.
-      seconds: until it is mended; None is never.
+      seconds: from the fault until it is mended; None is never.
     """
 
     fault: str
@@ -42,13 +50,18 @@ class Fault:
 
     Attributes:
       name: of it.
-      act: does it, and returns a function that mends it, or None. Takes the `Job` and the `Injection`; inside a task,
-        its `Status` instead of the job.
-      targets: the kinds of what it strikes: "task" (any one), "worker", "tasks" (all at once), "supervisor", "job".
+      act: does it, and returns a function that is called some seconds later and mends it, or None. Takes the `Job` and
+        the `Injection`; inside a task, its `Status` instead of the job.
+      targets: the kinds of what it strikes: "task" (any one), "training task" (one that has hooks), "tasks" (all at
+        once), "supervisor", "host".
       strategies: those under which it is injected.
-      seconds: the least and the most until it is mended; None: it is not.
+      seconds: the least and the most until then.
       inside: it happens in the process of its target, a task.
+      ends: it may end the job with a line and exit code 2 or 65. It is then mended, and the job started again.
       says: a regular expression that the job's output must then have.
+      leaves_gaps: the record of metrics may have gaps.
+      files: the job must read files.
+      lacks: returns what this machine lacks for it; empty if nothing.
     """
 
     name: str
@@ -57,7 +70,14 @@ class Fault:
     strategies: tuple[str, ...] = ALL
     seconds: tuple[float, float] | None = None
     inside: bool = False
+    ends: bool = False
     says: str = ""
+    leaves_gaps: bool = False
+    files: bool = False
+    lacks: Callable[[], str] = str
+
+
+# -- Processes --------------------------------------------------------------------------------------------------------
 
 
 def send(number: signal.Signals) -> Callable[[Any, Injection], None]:
@@ -69,13 +89,178 @@ def stop(job, injection: Injection) -> Callable[[], None]:
     return lambda: job.send(injection.target, signal.SIGCONT)
 
 
+def take_memory(job, injection: Injection) -> None:
+    """Lets a process have no more memory than it has: what it asks for next is refused."""
+    for pid in job.processes(injection.target):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0])
+            resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+
+
+def jump(seconds: int) -> Callable:
+    """Returns a fault that has a task's Python read another time; libfaketime would break `time.sleep`."""
+
+    def act(status, injection):
+        now = time.time
+        time.time = lambda: now() + seconds
+
+    return act
+
+
+# -- The network ------------------------------------------------------------------------------------------------------
+
+
+def cut_off(job, injection: Injection) -> Callable[[], None]:
+    """Lets no packet to or from a task's port through."""
+    rules = [
+        ("INPUT", "-p", protocol, side, port, "-j", "DROP")
+        for port in job.ports(injection.target)
+        for protocol in ("tcp", "udp")
+        for side in ("--sport", "--dport")
+    ]
+    return _filter(rules)
+
+
+def lose_packets(job, injection: Injection) -> Callable[[], None]:
+    return _filter([("INPUT", "-m", "statistic", "--mode", "random", "--probability", "0.1", "-j", "DROP")])
+
+
+def _filter(rules: list[tuple]) -> Callable[[], None]:
+    for rule in rules:
+        machine.run("iptables", "-A", *rule)
+    return lambda: [machine.run("iptables", "-D", *rule) for rule in rules] and None
+
+
+def queue(*discipline: str) -> Callable:
+    def act(job, injection):
+        machine.run("tc", "qdisc", "replace", "dev", "lo", "root", *discipline)
+        return lambda: machine.run("tc", "qdisc", "del", "dev", "lo", "root") and None
+
+    return act
+
+
+_NARROW = ("tbf", "rate", "1mbit", "burst", "70kb", "latency", "1s")
+_LATE = ("netem", "delay", "100ms")
+
+
+def speak_another_protocol(job, injection: Injection) -> Callable[[], None]:
+    """Calls a task's port, sends what no gRPC server knows, and keeps the connection."""
+    calls = contextlib.ExitStack()
+    for port in job.ports(injection.target):
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", bytes(range(256)) * 64):
+            with contextlib.suppress(OSError):
+                calls.enter_context(socket.create_connection(("127.0.0.1", port), timeout=1)).sendall(text)
+            with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+                datagrams.sendto(text[:1000], ("127.0.0.1", port))
+    return calls.close
+
+
+# -- Files ------------------------------------------------------------------------------------------------------------
+
+
+def fill_disk(job, injection: Injection) -> Callable[[], None]:
+    job.disk.fill()
+    return job.disk.clear
+
+
+def make_read_only(job, injection: Injection) -> Callable[[], None]:
+    job.disk.set_writable(False)
+    return lambda: job.disk.set_writable(True)
+
+
+def unmount(job, injection: Injection) -> Callable[[], None]:
+    job.disk.unmount()
+    return job.disk.mount
+
+
+def spoil_data(change: Callable[[Path], None]) -> Callable:
+    """Returns a fault of the longest data file, which is mended by what it was, at the time at which it was written."""
+
+    def act(job, injection):
+        path = max(job.data.iterdir(), key=lambda path: path.stat().st_size)
+        content, status = path.read_bytes(), path.stat()
+
+        def mend():
+            path.write_bytes(content)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+        change(path)
+        return mend
+
+    return act
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"other" * 20)
+
+
+def spoil_checkpoint(change: Callable[[Path], None]) -> Callable:
+    """Returns a fault of the newest checkpoint's values, while all tasks start again and read it."""
+
+    def act(job, injection):
+        job.send("tasks", signal.SIGKILL)
+
+        def spoil():
+            newest = max((job.run_dir / "checkpoints").glob("ckpt-*.data-*"), key=os.path.getmtime, default=None)
+            if newest:
+                with contextlib.suppress(FileNotFoundError):
+                    change(newest)
+
+        return spoil
+
+    return act
+
+
+# -- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+def flip_bit(status, injection: Injection) -> None:
+    """Flips one bit of a weight that every replica has, on this one."""
+    import tensorflow as tf
+
+    variable = status.state.trainer.model.trainable_variables[-1]
+    (own,) = status.strategy.distribution.experimental_local_results(variable.value)
+    bits = tf.bitcast(own, tf.int32).numpy()
+    bits[0] ^= 1 << 10
+    own.assign(tf.bitcast(bits, tf.float32))
+
+
+def expect_nan(status, injection: Injection) -> None:
+    """Does nothing: the task's graph makes the next batch NaN (`training`), in the attempt in which this is called."""
+
+
+NAN = "NaN in a batch"
 _ANY = ("task", "tasks", "supervisor")
+_TRAINING = ("training task",)
+_WORKERS = ("two_workers", "mesh")
+_DISK = {"targets": ("host",), "seconds": (0.5, 4), "leaves_gaps": True, "lacks": machine.enter}
+_DATA = {"targets": ("host",), "ends": True, "seconds": (4, 8), "files": True}
 _ROWS = [
     Fault("SIGKILL", send(signal.SIGKILL), _ANY),
     Fault("SIGTERM", send(signal.SIGTERM), _ANY),
     Fault("SIGHUP", send(signal.SIGHUP), _ANY),
     Fault("SIGSTOP for seconds", stop, _ANY, seconds=(0.5, 4)),
     Fault("SIGSTOP for ever", send(signal.SIGSTOP), ("task",), SEVERAL),
+    Fault("no more memory", take_memory, ("task",)),
+    Fault("clock jumps ahead", jump(86_400), _TRAINING, inside=True),
+    Fault("clock jumps back", jump(-86_400), _TRAINING, inside=True),
+    Fault("partition", cut_off, ("task",), SEVERAL, seconds=(0.5, 40), lacks=machine.lacks_filter),
+    Fault("packet loss 10 %", lose_packets, ("host",), SEVERAL, seconds=(1, 8), lacks=machine.lacks_filter),
+    Fault("link of 1 Mbit/s", queue(*_NARROW), ("host",), SEVERAL, (1, 8), lacks=lambda: machine.lacks_queue(*_NARROW)),
+    Fault("delay of 100 ms", queue(*_LATE), ("host",), SEVERAL, (1, 8), lacks=lambda: machine.lacks_queue(*_LATE)),
+    Fault("another protocol", speak_another_protocol, ("task",), SEVERAL, seconds=(1, 8)),
+    Fault("disk full", fill_disk, **_DISK),
+    Fault("disk read-only", make_read_only, **_DISK),
+    Fault("disk unmounted", unmount, **_DISK, ends=True),
+    Fault("data file removed", spoil_data(os.remove), **_DATA),
+    Fault("data file truncated", spoil_data(lambda path: os.truncate(path, 3000)), **_DATA),
+    Fault("data file changed", spoil_data(overwrite), **_DATA),
+    Fault("checkpoint corrupted", spoil_checkpoint(overwrite), ("host",), seconds=(0, 8)),
+    Fault("checkpoint removed", spoil_checkpoint(os.remove), ("host",), seconds=(0, 8)),
+    Fault(NAN, expect_nan, _TRAINING, inside=True, ends=True, says="is nan|not finite"),
+    Fault("bit flip in a weight", flip_bit, _TRAINING, _WORKERS, inside=True, says="holds other values of"),
 ]
 FAULTS = {row.name: row for row in _ROWS}
 
@@ -90,11 +275,12 @@ def sample(rng: random.Random, fault: Fault, tasks: tuple[str, ...], steps: int)
       steps: of the training.
     """
     kind = rng.choice(fault.targets)
-    within = {"task": tasks, "worker": [task for task in tasks if task.startswith("worker")]}.get(kind, [kind])
+    training = tasks[:1] if tasks[0] == "chief" else tasks
+    within = {"task": tasks, "training task": training}.get(kind, [kind])
     return Injection(
         fault.name,
         rng.choice(within),
-        step=rng.randrange(1, steps * 9 // 10),
-        delay_seconds=round(rng.uniform(0, 0.1), 3),
+        step=rng.randrange(1, steps * 3 // 4),
+        delay_seconds=0.0 if fault.inside else round(rng.uniform(0, 0.1), 3),
         seconds=fault.seconds and round(rng.uniform(*fault.seconds), 1),
     )

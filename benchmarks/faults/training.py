@@ -7,6 +7,7 @@ this process at their steps. With parameter servers, a variable on them counts h
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 
@@ -22,13 +23,15 @@ import tensorflow as tf
 from crankshaft.engine import parallel
 from crankshaft.engine.hooks import Hook
 
-from .table import FAULTS, Injection
+from .table import FAULTS, NAN, Injection
 
 NOTED_EVERY_STEPS = 4
 _PACE_SECONDS = 0.06  # of each NOTED_EVERY_STEPS; a run takes a few seconds, so that faults find it at its steps
 
 
 class Classifier(crankshaft.Trainer):
+    nan_steps = ()  # the steps before the batches of this task that are NaN
+
     def build_model(self):
         layers = [parallel.Dense(16, "columns", "relu"), parallel.Dense(8, "rows"), parallel.Dropout(0.2)]
         return tf.keras.Sequential([*layers, parallel.Dense(CLASSES)])
@@ -40,6 +43,12 @@ class Classifier(crankshaft.Trainer):
 
     def metrics(self, outputs, batch):
         return {"example": crankshaft.mean(tf.cast(batch[1], tf.float32))}
+
+    def train_step(self, batch):
+        features, numbers = batch
+        for step in self.nan_steps:
+            features = tf.where(crankshaft.step_context().step == step, math.nan, features)
+        return super().train_step((features, numbers))
 
 
 class Counting(Classifier):
@@ -79,14 +88,26 @@ class Faults(Hook):
     def __call__(self, status):
         self._notes.write("step", status.step)
         for index, injection in enumerate(self._injections):
-            here = FAULTS[injection.fault].inside and injection.target == task_name()
-            if here and injection.step == status.step and self._notes.once(index):
+            mark = self._notes.mark(index)
+            if is_inside(injection) and injection.step == status.step and not mark.exists():
+                mark.touch()
                 FAULTS[injection.fault].act(status, injection)
         time.sleep(_PACE_SECONDS)
+
+
+def is_inside(injection: Injection) -> bool:
+    """Returns whether a fault happens in this process."""
+    return FAULTS[injection.fault].inside and injection.target == task_name()
 
 
 if __name__ == "__main__":
     plan = json.loads((NOTES.folder / "plan.json").read_text(encoding="utf-8"))
     data = None if plan["files"] else (arrays(), tuple(part[:200] for part in arrays()), CLASSES)
     trainer_class = Counting if plan["strategy"] == "servers" else Classifier
-    crankshaft.main(trainer_class, data=data, hooks=[Faults(NOTES, [Injection(**each) for each in plan["injections"]])])
+    injections = [Injection(**each) for each in plan["injections"]]
+    trainer_class.nan_steps = [
+        each.step
+        for index, each in enumerate(injections)
+        if each.fault == NAN and is_inside(each) and not NOTES.mark(index).exists()
+    ]
+    crankshaft.main(trainer_class, data=data, hooks=[Faults(NOTES, injections)])

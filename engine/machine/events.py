@@ -268,11 +268,11 @@ class EventLog:
         with self._lock, self._attempt(step):
             if self._cut_at is not None:
                 self._cut(self._cut_at, lambda event: None)
-            if self._gap:
+            lines = [json.dumps(_finite({**head, **values}))]
+            if self._gap:  # written with the event or not at all: else a disk with room for one of them is logged twice
                 gap = {"event": "warning", "time": head["time"], "step": step, "text": str(self._gap), "task": None}
-                self._append(json.dumps(gap))
-                self._gap = Gap()
-            self._append(json.dumps(_finite({**head, **values})))
+                lines.insert(0, json.dumps(gap))
+            self._append("\n".join(lines))
             self._gap = Gap()
 
     def cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:

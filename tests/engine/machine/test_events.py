@@ -75,11 +75,13 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_with_a_line_that_says_what
             for step in (20, 30, 40):
                 log.write("window", step, time=2)
             assert len(path.read_bytes().splitlines()) == 1
+        with files_no_larger_than(path.stat().st_size + 200):  # room for the gap's line, and not for the event
+            log.write("window", 45, time=2, cause="x" * 300)
         log.write("window", 50, time=3)
         log.write("window", 60, time=4)
     found = [(event["event"], event["step"], event.get("text")) for event, _ in read(str(path))]
     assert len(path.read_bytes().splitlines()) == 4
-    gap = ("warning", 50, "3 events of steps 20 to 40 are missing: File too large")
+    gap = ("warning", 50, "4 events of steps 20 to 45 are missing: File too large")
     assert found == [("window", 10, None), gap, ("window", 50, None), ("window", 60, None)]
     assert [record.getMessage() for record in caplog.records] == [
         f"{path} can't be written (File too large); the run continues, and so does its record once it can be"

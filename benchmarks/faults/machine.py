@@ -1,0 +1,93 @@
+"""A machine of one's own for jobs: namespaces in which mounts and the network can fail. Linux, host code."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+_NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # clone(2)
+
+
+def run(*command: object) -> str:
+    """Runs a command, and returns why it failed; empty if it did not."""
+    try:
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+
+
+@functools.cache
+def enter() -> str:
+    """Gives this process, and all that it starts, mounts and a network of their own, which end with them.
+
+    Call it before there are threads. Returns why it can't; empty if it can.
+    """
+    user = os.geteuid(), os.getegid()
+    spaces = _NEW_MOUNTS | _NEW_NETWORK | (_NEW_USER if user[0] else 0)
+    if ctypes.CDLL(None, use_errno=True).unshare(spaces):
+        return f"no namespaces: {os.strerror(ctypes.get_errno())}"
+    if user[0]:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user[0]} 1"), ("gid_map", f"0 {user[1]} 1")):
+            Path("/proc/self", name).write_text(text, encoding="utf-8")
+    return (
+        run("mount", "--make-rprivate", "/")
+        or run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # what jobs leave there is seen
+        or run("ip", "link", "set", "lo", "up")
+    )
+
+
+@functools.cache
+def lacks_filter() -> str:
+    """Returns why packets can't be dropped; empty if they can."""
+    return enter() or run("iptables", "-L", "INPUT")
+
+
+@functools.cache
+def lacks_queue(*discipline: str) -> str:
+    """Returns why a queueing discipline of tc's can't be had; empty if it can."""
+    queue = ("dev", "lo", "root")
+    return enter() or run("tc", "qdisc", "replace", *queue, *discipline) or run("tc", "qdisc", "del", *queue)
+
+
+class Disk:
+    """A small file system that is mounted where a run_dir is, and can fail.
+
+    Args:
+      store: the folder of the file system itself.
+      path: where it is mounted.
+    """
+
+    def __init__(self, store: Path, path: Path):
+        self._store, self._path = store, path
+        for folder in (store, path):
+            folder.mkdir(parents=True)
+        run("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", store)
+        self.mount()
+
+    def mount(self) -> None:
+        (self._store / "run").mkdir(exist_ok=True)
+        run("mount", "--bind", self._store / "run", self._path)
+
+    def unmount(self) -> None:
+        run("umount", "--lazy", self._path)
+
+    def set_writable(self, value: bool) -> None:
+        run("mount", "-o", f"remount,{'rw' if value else 'ro'},bind", self._path)
+
+    def fill(self) -> None:
+        """Leaves no room in the file system."""
+        with (self._store / "filler").open("wb") as file:
+            file.truncate(0)
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self._store).free)
+
+    def clear(self) -> None:
+        (self._store / "filler").unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        self.unmount()
+        run("umount", "--lazy", self._store)
