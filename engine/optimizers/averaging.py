@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..errors import UsageError, reason
 from ..internals import keras, keras_copy
 from ..internals.graphs import ENGINES_OWN
-from ..internals.variables import assign_local, on_server, tf_variable, update_alone
+from ..internals.variables import assign_local, on_server, path_of, tf_variable, update_alone
 from ..mesh import shards
 from ..reduction import per_replica
 
@@ -23,9 +23,18 @@ class Shadows:
 
     Args:
       pairs: (variable, shadow).
+
+    Raises:
+      UsageError: a trainable variable has 16 bits, in which small changes to an average would be lost.
     """
 
     def __init__(self, pairs: Sequence[tuple[tf.Variable, tf.Variable]]):
+        for variable, _ in pairs:
+            if variable.trainable and variable.dtype in (tf.bfloat16, tf.float16):
+                raise UsageError(
+                    f"{path_of(variable)} is {variable.dtype.name}, in which an average loses small changes; keep "
+                    "variables in float32, and compute in 16 bits (mixed precision)"
+                )
         # Behind a function: a list or dictionary would put the model's variables into the checkpoint a second time.
         self._pairs = lambda: pairs
 

@@ -197,6 +197,9 @@ def test_a_skipped_step_leaves_the_teacher_as_it_is(bench):
 def test_mistakes_with_an_averaged_model_are_a_line(bench):
     with pytest.raises(UsageError, match=r"decay=1\.0 is not a decay"):
         Averaged(tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]), 1.0)
+    half = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1, dtype="bfloat16")])
+    with pytest.raises(UsageError, match=r"kernel is bfloat16, in which an average loses small changes"):
+        Averaged(half, 0.999)
     other = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
     with pytest.raises(UsageError, match="pass a copy="):
         Averaged(tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]), 0.9, copy=other)
