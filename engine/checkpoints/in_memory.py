@@ -44,6 +44,7 @@ class Snapshots:
     def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange_text: Callable[[str], list[str]]):
         self._checkpoints, self._slots, self._exchange_text = checkpoints, slots, exchange_text
         self._thread: threading.Thread | None = None
+        self._using = threading.Lock()  # the slots: none is written while one is read
         self.copy_seconds = 0.0
         self.is_off = False
 
@@ -84,12 +85,14 @@ class Snapshots:
     def clear(self) -> None:
         """Forgets all snapshots: the run has ended, or has gone back to an earlier state."""
         self.wait()
-        self._slots.clear()
+        with self._using:
+            self._slots.clear()
 
     def close(self) -> None:
         """Frees the memory, if this process has made it."""
         self.wait()
-        self._slots.close()
+        with self._using:
+            self._slots.close()
 
     def write_newest(self, after: int) -> int | None:
         """Writes the newest snapshot of which every part exists as a checkpoint. All processes call it.
@@ -126,12 +129,13 @@ class Snapshots:
 
         Without other processes' shards only: they may have other steps.
         """
-        newest = next(iter(self._of_this_run()), None)
-        if newest is None or self._checkpoints.writer.process or {*newest.record["parts"]} - {0}:
-            return None
-        if newest.step <= max(manifests.steps(self._checkpoints.directory), default=-1):
-            return None
-        self._checkpoints.write_beside(newest.step, entries_of(newest), for_manifest(newest.record))
+        with self._using:
+            newest = next(iter(self._of_this_run()), None)
+            if newest is None or self._checkpoints.writer.process or {*newest.record["parts"]} - {0}:
+                return None
+            if newest.step <= max(manifests.steps(self._checkpoints.directory), default=-1):
+                return None
+            self._checkpoints.write_beside(newest.step, entries_of(newest), for_manifest(newest.record))
         return newest.step if newest.step in manifests.steps(self._checkpoints.directory) else None
 
     def _of_this_run(self) -> list[Held]:
@@ -174,7 +178,8 @@ class Snapshots:
 
         began = time.thread_time()
         try:
-            self._slots.write(step, record, values())
+            with self._using:
+                self._slots.write(step, record, values())
         except OSError as error:
             self.is_off = True
             logging.warning("no snapshots in memory: %s", error.strerror)
