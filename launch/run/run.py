@@ -166,8 +166,11 @@ class Run(BaseRun):
 
     @property
     def models(self) -> dict[str, tf.keras.Model]:
-        """The Keras models among the trainer's attributes, by name, with their current weights."""
-        return weights.models_of(self.trainer)
+        """The Keras models among the trainer's attributes, by name, with their current weights.
+
+        If weights are sharded over a mesh, copies on this process's device.
+        """
+        return weights.models_of(weights.alone(self))
 
     @property
     def model(self) -> tf.keras.Model:

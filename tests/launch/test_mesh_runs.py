@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, load_model, mean, run
+from crankshaft import Data, Trainer, load_model, mean, run
+from crankshaft.engine import Averaged
 from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm
+from tests.launch import varying
 from tests.launch.test_language_model import RUN, text
 from tests.runs import result, tensors
 
@@ -168,3 +170,74 @@ def test_weights_are_taken_from_any_mesh_and_from_keras(ran, tmp_path):
 def load_weights_of(run_dir):
     """The weights, not their averages, of a run's newest checkpoint."""
     return [value for name, value in sorted(tensors(run_dir).items()) if name.startswith("trainer/model")]
+
+
+ON_MESH = {"strategy": "mirrored", "num_virtual_devices": 4, "mesh": "data:2,model:2"}
+HOW = {"global_batch_size": 6, "learning_rate": 0.01, "seed": 3, "jit": "off", "optimizer": "adam", "train_steps": 7}
+X = np.random.default_rng(0).normal(size=(45, 2)).astype("float32")
+Y = X[:, :1] * X[:, 1:]
+
+
+class Shared(Trainer):
+    def build_model(self):
+        layers = [Dense(8, "columns", "gelu"), Dense(4, "rows"), tf.keras.layers.Dense(1)]
+        return tf.keras.Sequential([tf.keras.Input([2]), *layers])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+class Taught(Shared):
+    def build(self):
+        super().build()
+        self.teacher = Averaged(self.model, decay=0.5)
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0] + tf.square(outputs - self.teacher(batch[0]))[:, 0])
+
+
+class OfWalks(Shared):
+    build_model, forward, loss = Shared.build_model, varying.Mean.forward, varying.Mean.loss
+
+
+class Both(Shared):
+    def forward(self, features, training):
+        return {name: self.model(*batch, training=training) for name, batch in features.items()}
+
+    def loss(self, outputs, batch):
+        low = tf.abs(outputs["unlabelled"])[:, 0]
+        return {"near": mean(tf.square(outputs["labelled"] - X[0, 0])[:, 0]), "low": mean(low)}
+
+
+def next_day(tmp_path, **where):
+    first = tmp_path / str(len(where))
+    run(Shared, data=((X, Y), None), run_dir=first, **HOW, **where)
+    return run(Shared, data=((X[::-1], Y[::-1]), (X, Y)), init_from=first, init_optimizer=True, **HOW, **where)
+
+
+def taught(tmp_path, **where):
+    return run(Taught, data=((X, Y), (X, Y)), **HOW, **where)
+
+
+def in_buckets(tmp_path, **where):
+    return run(OfWalks, data=(varying.Walks(), varying.Walks()), bucket_by="0:3,7,12:36", **HOW, **where)
+
+
+def streams(tmp_path, **where):
+    inputs = {"labelled": (X,), "unlabelled": (2 * X,)}
+    inputs = {name: tf.data.Dataset.from_tensor_slices(each) for name, each in inputs.items()}
+    return run(Both, data=Data(inputs, batch_sizes={"unlabelled": 9}), **HOW, **where)
+
+
+@pytest.mark.parametrize(
+    "how", [taught, *(pytest.param(x, marks=pytest.mark.slow) for x in (next_day, in_buckets, streams))]
+)
+def test_a_mesh_gives_what_one_device_gives(tmp_path, how):
+    one, mesh = how(tmp_path), how(tmp_path, **ON_MESH)
+    for part in ("train", "eval"):
+        assert (mesh.result.get(part) or {}) == pytest.approx(
+            one.result.get(part) or {}, rel=1e-5
+        )  # sums in another order
+    if how is taught:
+        outputs = [each.models["teacher"](X) for each in (one, mesh)]
+        np.testing.assert_allclose(*outputs, rtol=0, atol=1e-5)
