@@ -211,12 +211,12 @@ def test_a_killed_coordinator_is_restarted_and_restored(start):
 
 @pytest.mark.slow
 def test_one_worker_resumed_gives_the_bits_of_one_that_was_not_interrupted(start):
-    def run(name: str, steps: int) -> Job:
-        flags = ("--eval_every_steps=100", f"--train_steps={steps}", "--checkpoint_every_steps=100")
-        return start(name, *flags, local=("--workers=1",)).ok()
+    def run(name: str, *more: str) -> Job:
+        flags = ("--eval_every_steps=100", "--train_steps=400", "--checkpoint_every_steps=100")
+        return start(name, *flags, "--learning_rate_schedule=cosine", *more, local=("--workers=1",)).ok()
 
-    run("halves", 200)
-    halves, whole = run("halves", 400), run("whole", 400)
+    assert run("halves", "--stop_at_step=150").result["step"] == 150
+    halves, whole = run("halves"), run("whole")
     runs.assert_equal_bits(halves.run_dir, whole.run_dir, "eval")
 
 
