@@ -112,7 +112,9 @@ def endless():
     return tf.data.Dataset.from_generator(examples, output_signature=spec), made
 
 
-@pytest.mark.parametrize("form", ["generator", "repeat", "passes"])
+@pytest.mark.parametrize(
+    "form", ["generator", *(pytest.param(x, marks=pytest.mark.slow) for x in ("repeat", "passes"))]
+)
 def test_data_without_an_end_is_not_counted_where_no_epoch_matters(inside, tmp_path, form):
     """A run that is resumed has the bits of one that was not, though it was to end elsewhere at first."""
 

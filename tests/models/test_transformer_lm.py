@@ -110,12 +110,12 @@ MESH_RUNS = {
     "clipped": ((2, 2), SMALL, {"optimizer": "adamw", "clip_norm": 0.3, "ema_decay": 0.9}),
     "clipped by variable": ((1, 2), SMALL, {"optimizer": "sgd", "clip_variable_norm": 0.1}),
     "read": ((2, 2), SMALL, {"optimizer": "adam", "feed": FeedOptions(resident_bytes=0)}),
-    "stream": ((2, 2), SMALL, {"optimizer": "adam", "shuffle": False}),
+    "stream": ((2, 2), LLAMA, {"optimizer": "adam", "shuffle": False}),
 }
 
 
 @pytest.mark.parametrize(
-    "run", [pytest.param(name, marks=[] if name in ("llama", "stream") else pytest.mark.slow) for name in MESH_RUNS]
+    "run", [pytest.param(name, marks=[] if name == "stream" else pytest.mark.slow) for name in MESH_RUNS]
 )
 def test_twenty_steps_on_a_mesh_are_those_of_one_device(bench, run):
     """Of 37 tokens, which do not divide; the last batch of an epoch leaves a replica few windows, and some padding."""
