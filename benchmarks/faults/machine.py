@@ -89,5 +89,8 @@ class Disk:
         (self._store / "filler").unlink(missing_ok=True)
 
     def remove(self) -> None:
+        """Unmounts it, and leaves its files where it was mounted."""
+        self.clear()
         self.unmount()
+        shutil.copytree(self._store / "run", self._path, dirs_exist_ok=True)
         run("umount", "--lazy", self._store)
