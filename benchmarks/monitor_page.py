@@ -35,9 +35,9 @@ def events(
     def at(event: str, time: float, step: int, **more: Any) -> dict[str, Any]:
         return {"event": event, "time": round(time, 3), "step": step, **more}
 
-    def started(incarnation: int, time: float, step: int, cause: str | None) -> Iterator[dict[str, Any]]:
+    def started(attempt: int, time: float, step: int, cause: str | None) -> Iterator[dict[str, Any]]:
         about = {"pid": 1, "host": "here", "mode": "train", "until_step": windows * _STEPS, "steps_per_epoch": 1000}
-        yield at("start", time, step, version=1, incarnation=incarnation, cause=cause, **about)
+        yield at("start", time, step, version=1, attempt=attempt, cause=cause, **about)
         yield at("config", time, step, values={"model": name, "learning_rate": 1e-3 * (1 + seed), "seed": seed})
         addresses = [{"name": each, "address": f"10.0.0.{index}:2222"} for index, each in enumerate(names)]
         yield at("cluster", time, step, strategy="multi_worker", replicas=workers, workers=addresses, servers=[])

@@ -92,7 +92,7 @@ class Recorder(Hook):
         self._figures = Figures(status.state.trainer)
         attempt = self.past.attempts
         lost = "it ended without a message: it was killed, or its host was lost"
-        start: dict[str, Any] = {"version": VERSION, "incarnation": attempt, "pid": os.getpid()}
+        start: dict[str, Any] = {"version": VERSION, "attempt": attempt, "pid": os.getpid()}
         start |= {"host": socket.gethostname(), "cause": (self.past.cause or lost) if attempt else None}
         start |= self._around.get("start", {})
         start |= {"until_step": status.until_step, "steps_per_epoch": status.steps_per_epoch}

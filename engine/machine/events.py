@@ -95,7 +95,7 @@ _SPENT = EventKey(_spans, "seconds since the run's first start by cause: [goodpu
 SCHEMA: dict[str, dict[str, EventKey]] = {
     "start": {
         "version": EventKey(_integer, "1; it grows only if a key changes its meaning"),
-        "incarnation": EventKey(_integer, "0 for the run's first process, one more for each that resumes it"),
+        "attempt": EventKey(_integer, "0 for the run's first process, one more for each that resumes it"),
         "pid": EventKey(_integer, "the process ID"),
         "host": EventKey(_text, "the host's name"),
         "cause": EventKey(_text, "what ended the process before; null for the first"),

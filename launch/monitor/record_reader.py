@@ -38,7 +38,7 @@ _NOTED = (
     "event",
     "time",
     "step",
-    "incarnation",
+    "attempt",
     "host",
     "task",
     "text",

@@ -69,7 +69,7 @@ def test_each_line_of_a_real_run_is_of_the_schema(killed_and_resumed):
         found = {re.sub("^(train|eval)_.*", r"\1_NAME", name) for name in event} - {"event", "time", "step"}
         assert found <= {*SCHEMA[event["event"]]} | {"input_wait_fraction"}, event
     starts = [event for event in events if event["event"] == "start"]
-    assert [event["incarnation"] for event in starts] == [0, 1]
+    assert [event["attempt"] for event in starts] == [0, 1]
     assert "killed" in starts[1]["cause"]
     windows = [event for event in events if event["event"] == "window"]
     steps = [event["step"] for event in windows]
@@ -153,7 +153,7 @@ def test_workers_that_are_stopped_and_killed_are_recorded(crank, tmp_path):
     saved = newest(run_dir)
     program.until(lambda: newest(run_dir) > saved)
     send(signal.SIGKILL)  # so that often no call ends between the checkpoint and the failure
-    program.until(lambda: found("start", incarnation=1) and found("window"))
+    program.until(lambda: found("start", attempt=1) and found("window"))
     (restart,) = found("restart")
     assert (restart["task"], restart["exit_code"]) == ("worker 1", -9)
     first, second = found("start")

@@ -359,7 +359,7 @@ function renderBenchmark(focus) {
 
 function told(note) {
   const text = String(note.text ?? note.cause ?? note.reason ?? ""), task = note.task && !text.startsWith(note.task) ? `${note.task}: ` : "", code = note.exit_code ? ` (exit code ${note.exit_code})` : "";
-  if (note.event === "start") return `start ${number(note.incarnation)} on ${note.host ?? "?"}${note.cause ? `, after ${note.cause}` : ""}`;
+  if (note.event === "start") return `start ${number(note.attempt)} on ${note.host ?? "?"}${note.cause ? `, after ${note.cause}` : ""}`;
   if (note.event === "checkpoint") return `${note.best ? "the best so far, " : ""}${number(note.bytes / 2 ** 20, 3)} MiB in ${span(note.seconds)}`;
   return `${task}${text}${code}`;
 }
