@@ -13,7 +13,7 @@ from .hooks import Hook, Status
 from .hooks.rollback import Rollback
 from .meter import Meter, Segment, Totals
 from .state import TrainState
-from .strategies.base import Program, Strategy
+from .strategies.base import Interrupted, Program, Strategy
 
 
 class Loop:
@@ -70,9 +70,12 @@ class Loop:
 
     def begin(self) -> None:
         """Begins the hooks, any of which may stop the run."""
-        self.status = dataclasses.replace(self.status, step=self._state.step, stop=None, agreed_stop=None)
+        self.status = dataclasses.replace(
+            self.status, step=self._state.step, segment=Segment(self._state.step), stop=None, agreed_stop=None
+        )
         for hook in self._hooks:
             hook.begin(self.status)
+        self._call_again()
         _agree_to_stop(self.status, together=True)
 
     def train_to(self, step: int, program: Program | None = None) -> Totals:
@@ -144,6 +147,12 @@ class Loop:
         self._uncalled, self._first = [], None
         for hook in self._hooks:
             hook.rewind(self.status)
+        self._call_again()
+
+    def _call_again(self) -> None:
+        """Calls the hook that was interrupted at this step, if any, and those after it, before the next step."""
+        pending = next((number for number, hook in enumerate(self._hooks) if hook.is_pending), len(self._hooks))
+        self._uncalled, self._is_due = [*self._hooks[pending:]], True
 
     def resume_work(self) -> None:
         """Continues a run that was stopped, in all processes alike."""
@@ -152,7 +161,8 @@ class Loop:
 
     def end(self) -> None:
         """Ends the hooks."""
-        self._call_hooks()
+        if not any(hook.is_pending for hook in self._hooks):
+            self._call_hooks()
         for hook in sorted(self._hooks, key=lambda hook: hook.ends_last):
             self._timed(hook, hook.end)
 
@@ -162,7 +172,12 @@ class Loop:
             return
         while self._uncalled:
             hook = self._uncalled.pop(0)
-            self._timed(hook, hook)
+            try:
+                self._timed(hook, hook)
+            except Interrupted as request:
+                self.status.stop = self.status.stop or request.args[0]
+                self._uncalled = [hook, *self._uncalled]
+                break
         began = self._clock()
         _agree_to_stop(self.status, together=self._is_due)
         self._hook_seconds["waiting"] += self._clock() - began  # for other processes, if at all

@@ -140,6 +140,8 @@ class Hook:
       name: of the hook's state in checkpoints; unique among a run's hooks.
       spent_on: the kind of its time (`goodput.KINDS`).
       ends_last: whether its `end` is called after the last save, since it changes the state or may raise.
+      is_pending: whether a request to end the run has interrupted it: it, and those after it, are called again before
+        the next step, also of a resumed run.
       needs_epochs: whether it acts at epochs' ends, so data of unknown length must be counted.
 
     Example:
@@ -155,6 +157,7 @@ class Hook:
     name = "hook"
     spent_on = "other"
     ends_last = False
+    is_pending = False
     needs_epochs = False
 
     def attach(self, state: TrainState, meter: Meter) -> None:

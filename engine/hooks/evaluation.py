@@ -18,6 +18,7 @@ from ..metrics.pairs import Confusion
 from ..metrics.predictions import Predictions, Rows
 from ..metrics.sums import Sums, nan_if_missing, values_by_name
 from ..state import TrainState
+from ..strategies.base import Interrupted
 from ..trainer import computes_metrics
 from . import numerics
 from .base import Hook, Period, Periodic, Status
@@ -194,6 +195,7 @@ class Evaluation(Periodic):
       between: see `Strategy.evaluate`, of such an evaluation; None is not called.
       is_wanted: returns whether to evaluate at the end of a period.
       is_strict, batches, directory: see `evaluate`.
+      ends: see `Strategy.evaluate`; None does not interrupt evaluations that are due.
 
     Attributes:
       step: of the newest evaluation, also a resumed run's; None before the first on this data.
@@ -212,12 +214,18 @@ class Evaluation(Periodic):
         between: Callable[[int, int, Sums], int | None] | None = None,
         batches: int | None = None,
         directory: str | None = None,
+        ends: Callable[[], str | None] | None = None,
     ):
         super().__init__(every_steps, at_end=True)
+        self._ends = ends
         self._before, self._is_wanted, self._between = before, is_wanted, between
         self._options: dict[str, Any] = {"is_strict": is_strict, "batches": batches, "directory": directory}
         self.step: int | None = None
         self.result: Evaluated | None = None
+
+    def __call__(self, status: Status) -> None:
+        self.is_pending = False
+        super().__call__(status)
 
     def ends_period(self, status: Status) -> bool:
         return super().ends_period(status) and self._is_wanted(status)
@@ -228,14 +236,21 @@ class Evaluation(Periodic):
             for call in () if status.off_schedule else self._before:
                 call(status)
             between: dict[str, Any] = {} if status.off_schedule or self._between is None else {"between": self._between}
-            self.result = evaluate(status.strategy, status.state, **self._options, **between)
+            between |= {"ends": self._ends} if self._ends else {}
+            try:
+                self.result = evaluate(status.strategy, status.state, **self._options, **between)
+            except Interrupted:
+                self.is_pending = True
+                raise
             self.step = status.step
         status.evaluation = copy.copy(self.result)
 
     def host_state(self) -> dict:
-        return {"step": self.step, **(self.result.host_state() if self.result else {})}
+        pending = {"is_pending": True} if self.is_pending else {}
+        return {"step": self.step, **pending, **(self.result.host_state() if self.result else {})}
 
     def restore_host_state(self, values: dict) -> None:
+        self.is_pending = values.get("is_pending", False)
         self.step, self.result = values.get("step"), Evaluated.from_host_state(values)
 
     def data_changed(self, splits: set[str]) -> None:

@@ -138,7 +138,8 @@ class Checkpointing(Periodic):
         super().__call__(status)
 
     def act(self, status: Status) -> None:
-        save(self.checkpoints, status, self.hooks)
+        # Without steps, it is called again after an evaluation that the end of an earlier process had interrupted.
+        save(self.checkpoints, status, self.hooks, again=not status.segment.steps)
 
     def end(self, status: Status) -> None:
         if status.segment.steps:  # else no step was done

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from ..metrics.predictions import in_order
 from ..metrics.sums import LoopSums, RowSpec, Sums
 from ..state import TrainState
 from ..trainer import Trainer, computes_metrics
+from .pacing import Pace
 
 _ROWS_BYTES = 64 << 20  # of a program's rows, across processes, that are collected and exchanged at once
 _STEPS_OF_ROWS = 16  # likewise, if their sizes are unknown
@@ -40,6 +42,10 @@ class Stop(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.reason} at {self.worker}" if self.worker else self.reason
+
+
+class Interrupted(Exception):
+    """Several calls end before their time, in all processes alike, since the run is to end: the reason, if here."""
 
 
 class Processes:
@@ -168,6 +174,7 @@ class Program:
     def __init__(self, feed: Feed, state: TrainState | None = None):
         self.feed, self.state = feed, state
         self._done = 0
+        self.evaluation_pace = Pace(target_seconds=0.5)
 
     @property
     def step(self) -> int:
@@ -367,6 +374,7 @@ class Strategy(Processes, abc.ABC):
         between: Callable[[int, int, Sums], int | None] = lambda *_: None,
         batches: int | None = None,
         keep: Callable[[Any], None] = lambda rows: None,
+        ends: Callable[[], str | None] | None = None,
     ) -> Sums:
         """Sums the metrics over an evaluation set, each example once. Every training process must call it.
 
@@ -377,6 +385,8 @@ class Strategy(Processes, abc.ABC):
           batches: how many of the first batches to evaluate; None is all.
           keep: of a program that returns rows: receives them in the examples' order, in every process, several times: a
             nest of arrays [n, ...] of the next n examples.
+          ends: returns why this process wants to end the run, or None. It is called before each call of the loop, which
+            then takes about half a second; with a reason in any process, all raise `Interrupted`.
         """
         program = program or self.evaluation
         # Evaluations follow each other like epochs, so the feed continues without being reopened.
@@ -387,7 +397,8 @@ class Strategy(Processes, abc.ABC):
         while done < total:
             collected_at, rows = int(min(total, done + program.steps_of_rows)), list[Sequence[Any]]()
             while done < collected_at:
-                result = self.run(program, min(collected_at - done, between(done, total, sums) or total))
+                most = min(collected_at - done, between(done, total, sums) or total)
+                result = self.run(program, most) if ends is None else self._run_unless(program, most, ends())
                 sums.add(result.sums)
                 rows += result.rows
                 done += result.steps
@@ -398,6 +409,19 @@ class Strategy(Processes, abc.ABC):
         if self.num_hosts > 1:
             sums.exchange_scores(self.exchange_bytes)
         return sums
+
+    def _run_unless(self, program: Any, most: int, reason: str | None) -> LoopResult:
+        """Runs some steps of an evaluation, unless a process has a reason to end the run; waits for them."""
+        pace: Pace = program.evaluation_pace
+        rows = self.exchange(2 * pace.steps + bool(reason))
+        if any(row % 2 for row in rows):
+            raise Interrupted(reason)
+        began = time.perf_counter()
+        result = self.run(program, min(most, rows[0] // 2))  # the chief's clock sets the pace
+        result.sums.read()
+        if not result.compiles:
+            pace.fit(result.steps, time.perf_counter() - began)
+        return result
 
     def close_feeds(self) -> None:
         """Frees the feeds' read-ahead; running a program again reopens its feed."""

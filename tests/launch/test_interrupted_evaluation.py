@@ -1,0 +1,54 @@
+"""A signal within an evaluation: it ends between two batches, and the run that is resumed makes it first."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+from crankshaft.engine.hooks import Hook
+from tests.launch.line import RUN, Line, data
+
+# The evaluation at step 8 halves the learning rate: it is no better than the first by the least difference.
+EACH = (*RUN, "--train_steps=12", "--eval_every_steps=4", "--eval_batch_size=4", "--learning_rate=0.001")
+HALVES = ("--reduce_lr=patience=1", "--reduce_lr=min_delta=1")
+
+
+class Signal(Hook):
+    """Sends SIGTERM after a number of batches of evaluations; counts them."""
+
+    def __init__(self, at: int):
+        self.at, self.done = at, 0
+
+    def begin(self, status):
+        strategy, run = status.strategy, status.strategy.run
+
+        def counted(program, limit):
+            result = run(program, limit)
+            if program is strategy.evaluation:
+                self.done += result.steps
+                if self.done - result.steps < self.at <= self.done:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return result
+
+        strategy.run = counted
+
+
+def test_it_is_saved_at_once_and_the_evaluation_made_by_the_run_that_is_resumed(inside, tmp_path):
+    results, lines = [], []
+    for name in ("whole", "ended"):
+        run = (*EACH, *HALVES, f"--run_dir={tmp_path}/{name}")
+        if name == "ended":
+            ending = Signal(at=1)  # the first of 8 batches, at step 4
+            assert inside(*run, trainer=Line, data=data, hooks=[ending]).code == 143
+            assert ending.done < 8
+            manifest = json.loads((tmp_path / name / "checkpoints" / "ckpt-4.manifest.json").read_text())
+            assert manifest["host_state"]["hooks"]["evaluation"]["is_pending"]
+        inside(*run, trainer=Line, data=data).ok()
+        results.append(json.loads((tmp_path / name / "result.json").read_text()))
+        events = [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
+        lines.append([(each["step"], each["metrics"]) for each in events if each["event"] == "evaluation"])
+    assert [step for step, _ in lines[0]] == [4, 8, 12]
+    assert lines[1] == lines[0]
+    for name in ("eval", "best", "train"):
+        assert results[1][name] == results[0][name]
