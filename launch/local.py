@@ -33,7 +33,6 @@ from .host import process
 
 _PROGRAM = "crankshaft local"
 _TRAIN = ("-m", "crankshaft", "train")
-_WINDOW_SECONDS = 600  # failures longer ago are forgotten
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
     True: "who can log in to this machine can have TensorFlow's servers run code; its own network keeps others out",
     False: "TensorFlow's servers listen on all interfaces and trust whoever calls; its own network keeps others out",
@@ -133,7 +132,7 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
         task_specs(job, environment, None if command.names_gpus else resources.visible_gpus(environment)),
         [sys.executable, *command.start, f"--strategy={job.strategy}"],
         command.arguments,
-        rule(job.max_restarts, _WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
+        rule(job.max_restarts, restarts.WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
         environment={**environment, **_for_all_tasks(environment, command.arguments)},
         log_dir=RunDir(here).logs if here else None,
         events=RunDir(here).events if here else None,
@@ -163,6 +162,10 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     if strategy not in (None, job.strategy):
         raise UsageError(
             f"--strategy={strategy} is not for workers; leave it out, or use crankshaft train without them"
+        )
+    if passed.get("max_restarts"):
+        raise UsageError(
+            f"--max_restarts={passed['max_restarts']} of the tasks is this program's; write it before the --"
         )
     if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")

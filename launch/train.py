@@ -22,7 +22,7 @@ from absl import flags, logging
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
-from . import assembly, errors, explanations, terminal
+from . import agent, assembly, errors, explanations, terminal
 from .benchmark.result import check_baseline
 from .command_line import checks, help, own_files, parsing
 from .command_line import config as configs
@@ -82,6 +82,8 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
             flags.FLAGS[name].value = value
         checks.check(config)
         check_baseline(config)
+        if config.max_restarts and (code := agent.run(config)) is not None:
+            process.leave(code)
         code = assembly.execute(config, data, hooks).code
         _print_run_dir(config)
     except KeyboardInterrupt:  # before the first step or after the last: in between, Ctrl-C makes the loop save and end

@@ -209,6 +209,19 @@ def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
                 yield event, line
 
 
+def newest_step(path: str | None) -> int:
+    """Returns the newest step of a record; 0 without one."""
+    recorded = read(path) if path and os.path.isfile(path) else ()
+    return max((event["step"] for event, _ in recorded), default=0)
+
+
+def record_restart(path: str | None, at: float, cause: str, task: str, exit_code: int) -> None:
+    """Records a restart, at so many Unix seconds, and why; a run that has no record yet has lost nothing."""
+    if path and os.path.isfile(path):
+        log = EventLog(path)
+        log.write("restart", newest_step(path), time=at, cause=cause, task=task, exit_code=exit_code)
+
+
 def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
     """Yields each line and its event, if it is one. Reads overlong lines in pieces."""
     is_rest = False

@@ -15,8 +15,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import IO
 
@@ -60,6 +62,10 @@ class Child:
         os.kill(self.pid, number)
         if number != signal.SIGSTOP:  # a stopped process handles no signal
             os.kill(self.pid, signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Waits until it, and all that it has started, have ended; returns how it ended, as `code`."""
+        return self._code(os.WNOWAIT)  # type: ignore[return-value]
 
     def kill(self) -> None:
         """Kills it with its process group."""
@@ -130,26 +136,48 @@ class Children:
         parent, env, (reading, report) = os.getpid(), {**env, **self._environment}, os.pipe()
         options = {"stdin": subprocess.DEVNULL, **options}
         try:
-            try:
-                if template is not None:
-                    started, pipes = 0, template.fork(command, env, [*cores], [*blocked], report, **options)
-                else:
-                    process = subprocess.Popen(
-                        command,
-                        env=env,
-                        bufsize=0,
-                        start_new_session=True,
-                        preexec_fn=lambda: keeper.become_kept(parent, report, frozenset(cores), blocked),
-                        **options,
-                    )
-                    started, pipes = process.pid, (process.stdin, process.stdout, process.stderr)
-                    process.returncode = 0  # it is waited for here
-            finally:
-                os.close(report)
-            # A child that was killed before has written nothing.
-            above, pid = map(int, os.read(reading, 64).split() or (started, started))
-        finally:
+            if template is not None:
+                started, pipes = 0, template.fork(command, env, [*cores], [*blocked], report, **options)
+            else:
+                process = subprocess.Popen(
+                    command,
+                    env=env,
+                    bufsize=0,
+                    start_new_session=True,
+                    preexec_fn=lambda: keeper.become_kept(parent, report, frozenset(cores), blocked),
+                    **options,
+                )
+                started, pipes = process.pid, (process.stdin, process.stdout, process.stderr)
+                process.returncode = 0  # it is waited for here
+        except BaseException:
             os.close(reading)
+            raise
+        finally:
+            os.close(report)
+        return self._started(reading, started, pipes)
+
+    def fork(self) -> Child | None:
+        """Forks this process; returns None in the fork, which is kept as other children are. Raises `OSError`."""
+        parent, (reading, report) = os.getpid(), os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # libraries' threads, which the child does not need
+            started = os.fork()
+        if not started:
+            os.setsid()
+            keeper.become_kept(parent, report)
+        os.close(report)
+        if not started:
+            os.close(reading)
+            return None
+        return self._started(reading, started, (None, None, None))
+
+    def _started(self, reading: int, started: int, pipes: Sequence[IO[bytes] | None]) -> Child:
+        """Returns the child that a keeper reports to a pipe; `started` is the keeper, 0 if only the report says."""
+        with open(reading, "rb", buffering=0) as pipe:
+            # A child that was killed before has written nothing.
+            above, pid = map(int, pipe.read(64).split() or (started, started))
         if pid <= 0:
             if above:
                 os.waitpid(above, 0)

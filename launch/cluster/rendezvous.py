@@ -28,7 +28,9 @@ _LEFT_SECONDS = 10.0  # a task that has come always answers, except for a moment
 # The first message of an HTTP/2 server, as TensorFlow's: a frame of settings, here without any (RFC 9113, 3.4 and 6.5).
 # Its first three bytes are its length. An acknowledgement of settings, which no server begins with, means: not ready.
 _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
-_ANSWERS = {_READY[3:]: "ready", _STARTING[3:]: "starting"}
+_ANSWERS = {_READY: "ready", _STARTING: "starting"}
+
+_HERE = ("ready", "serving")
 
 
 class ClusterError(RunError):
@@ -193,8 +195,11 @@ class Rendezvous:
                     self._callers += 1
                     caller.send(self._greeting)
 
-    def wait(self, timeout_seconds: float, *, ready: bool = False) -> None:
+    def wait(self, timeout_seconds: float, *, ready: bool = False, anew: bool = False) -> None:
         """Waits until every peer answers at its address; `ready` announces this task, and waits until all are ready.
+
+        `anew`: a peer whose server of TensorFlow answers has not come yet. It is of an earlier start, which ends soon:
+        no server of this one starts before all are ready, this task too.
 
         Raises:
           ClusterError: names the peers that have not come within `timeout_seconds`.
@@ -211,7 +216,9 @@ class Rendezvous:
         while True:
             answer_seconds = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
             replies = {peer: answers(peer[1], answer_seconds) for peer in peers}
-            here = [peer for peer in peers if replies[peer] == "ready" or (replies[peer] and not ready)]
+            if anew:
+                replies = {peer: reply if reply != "serving" else "" for peer, reply in replies.items()}
+            here = [peer for peer in peers if replies[peer] in _HERE or (replies[peer] and not ready)]
             if len(here) == len(peers):
                 return
             now = time.monotonic()
@@ -246,7 +253,7 @@ def _named(peers: Sequence[tuple[str, str]]) -> str:
 
 
 def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | None:
-    """Returns the answer of a task at an address within so many seconds: "ready" or "starting".
+    """Returns the answer of a task at an address within so many seconds: "ready", "starting", or "serving".
 
     "": nothing listens there. None: something does, without such an answer, e.g. a stopped process, whose kernel still
     accepts connections.
@@ -257,7 +264,8 @@ def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | No
             if sock.getsockname() == sock.getpeername():
                 return ""
             with contextlib.suppress(OSError):
-                return _ANSWERS.get(sock.recv(9, socket.MSG_WAITALL)[3:])
+                frame = sock.recv(9, socket.MSG_WAITALL)
+                return _ANSWERS.get(frame, "serving" if frame[3:] == _READY[3:] else None)
             return None
     except OSError:
         return ""

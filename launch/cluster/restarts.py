@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import re
 import signal
 import time
+from collections.abc import Iterable
 
+from ...engine.machine import events
 from ..errors import (
     EXIT_DIVERGED,
     EXIT_FAILED,
@@ -39,6 +42,7 @@ _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same tim
 # within TensorFlow handles no signal.
 _END_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 60.0
+WINDOW_SECONDS = 600.0  # failures longer ago are forgotten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +122,8 @@ class Synchronous:
       grace_seconds: how long preempted tasks have to save.
       compares: whether `EXIT_SLOWER` comes from a benchmark with fail_below; else it may be any script's own code.
       clock: returns seconds, monotonic.
+      before: when, by this clock, earlier failures were.
+      restarts: what a message says.
     """
 
     def __init__(
@@ -128,13 +134,16 @@ class Synchronous:
         *,
         compares: bool = False,
         clock=time.monotonic,
+        before: Iterable[float] = (),
+        restarts: str = "all tasks start again",
     ):
         self._max_restarts = max_restarts
         self._window_seconds = window_seconds
         self._grace_seconds = grace_seconds
         self._compares = compares
         self._clock = clock
-        self._failures: collections.deque[float] = collections.deque()
+        self._restarts = restarts
+        self._failures = collections.deque(before)
         self._in_a_row = 0  # of these, failures without a new step between them
         self._preemptions: collections.deque[float] = collections.deque()
 
@@ -184,9 +193,8 @@ class Synchronous:
     def _restart_all(self, why: str, action: str, cause: TaskExit) -> Settlement:
         """Starts all tasks again after an end that is not the run's failure."""
         pause = _pause(self._count(self._preemptions) - 1)
-        return Settlement(
-            None, pause, f"{why}; all tasks start again {' '.join(filter(None, (_after(pause), action)))}", cause
-        )
+        when = " ".join(filter(None, (_after(pause), action)))
+        return Settlement(None, pause, f"{why}; {self._restarts} {when}", cause)
 
     def _final(self, ending: TaskExit) -> tuple[int, str] | None:
         """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
@@ -207,7 +215,7 @@ class Synchronous:
             return Settlement(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
         pause = _pause(self._in_a_row - 1)
         number = f"restart {count} of {self._max_restarts} within {self._window_seconds:g} s"
-        return Settlement(None, pause, f"{cause}; all tasks start again {_after(pause)} ({number})", cause)
+        return Settlement(None, pause, f"{cause}; {self._restarts} {_after(pause)} ({number})", cause)
 
     def _count(self, times: collections.deque[float]) -> int:
         """Records the present time, and returns how many were recorded within the window, this one included."""
@@ -283,6 +291,22 @@ class Servers(Synchronous):
 
     def _was_preempted(self, ending: TaskExit) -> bool:
         return ending.task == "chief" and super()._was_preempted(ending)
+
+
+def recorded_restarts(path: str, now: float) -> list[float]:
+    """Returns when a run was restarted after failures, by its record: in its place, or by a scheduler.
+
+    Those within `WINDOW_SECONDS` before `now`, in Unix seconds. A process that begins the run again without an end of
+    the one before, or a restart in its place, was started by a scheduler.
+    """
+    times, failed = [], False
+    for event, _ in events.read(path) if os.path.isfile(path) else ():
+        kind = event["event"]
+        if kind == "restart" or (kind == "start" and failed):
+            times.append(event["time"])
+        if kind in ("start", "restart", "end"):
+            failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, *_STOP_CODES))
+    return [each for each in times if now - each <= WINDOW_SECONDS]
 
 
 def _pause(count: int) -> float:

@@ -285,18 +285,13 @@ class Supervisor:
 
     def _record(self, ending: TaskExit | None, at: float) -> None:
         """Records a restart, and why; a run that has no record yet has lost nothing."""
-        if self._events is None or ending is None or not os.path.isfile(self._events):
+        if ending is None:
             return
-        log = events.EventLog(self._events)
-        log.write("restart", self._recorded_step(), time=at, cause=str(ending), task=ending.task, exit_code=ending.code)
-
-    def _recorded_step(self) -> int:
-        recorded = events.read(self._events) if self._events and os.path.isfile(self._events) else ()
-        return max((event["step"] for event, _ in recorded), default=0)
+        events.record_restart(self._events, at, str(ending), ending.task, ending.code)
 
     def _newest_step(self) -> int:
         """Returns the newest step of which anything is known, by the run's record or the tasks' memory."""
-        return max(self._recorded_step(), self._memory.newest_step())
+        return max(events.newest_step(self._events), self._memory.newest_step())
 
     def _after(self, ending: TaskExit) -> None:
         if self._stop_signal:
@@ -324,7 +319,9 @@ class Supervisor:
         ending = self._left[1]
         queried = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
         replies = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in queried}
-        self._left = None if {*replies.values()} <= {"ready"} else (time.monotonic() + _QUERY_SECONDS, ending)
+        self._left = (
+            None if {*replies.values()} <= {"ready", "serving"} else (time.monotonic() + _QUERY_SECONDS, ending)
+        )
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
             self._settled = self._rule.missed(ending, waiting)
             self._end_by(self._rule.end_timeouts(TaskExit(ending.task, EXIT_USAGE)))

@@ -21,7 +21,6 @@ import gc
 import io
 import json
 import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -29,7 +28,7 @@ import sys
 import types
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import import_module, machinery
+from importlib import import_module, machinery, util
 from typing import IO, Any
 
 from ..host import imports, process
@@ -136,6 +135,15 @@ class Template:
         self._process.wait()
 
 
+def import_libraries() -> str | None:
+    """Imports what tasks import; returns why this process can't be forked then, None if it can."""
+    with imports.quick():
+        for name in _MODULES:
+            import_module(name)
+    started = import_module("crankshaft.engine.internals.tensorflow").has_started()
+    return "TensorFlow has started before `main`, so that its threads would be missing in a fork" if started else None
+
+
 def serve(requests: socket.socket) -> dict[str, Any]:
     """Forks a process for each request, and returns the request in the fork; the template ends with its parent."""
     parent = os.getppid()
@@ -205,23 +213,31 @@ def _show(command: Sequence[str]) -> None:
 def execute(command: Sequence[str]) -> None:
     """Executes a script, or a module after -m, as `__main__`, as Python does."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    vars(main).update(__annotations__={}, __builtins__=builtins)
+    vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=None)
     if command[1] == "-m":
-        runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
-        return
-    path = command[1]
-    loader = machinery.SourceFileLoader("__main__", path)
-    vars(main).update(__file__=path, __cached__=None, __loader__=loader)
-    exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), vars(main))
+        try:
+            spec = util.find_spec(command[2])
+            if spec and spec.submodule_search_locations is not None:
+                spec = util.find_spec(f"{command[2]}.__main__")
+            code = spec.loader.get_code(spec.name)  # type: ignore[union-attr, attr-defined]
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            imports.start_again(str(error))  # Python explains it
+        sys.argv[0] = spec.origin
+        vars(main).update(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader)
+        vars(main).update(__package__=spec.parent, __spec__=spec)
+    else:
+        loader = machinery.SourceFileLoader("__main__", command[1])
+        vars(main).update(__file__=command[1], __loader__=loader)
+        code = compile(loader.get_data(command[1]), command[1], "exec", dont_inherit=True)
+    exec(code, vars(main))
 
 
 def _main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as requests, warnings.catch_warnings():
         os.set_inheritable(requests.fileno(), False)
         process.prepare()
-        with imports.quick():
-            for name in _MODULES:
-                import_module(name)
+        if import_libraries():
+            return
         gc.disable()
         gc.freeze()
         warnings.simplefilter("ignore", DeprecationWarning)  # Python's: TensorFlow's import has started threads
@@ -234,7 +250,7 @@ def _main() -> None:
 
 def _report(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
     """Reports an exception as Python does, without the frames of this file and of `runpy`."""
-    while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", runpy.__file__):
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 

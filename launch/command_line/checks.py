@@ -29,6 +29,11 @@ def check(config: Config) -> None:
     Waits only for hosts whose names do not resolve yet.
     """
     process.refuse_within_import()
+    if config.max_restarts and not config.owns_process:
+        raise UsageError(
+            f"{setting('max_restarts', config.max_restarts)} is for programs with a command line; leave it out, or use "
+            "crankshaft.main"
+        )
     _check_strategy(config)
     _check_metrics(config)
     _check_amounts(config)

@@ -104,6 +104,14 @@ class Flags:
         is_period=True,
     )
     allow_changed_config: bool = _run(Boolean(), False, "Resume even if the configuration changed.", of_call=True)
+    max_restarts: int = _run(
+        Integer(0),
+        0,
+        "Restarts after failures within ten minutes, from a process that has imported TensorFlow, which then stays the "
+        "parent of this task; a scheduler's restarts count too.",
+        of_call=True,
+        may_differ=True,
+    )
     result_json: str | None = _run(Path(), None, "Also write the result to this file.", of_call=True, may_differ=True)
 
     # Model

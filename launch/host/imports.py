@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def watch(command: Sequence[str]) -> None:
     names |= {name for name in os.listdir(sys.path[0]) if os.path.isfile(f"{sys.path[0]}/{name}/__init__.py")}
     for name in names & sys.modules.keys():
         if not (getattr(sys.modules[name], "__file__", None) or "").startswith(os.path.join(sys.path[0], "")):
-            _start_again(f"{name} in {sys.path[0]} is another module than the one imported")
+            start_again(f"{name} in {sys.path[0]} is another module than the one imported")
 
 
 def watch_no_more() -> None:
@@ -60,7 +60,7 @@ def watch_no_more() -> None:
         os.environ.__class__ = _Watched.__base__
 
 
-class _Watched(os._Environ):
+class _Watched(type(os.environ)):  # type: ignore[misc]
     process: ClassVar[int]
     start: ClassVar[tuple[list[str], dict[str, str], str]]
 
@@ -76,10 +76,11 @@ class _Watched(os._Environ):
         if self.get(name) == value or self.process != os.getpid():
             return
         if _READ_AT_IMPORT.match(name) and not _READ_LATER.match(name):
-            _start_again(f"{name} is set after the libraries that read it were imported")
+            start_again(f"{name} is set after the libraries that read it were imported")
 
 
-def _start_again(why: str) -> None:
+def start_again(why: str) -> NoReturn:
+    """Replaces this watched program by a new Python, which starts it from its beginning."""
     print(f"{why}: the program starts again, and imports TensorFlow itself", flush=True)
     sys.stderr.flush()
     command, variables, folder = _Watched.start

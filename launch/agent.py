@@ -1,0 +1,121 @@
+"""The parent of one task, which it forks, and forks again after a failure, as `--max_restarts` of a task allows.
+
+The process has run its script up to `main`, and has imported TensorFlow, whose runtime has not started: the task goes
+on from there. So what dies while its host survives recovers in its place, in seconds, without the scheduler's help.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from ..engine.checkpoints.run_dir import RunDir
+from ..engine.machine import events
+from .cluster import template
+from .cluster.children import Child, Children
+from .cluster.memory import TaskMemory
+from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, recorded_restarts
+from .errors import EXIT_FAILED, fail, print_line
+from .host import process
+from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
+
+if TYPE_CHECKING:
+    from .command_line.config import Config
+
+
+def run(config: Config) -> int | None:
+    """Forks the task; returns None in it, and the exit code in this process once the task is done or given up.
+
+    Where it can't be forked, logs why, and returns None: this process is the task.
+    """
+    process.prepare()
+    with process.quiet_startup(quiet=config.cluster is not None and not config.debug):
+        obstacle = _obstacle(config) or template.import_libraries()
+    if obstacle:
+        logging.warning("--max_restarts=%d: %s; the task is not restarted in its place", config.max_restarts, obstacle)
+        return None
+    with Children() as children:
+        return _Agent(config, children).run()
+
+
+def _obstacle(config: Config) -> str | None:
+    """Returns why this process can't fork the task; None if it can, as far as is known before the imports."""
+    if sys.platform != "linux":
+        return f"{sys.platform} does not end processes with their parent"
+    if threading.active_count() > 1 or threading.current_thread() is not threading.main_thread():
+        return "the script has started threads, which a fork would lack"
+    return "run_dir is not on this file system" if config.remote else None
+
+
+class _Agent:
+    def __init__(self, config: Config, children: Children):
+        self._config, self._children = config, children
+        self._name = config.cluster.task if config.cluster else "the run"
+        self._events = RunDir(config.run_dir).events if config.run_dir else None
+        before = recorded_restarts(self._events, time.time()) if self._events else ()
+        self._rule = Synchronous(
+            config.max_restarts, WINDOW_SECONDS, 0.0, clock=time.time, before=before, restarts="it starts again"
+        )
+        self._memory = TaskMemory(1)
+        self._child: Child | None = None
+        self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
+
+    def run(self) -> int | None:
+        os.environ |= self._memory.variables(0)
+        step, handlers = self._newest_step(), Handlers([signal.Signals[name] for name in EXIT_CODES], self._pass_on)
+        handlers.install()
+        while not self._stop:
+            self._child = child = self._children.fork()
+            if child is None:
+                return None  # in the task, which has the signal handlers of before
+            if self._stop:
+                child.send(self._stop[1])
+            ending = TaskExit(self._name, child.wait())
+            self._children.end([child])
+            self._children.sweep()
+            if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
+                return self._end(EXIT_CODES[self._stop[1].name] if self._stop and ending.code < 0 else ending.code)
+            newest = self._newest_step()
+            settled = self._rule.settle([ending], newest > step)
+            step = max(newest, step)
+            if settled.exit_code is not None:
+                if ending.mistake is None:  # else the task has explained it
+                    fail(EXIT_FAILED, settled.message)
+                return self._end(ending.code if ending.code > 0 else EXIT_FAILED)
+            print_line(settled.message)
+            if self._config.writes_run:
+                events.record_restart(self._events, time.time(), str(ending), ending.task, ending.code)
+            until = time.monotonic() + settled.pause_seconds
+            while not self._stop and (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))
+        return self._end(EXIT_CODES[self._stop[1].name])
+
+    def _newest_step(self) -> int:
+        return max(events.newest_step(self._events), self._memory.newest_step())
+
+    def _pass_on(self, number: int, frame) -> None:
+        """Passes a signal on to the task, which saves and ends; a second one kills it."""
+        if self._stop is None:
+            # SIGHUP is the terminal's, and the task's is this process.
+            passed = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
+            self._stop = time.monotonic(), passed
+            if self._child:
+                self._child.send(passed)
+        elif time.monotonic() - self._stop[0] > SAME_REQUEST_SECONDS and self._child:
+            self._child.kill()
+
+    def _end(self, code: int) -> int:
+        """Writes what the task has left in memory, if it is this one's to write; returns the code."""
+        if self._config.writes_run and (unsaved := self._memory.unsaved()):
+            step, command, files = unsaved
+            child = self._children.start(command, env=os.environ, pass_fds=files)
+            lost = child.wait()
+            self._children.end([child])
+            print_line(f"step {step:,} was in memory, and is {'lost' if lost else 'saved now'}")
+        return code

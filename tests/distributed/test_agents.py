@@ -1,0 +1,79 @@
+"""Tasks that are restarted in their place, `--max_restarts`: by their own process, without a scheduler."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+from crankshaft.launch.cluster.restarts import recorded_restarts
+from tests.launch.conftest import crank, inside
+from tests.runs import assert_equal_bits
+
+_ = inside, crank  # the fixtures
+RUN = (
+    *("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.3", "--input=digits", "--jit=off"),
+    *("--global_batch_size=66", "--steps_per_loop=2", "--eval_every_steps=0"),
+)
+# Each word "STEP:TASK:ACTION" acts once, in the script's folder: kill, fail, or term, which is sent to the agent.
+SCRIPT = """
+import json, os, pathlib, signal, sys, time
+from crankshaft import main
+from crankshaft.engine.hooks import every_steps
+
+here, agent = pathlib.Path(__file__).parent, os.getpid()
+print("script of", agent, flush=True)
+acts = [word.split(":") for word in sys.argv[1].split(",") if word]
+index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+
+def act(status, means):
+    for number, (step, task, action) in enumerate(acts):
+        done = here / f"done-{number}"
+        if status.step >= int(step) and index == int(task) and not done.exists():
+            done.touch()
+            if action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif action == "fail":
+                os._exit(1)
+            os.kill(agent, signal.SIGTERM)
+
+main(hooks=[every_steps(2, act)], argv=[sys.argv[0], *sys.argv[2:]])
+"""
+
+
+def script(folder):
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    return folder / "script.py"
+
+
+def test_killed_workers_recover_in_their_places_and_end_with_the_same_bits(start_workers, tmp_path):
+    for name, acts in (("straight", ""), ("killed", "40:1:kill,90:0:kill")):
+        flags = ("--strategy=multi_worker", "--train_steps=120", "--checkpoint_every_steps=20", "--max_restarts=9")
+        workers = start_workers(2, script(tmp_path / name), acts, *RUN, *flags, f"--run_dir={tmp_path / name / 'run'}")
+        workers.ok()
+    for index in range(2):
+        assert workers.output(index).count("script of") == 1  # the script up to `main` ran once
+        assert workers.output(index).count("it starts again") == 2
+    assert "worker 1 was killed by SIGKILL; it starts again at once (restart 1 of 9" in workers.output(1)
+    assert len(re.findall(r"resumed at step \d+ of 120", workers.output(0))) == 2
+    assert_equal_bits(tmp_path / "killed" / "run", tmp_path / "straight" / "run")
+
+
+def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank, tmp_path):
+    program, run_dir = script(tmp_path / "own"), tmp_path / "run"
+    flags = (*RUN, "--train_steps=60", "--checkpoint_every_steps=10", f"--run_dir={run_dir}")
+    run = lambda acts, restarts: crank(acts, *flags, f"--max_restarts={restarts}", script=program)  # noqa: E731
+    failed = run("6:0:fail,20:0:fail", 1)
+    assert failed.code == 1
+    assert "the run ended with exit code 1; it is failure 2 within 600 s" in failed.err
+    last = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()][-1]
+    assert len(recorded_restarts(run_dir / "events.jsonl", last["time"])) == 1
+    stopped = run("0:1:-,0:1:-,30:0:term", 9)  # the scheduler's restart
+    assert stopped.code == 128 + signal.SIGTERM
+    assert "stopped at step" in stopped.out
+    assert len(recorded_restarts(run_dir / "events.jsonl", last["time"])) == 2
+    used_up = run("0:1:-,0:1:-,0:1:-,40:0:kill", 2)
+    assert used_up.code == 1
+    assert "the run was killed by SIGKILL; it is failure 3 within 600 s" in used_up.err
+    assert "evaluation at step 60" in run("", 2).ok().out
