@@ -1,0 +1,57 @@
+"""Compares the CPU time of two batches of a tiny model by Keras's `fit` and by `crankshaft.fit`, in turn.
+
+    python -m benchmarks.short_fit [--turns=20]
+
+Each turn makes a model for each, calls `fit` on it twice, and measures both calls: the second continues in Keras's
+compiled function. Everything is imported, and both have been called, before the first turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import crankshaft
+
+from .turns import add_turns, ratio
+
+_FITS: dict[str, Callable[..., Any]] = {"keras": tf.keras.Model.fit, "crankshaft": crankshaft.fit}
+_BATCH_SIZE = 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_turns(parser, 20)
+    turns = parser.parse_args().turns
+    seconds: dict[str, list[list[float]]] = {name: [] for name in _FITS}
+    for turn in range(turns + 1):
+        for name in sorted(_FITS, reverse=bool(turn % 2)):
+            seconds[name].append(cpu_seconds(_FITS[name]))
+    for call, title in enumerate(("the first call", "a second call on the same model")):
+        keras, ours = ([each[call] for each in seconds[name][1:]] for name in _FITS)
+        medians = [statistics.median(values) for values in (keras, ours)]
+        print(f"{title}: Keras {medians[0]:.3f} s of CPU, Crankshaft {medians[1]:.3f} s: {ratio(ours, keras)}")
+
+
+def cpu_seconds(fit: Callable[..., Any]) -> list[float]:
+    """Returns the CPU seconds of two calls of `fit`, each of two batches, on a new model."""
+    x, y = np.ones([2 * _BATCH_SIZE, 4], np.float32), np.ones([2 * _BATCH_SIZE, 1], np.float32)
+    made = [tf.keras.Input([4]), tf.keras.layers.Dense(8, "relu"), tf.keras.layers.Dense(1)]
+    model = tf.keras.Sequential(made)
+    model.compile("adam", "mse")
+    seconds = []
+    for _ in range(2):
+        before = time.process_time()
+        fit(model, x, y, batch_size=_BATCH_SIZE, verbose=0)
+        seconds.append(time.process_time() - before)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
