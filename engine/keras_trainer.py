@@ -245,7 +245,7 @@ class KerasTrainer(Trainer):
                 if weights is not None:
                     self._losses.total(labels, outputs, weights, lambda whole: whole.total)
             noted.update(updates)
-            compared.update(graphs.compared_with([x for x in tf.nest.flatten(labels) if x is not None]))
+            compared.update(graphs.compared_with([x for x in tf.nest.flatten(labels, True) if x is not None]))
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)

@@ -82,13 +82,17 @@ class KeptMetrics:
 
     def __init__(self, model: tf.keras.Model):
         self.metrics: dict[str, tf.keras.metrics.Metric] = {}
+        self._noted: list[tf.keras.metrics.Metric] = []
+        self._depth = 0  # of contexts of `noted`, outside which users' metrics are as they were
         self.note(of_layers := list(kept_metrics(model).values()))
         self.kept = {metric.name for metric in of_layers} - {"loss"}
 
     def note(self, metrics: Sequence[tf.keras.metrics.Metric | None]) -> None:
         """Takes over the updates of some metrics; those of a single output's loss are None."""
         for metric in (each for each in metrics if each is not None):
-            vars(metric)["update_state"] = functools.partial(_update_state, metric)
+            self._noted.append(metric)
+            if self._depth:
+                _take_over(metric)
             if metric.name != "loss":
                 self.metrics[metric.name] = metric
 
@@ -107,10 +111,16 @@ class KeptMetrics:
         """Yields the arguments of each update that is made in this context, by the metric's name."""
         noted: dict[str, list[tuple]] = {}
         token = _updates.set(noted)
+        self._depth += 1
+        for metric in self._noted:
+            _take_over(metric)
         try:
             yield noted
         finally:
             _updates.reset(token)
+            self._depth -= 1
+            for metric in () if self._depth else self._noted:
+                vars(metric).pop("update_state", None)
             for name in noted.keys() - self.metrics.keys():
                 del noted[name]
 
@@ -133,7 +143,8 @@ class OwnLoss:
 
     def _build(self, y_true, y_pred) -> None:
         with tf.init_scope():  # Keras makes means of its own
-            type(self._of_outputs).build(self._of_outputs, y_true, y_pred)
+            del vars(self._of_outputs)["build"]
+            self._of_outputs.build(y_true, y_pred)
         self._kept.note(self._of_outputs.metrics)
 
     def __call__(self, x, y, y_pred, weights, is_training: bool) -> tuple[tf.Tensor, dict[str, list[tuple]]]:
@@ -150,6 +161,10 @@ class OwnLoss:
                 "the mean over the batch's examples"
             )
         return tf.cast(loss, tf.float32), noted
+
+
+def _take_over(metric: tf.keras.metrics.Metric) -> None:
+    vars(metric)["update_state"] = functools.partial(_update_state, metric)
 
 
 def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):

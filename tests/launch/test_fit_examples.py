@@ -206,6 +206,19 @@ def test_a_model_gets_ragged_tensors_as_from_keras(kind, how):
         np.testing.assert_allclose(of_ours.predict(ROWS), ours.predict(ROWS, verbose=0), rtol=1e-6)
 
 
+def test_labels_and_outputs_may_be_ragged_as_in_keras():
+    def error(words, outputs):
+        return tf.reduce_mean(tf.square(tf.reduce_mean(outputs.values, -1) - tf.cast(words.values, tf.float32)))
+
+    def trained(fit, **more):
+        model = keras.Sequential([layers.Embedding(10, 4, embeddings_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), error)
+        return model, fit(model, ROWS, ROWS, epochs=2, verbose=0, **more)
+
+    ours, run = trained(crankshaft.fit, jit="off")
+    compare(trained(keras.Model.fit), (ours, run.history), 1e-5)
+
+
 @pytest.mark.parametrize("is_dataset", [True, False])
 def test_batches_may_differ_in_length_as_in_keras(is_dataset):
     def batches():

@@ -215,6 +215,7 @@ def test_a_loss_of_the_models_own_is_called_once_per_step_with_metrics_of_exampl
     for name in ("squares", "error", "val_squares", "val_error", "mae", "val_mae"):  # by example
         np.testing.assert_allclose(ours.history[name], theirs[name], rtol=1e-5, err_msg=name)
     assert_same_weights(models[1], models[0])
+    assert not any("update_state" in vars(each) for each in models[1].metrics)
 
 
 class Measures(keras.layers.Layer):
