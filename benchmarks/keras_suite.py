@@ -3,6 +3,7 @@
     python -m benchmarks.keras_suite --out=after.json
     python -m benchmarks.keras_suite --tests=after.json --out=later.json
     python -m benchmarks.keras_suite --compare before.json after.json
+    python -m benchmarks.keras_suite --report later.json
 
 A test counts if it calls `fit` and does not fail with Keras's own. The first command runs all tests to find these,
 which takes an hour; the second runs those of a result. `--files=REGEX` and `--only=REGEX` take some of the files, or of
@@ -31,6 +32,8 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+from .markdown import table
+
 KINDS = {
     "passed": "passed unchanged",
     "wrong": "wrong result",
@@ -52,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2, help="files at a time")
     parser.add_argument("--timeout_seconds", type=float, default=300.0, help="per file and per `fit`")
     parser.add_argument("--compare", nargs=2, metavar="JSON", help="print the tests whose outcome differs")
+    parser.add_argument("--report", metavar="JSON", help="print the tables of a result")
     options = parser.parse_args(arguments)
+    if options.report:
+        print(report(json.loads(Path(options.report).read_text())))
+        return 0
     if options.compare:
         return compare(*(json.loads(Path(path).read_text()) for path in options.compare))
     print(report(run(options)))
@@ -161,20 +168,24 @@ def _run_pytest(root: Path, file: str, tests, done: set[str], fit: str, out: Pat
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Returns the table: per file and in all, how many tests came to which kind."""
+    """Returns two tables: how many tests came to which kind, in all and for each file with one that did not pass."""
     by_file: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for name, each in sorted(result["tests"].items()):
         by_file[name.split("::")[0]][each["kind"]] += 1
-    kinds = [kind for kind in KINDS if any(counts[kind] for counts in by_file.values())]
-    rows = [["file", "tests", *kinds]]
-    rows += [[file, sum(counts.values()), *(counts[kind] or "" for kind in kinds)] for file, counts in by_file.items()]
     total = sum(by_file.values(), collections.Counter())
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    lines.insert(1, "|---" + "|---:" * (len(rows[0]) - 1) + "|")
-    lines += ["", f"{len(by_file)} files with {sum(total.values())} tests that call fit:"]
-    lines += [f"  {total[kind]:4d} {text}" for kind, text in KINDS.items() if total[kind]]
+    kinds = [kind for kind in KINDS if total[kind]]
+    failed = {file: counts for file, counts in by_file.items() if counts.keys() != {"passed"}}
+    whole = [f"{sum(total.values())} tests that call fit, in {len(by_file)} files", "tests"]
+    lines = [table(whole, [[KINDS[kind], str(total[kind])] for kind in kinds]), ""]
+    lines += [f"All tests of {len(by_file) - len(failed)} files pass."]
+    if failed:
+        rows = [
+            [file, *(str(n or "") for n in (sum(each.values()), *map(each.get, kinds)))]
+            for file, each in failed.items()
+        ]
+        lines += ["", table(["file", "tests", *kinds], rows)]
     if result["without"]:
-        lines.append(f"files that can't be imported or have no test: {', '.join(result['without'])}")
+        lines += ["", f"Files that can't be imported or have no test: {', '.join(sorted({*result['without']}))}"]
     return "\n".join(lines)
 
 
