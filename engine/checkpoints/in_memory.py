@@ -21,7 +21,7 @@ from ..machine import memory
 from . import manifest as manifests
 from . import slices, snapshot
 from .slices import SlicedVariable
-from .slots import Held, Slots, newest_whole
+from .slots import Slots, StoredSnapshot, newest_whole
 from .store import Checkpoints
 
 _SHARE = 0.25  # of the available memory, that snapshots may take
@@ -103,14 +103,14 @@ class Snapshots:
         Returns:
           Its step; None if there is none after that of the checkpoint, or it can't be written.
         """
-        held = {each.step: each for each in self._of_this_run() if each.step > after}
-        parts = {step: each.record["parts"] for step, each in held.items()}
+        stored = {each.step: each for each in self._of_this_run() if each.step > after}
+        parts = {step: each.record["parts"] for step, each in stored.items()}
         rows = [json.loads(row) for row in self._exchange_text(json.dumps(parts))]
         found = newest_whole([{int(step): parts for step, parts in row.items()} for row in rows])
         if found is None:
             return None
         step, first = found
-        process, mine = self._checkpoints.writer.process, held.get(step)
+        process, mine = self._checkpoints.writer.process, stored.get(step)
         record: Any = mine.record if mine else {}
         if first:  # the first process, which seals it, has lost its own
             texts = self._exchange_text(json.dumps(record) if process == first else "")
@@ -138,7 +138,7 @@ class Snapshots:
             self._checkpoints.write_beside(newest.step, entries_of(newest), for_manifest(newest.record))
         return newest.step if newest.step in manifests.steps(self._checkpoints.directory) else None
 
-    def _of_this_run(self) -> list[Held]:
+    def _of_this_run(self) -> list[StoredSnapshot]:
         own = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}
         return [each for each in self._slots.read() if {name: each.record[name] for name in own} == own]
 
@@ -188,11 +188,11 @@ class Snapshots:
             self.copy_seconds = time.thread_time() - began
 
 
-def entries_of(held: Held, all_of_them: bool = True) -> list[SlicedVariable]:
+def entries_of(stored: StoredSnapshot, all_of_them: bool = True) -> list[SlicedVariable]:
     """Returns a snapshot's entries, to be written to a checkpoint: all, or only this process's shards."""
     return [
-        slices.unpacked(value, lambda value=value: held.read(value))  # type: ignore[misc]
-        for value in held.values
+        slices.unpacked(value, lambda value=value: stored.read(value))  # type: ignore[misc]
+        for value in stored.values
         if all_of_them or value["is_sharded"]
     ]
 

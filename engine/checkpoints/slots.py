@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class StoredSnapshot:
     """A whole snapshot in a slot.
 
     Attributes:
@@ -84,14 +84,14 @@ class Slots:
         size = _write(slot, json.dumps({"record": record, "values": described}).encode(), at)
         os.pwrite(slot, _HEADER.pack(_MARK, max(numbers.values()) + 1, step, at, size), 0)
 
-    def read(self) -> list[Held]:
+    def read(self) -> list[StoredSnapshot]:
         """Returns the snapshots that are whole, the newest first."""
         found = []
         for descriptor in self._descriptors:
             number, step, at, size = _header(descriptor)
             if number:
                 content = json.loads(_read(descriptor, size, at))
-                found.append(Held(number, step, content["record"], content["values"], descriptor))
+                found.append(StoredSnapshot(number, step, content["record"], content["values"], descriptor))
         return sorted(found, key=lambda each: -each.number)
 
     def clear(self) -> None:
@@ -119,16 +119,16 @@ def are_slots(descriptors: Sequence[int]) -> bool:
     return False
 
 
-def newest_whole(held: Sequence[Mapping[int, Iterable[int]]]) -> tuple[int, int] | None:
+def newest_whole(stored: Sequence[Mapping[int, Iterable[int]]]) -> tuple[int, int] | None:
     """Returns the newest step of which every part exists, and the first process that has a snapshot of it.
 
     Args:
-      held: by process, for the step of each of its snapshots, the processes that have shards of that state.
+      stored: by process, for the step of each of its snapshots, the processes that have shards of that state.
     """
-    for step in sorted({step for each in held for step in each}, reverse=True):
-        holders = [process for process, each in enumerate(held) if step in each]
-        if {*held[holders[0]][step]} <= {*holders}:
-            return step, holders[0]
+    for step in sorted({step for each in stored for step in each}, reverse=True):
+        processes = [process for process, each in enumerate(stored) if step in each]
+        if {*stored[processes[0]][step]} <= {*processes}:
+            return step, processes[0]
     return None
 
 

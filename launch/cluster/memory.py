@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
-from ...engine.checkpoints.slots import Held, Slots, are_slots, make, newest_whole
+from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, newest_whole
 from ..host.process import lock
 
 _VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # of a task's environment: its two files
@@ -49,18 +49,18 @@ class TaskMemory:
 
     def newest_step(self) -> int:
         """Returns the newest step of which a whole snapshot is there; -1 without one."""
-        found = _newest(_held(self._files))
+        found = _newest(_stored(self._files))
         return found[0] if found else -1
 
     def unsaved(self) -> tuple[int, list[str], tuple[int, ...]] | None:
         """Returns what is not on the disk, if anything: its step, the command that writes it, and its `pass_fds`."""
-        held = _held(self._files)
-        if (found := _newest(held)) is None:
+        stored = _stored(self._files)
+        if (found := _newest(stored)) is None:
             return None
-        if not any(each.record["process"] == 0 for of_task in held for each in of_task.values()):
+        if not any(each.record["process"] == 0 for of_task in stored for each in of_task.values()):
             return None  # the first process's agent does it
         step, first = found
-        directory, folder = held[first][step].record["run"]
+        directory, folder = stored[first][step].record["run"]
         if not _is_folder(os.path.dirname(directory), folder) or step <= max(manifests.steps(directory), default=-1):
             return None
         command = [sys.executable, "-m", __name__, *(",".join(map(str, each)) for each in self._files)]
@@ -73,15 +73,15 @@ def inherited(environment: Mapping[str, str]) -> Slots:
     return Slots(descriptors if len(descriptors) == 2 and are_slots(descriptors) else ())
 
 
-def _held(files: Sequence[Sequence[int]]) -> list[dict[int, Held]]:
+def _stored(files: Sequence[Sequence[int]]) -> list[dict[int, StoredSnapshot]]:
     """Returns each task's snapshots of the run that the first such task was in last, by step."""
-    held = [Slots(each).read() for each in files]
-    run = next((each.record["run"] for of_task in held for each in of_task), None)
-    return [{each.step: each for each in of_task if each.record["run"] == run} for of_task in held]
+    stored = [Slots(each).read() for each in files]
+    run = next((each.record["run"] for of_task in stored for each in of_task), None)
+    return [{each.step: each for each in of_task if each.record["run"] == run} for of_task in stored]
 
 
-def _newest(held: Sequence[Mapping[int, Held]]) -> tuple[int, int] | None:
-    return newest_whole([{step: each.record["parts"] for step, each in of_task.items()} for of_task in held])
+def _newest(stored: Sequence[Mapping[int, StoredSnapshot]]) -> tuple[int, int] | None:
+    return newest_whole([{step: each.record["parts"] for step, each in of_task.items()} for of_task in stored])
 
 
 def _is_folder(path: str, number: int) -> bool:
@@ -103,13 +103,13 @@ def write(files: Sequence[Sequence[int]]) -> None:
     from ...engine.checkpoints.in_memory import entries_of, for_manifest
     from ...engine.checkpoints.store import Checkpoints
 
-    held = _held(files)
-    if (found := _newest(held)) is None:
+    stored = _stored(files)
+    if (found := _newest(stored)) is None:
         return
     step, first = found
-    whole = [(task == first, of_task[step]) for task, of_task in enumerate(held) if step in of_task]
+    whole = [(task == first, of_task[step]) for task, of_task in enumerate(stored) if step in of_task]
     entries = [entry for is_first, each in whole for entry in entries_of(each, is_first)]
-    record = held[first][step].record
+    record = stored[first][step].record
     directory = record["run"][0]
     with lock(os.path.dirname(directory)):
         checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
