@@ -17,7 +17,7 @@ class Position(TrackableNode):
       num_bytes: of this process's last states.
       step: scalar int64 variable, the step to which the states belong; -1 for none.
       pipeline: scalar string variable, `Feed.pipeline` of the feed whose states they are.
-      part_0, ...: scalar string variables, the state of each process with a share of its own; "" for none.
+      process_0, ...: scalar string variables, the state of each process with a share of its own; "" for none.
     """
 
     optional_in_checkpoint = True  # a run without it reads the epoch again
@@ -44,8 +44,8 @@ class Position(TrackableNode):
                 self.step = tf.Variable(-1, dtype=tf.int64, trainable=False)
                 self.pipeline = tf.Variable("", trainable=False)
             for number in range(len(self._feed.share.counts)):
-                if not hasattr(self, f"part_{number}"):
-                    setattr(self, f"part_{number}", tf.Variable("", trainable=False))
+                if not hasattr(self, f"process_{number}"):
+                    setattr(self, f"process_{number}", tf.Variable("", trainable=False))
         self._feed.kept = self._kept
 
     def take(self, step: int) -> None:
@@ -60,7 +60,7 @@ class Position(TrackableNode):
             return
         states = [state] if parts == 1 else self._processes.exchange_bytes(state)
         for number, each in enumerate(states):
-            getattr(self, f"part_{number}").assign(each)
+            getattr(self, f"process_{number}").assign(each)
         self.pipeline.assign(self._feed.pipeline)
         self.step.assign(step)
         self.num_bytes = sum(map(len, states))
@@ -69,4 +69,4 @@ class Position(TrackableNode):
         """Returns all processes' states, if they are of this step and the feed's pipeline; else none."""
         if int(self.step) != step or self.pipeline.numpy().decode() != self._feed.pipeline:
             return []
-        return [getattr(self, f"part_{number}").numpy() for number in range(len(self._feed.share.counts))]
+        return [getattr(self, f"process_{number}").numpy() for number in range(len(self._feed.share.counts))]

@@ -24,7 +24,7 @@ def counts(strategy: Strategy) -> dict[str, int]:
     if strategy.computing_tasks or "CPU" not in strategy.computes_on[0]:
         return {}
     threads = tf.config.threading.get_intra_op_parallelism_threads() or configured()
-    return {"threads": threads, "batch_parts": strategy.parallel_micro_batches}
+    return {"threads": threads, "micro_batches": strategy.parallel_micro_batches}
 
 
 def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
@@ -39,4 +39,4 @@ def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
 
 
 def _described(cpu: dict[str, int]) -> str:
-    return f"{cpu.get('threads')} thread(s) per operation and {cpu.get('batch_parts')} micro-batch(es) in parallel"
+    return f"{cpu.get('threads')} thread(s) per operation and {cpu.get('micro_batches')} micro-batch(es) in parallel"

@@ -59,7 +59,7 @@ def kept_of(made):
 
 def variables_of(made):
     position = made.state.input
-    return {name: getattr(position, name) for name in ("step", "pipeline", "part_0")}
+    return {name: getattr(position, name) for name in ("step", "pipeline", "process_0")}
 
 
 def resumed(made, kept, step):
@@ -91,7 +91,7 @@ def test_a_resumed_stream_goes_on_by_its_state_and_reads_nothing_again(bench, st
     watched = Watched()
     options = FeedOptions(watch=watched, shuffle_buffer=SMALL)
     kept = check_resumed(lambda: bench(Recorder(), dataset(EXAMPLES), BATCH, replicas, feed=options, seed=3), step, 20)
-    assert len(kept["part_0"]) > 100
+    assert len(kept["process_0"]) > 100
     assert watched.shown == []
 
 
@@ -115,7 +115,7 @@ def test_streams_of_many_kinds_have_a_state(bench, tmp_path, source):
         "cached": lambda: dataset(EXAMPLES).cache().map(lambda *parts: parts, num_parallel_calls=2),
         "one example": lambda: dataset(1),
     }[source]
-    assert check_resumed(lambda: bench(Recorder(), make(), BATCH, seed=3), 7, 15)["part_0"]
+    assert check_resumed(lambda: bench(Recorder(), make(), BATCH, seed=3), 7, 15)["process_0"]
 
 
 def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warnings):
@@ -124,7 +124,7 @@ def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warning
     through = bench(Recorder(), stateful(EXAMPLES), BATCH, feed=options, seed=3)
     through.train(9)
     kept = kept_of(through)
-    assert kept["part_0"] == b""
+    assert kept["process_0"] == b""
     through.train(10)
     kept_of(through)
     assert len(warnings) == 1
@@ -143,11 +143,11 @@ def test_a_state_that_does_not_fit_is_one_line_and_the_epoch_is_read_again(bench
     through.train(9)
     kept = kept_of(through)
     if damage == "cut":
-        kept["part_0"] = kept["part_0"][:100]
+        kept["process_0"] = kept["process_0"][:100]
     if damage == "another's":
         other = bench(Recorder(), dataset(EXAMPLES).filter(lambda *_: True), BATCH, feed=options, seed=3)
         other.train(9)
-        kept["part_0"] = kept_of(other)["part_0"]
+        kept["process_0"] = kept_of(other)["process_0"]
     if damage == "of another buffer":
         options = FeedOptions(shuffle_buffer=SMALL - 1)
         through = bench(Recorder(), dataset(EXAMPLES), BATCH, feed=options, seed=3)
