@@ -21,6 +21,7 @@ from .files.storage import Files
 from .tables import columns, folders
 from .tables.csv_records import CsvLayout, Records, first_record
 from .tables.csv_types import Converter, Finder, InferredType, Unfit
+from .tables.fitting import FITTED as FITTED
 from .tables.fitting import Choice
 from .tables.folders import TableFiles
 from .tables.parquet_table import ParquetTable, library

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..engine.data.data import Data
 from .files import listing
 from .tables import columns, folders
+from .tables.fitting import FITTED as FITTED
 from .tables.fitting import Choice
 from .tables.parquet_table import ParquetTable
 

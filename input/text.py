@@ -23,6 +23,7 @@ from .files.storage import Files
 
 _BUNDLED = {split: os.path.join(BUNDLED, f"constitution.{split}.txt") for split in ("train", "eval")}
 Tokens = tokens.Bytes | tokens.Vocabulary
+FITTED = ("vocabulary_size",)
 _KIND = listing.FileKind(
     "plain text (*.txt, else *.md)", (r".*\.txt", r".*\.md"), "expected text, found 0 bytes; give text"
 )

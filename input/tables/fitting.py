@@ -18,6 +18,8 @@ from ..files.prepared import PreparedWriter, prepared
 from ..known import as_bytes, as_text
 from .parquet_table import ParquetTable
 
+# Input arguments that only decide how columns are preprocessed: a trained run has its own preprocessing.
+FITTED = ("numbers", "texts", "text", "array", "missing")
 NONE = "none"  # label name for data without labels
 _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
 _FEW_ROWS = 10  # whose values may all differ by chance

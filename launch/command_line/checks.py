@@ -18,7 +18,7 @@ from . import config as configs
 from . import paths, registry, rules
 from .config import KERAS_FILES, Config
 from .flags import ARGUMENTS
-from .values import differences
+from .values import differences, plain
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
 
@@ -79,12 +79,27 @@ def check_named(config: Config) -> None:
     for flag in ARGUMENTS:
         config.configured_arguments(flag)
     if config.run_dir and (before := configs.read(config.run_dir)):
+        _check_fitted(config, before)
         check_same_run(config, setting("run_dir", config.run_dir), before)
     if config.eval_data_dir and not (config.input_entry and config.input_entry.reads_eval_data):
         name = config.input_entry.name if config.input_entry else "the script's data"
         raise UsageError(
             f"{setting('eval_data_dir', config.eval_data_dir)} is not read by {name}; leave it out, or choose an input "
             "of files, such as tfrecord"
+        )
+
+
+def _check_fitted(config: Config, before: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for arguments that would have no effect, since a trained run's preprocessing is used."""
+    entry, known = config.input_entry, config.trained_on
+    if not (entry and known and (known.preprocessing.columns or known.tokens)):
+        return
+    arguments = (plain(entry.defaults) | each["input_arg"] for each in (before["deciding"], config.deciding()))
+    if changed := differences(*({name: each[name] for name in entry.fitted} for each in arguments)):
+        raise UsageError(
+            f"the preprocessing of {setting('run_dir', config.run_dir)} was fitted with another "
+            f"{setting('input_arg')} ({'; '.join(changed)}), and is not fitted again; use the run's value, or another "
+            f"{setting('run_dir')}"
         )
 
 

@@ -51,6 +51,7 @@ class Entry:
       intervals: the interval of an argument's values, by name, if it has one.
       path: of a file of the user's own; None for modules of Crankshaft.
       from_flags: of an input, those of its `load`'s keywords that the configuration fills by their names.
+      fitted: of an input, the arguments that only decide what is fitted to its data: `FITTED` of its module.
       make: the model's class, or the input's `load`.
     """
 
@@ -61,6 +62,7 @@ class Entry:
     intervals: Mapping[str, Interval | Expression] = dataclasses.field(default_factory=dict)
     path: str | None = None
     from_flags: tuple[str, ...] = ()
+    fitted: tuple[str, ...] = ()
     make: Any = None
 
     @property
@@ -119,7 +121,8 @@ def _input(module, path: str | None) -> Entry:
     arguments = parameters[2:]
     own = [each for each in arguments if each.name not in _FROM_FLAGS]
     from_flags = tuple(each.name for each in arguments if each.name in _FROM_FLAGS)
-    return Entry("", "", *_arguments(own), from_flags=from_flags, make=load)
+    fitted = getattr(module, "FITTED", ())
+    return Entry("", "", *_arguments(own), from_flags=from_flags, fitted=fitted, make=load)
 
 
 def class_entry(trainer_class: type) -> Entry:

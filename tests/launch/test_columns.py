@@ -195,6 +195,12 @@ def test_columns_in_another_order_are_read_by_name(tmp_path, form):
     assert [*columns] == [NAMES[index] for index in order]
     np.testing.assert_array_equal(load_model(tmp_path / "run").predict(columns, verbose=0), expected)
     assert named_run(tmp_path, "train_and_eval", MODELS[form], train_steps=61).result["step"] == 61
+    own = MODELS[form].get("input_arg", {})
+    others = {"missing": "zero", "text": "hash", "array": form == "dict", "numbers": "b1", "texts": "b1"}
+    for name, changed in others.items():
+        how = {**MODELS[form], "input_arg": {**own, name: changed}, "train_steps": 62, "allow_changed_config": True}
+        with pytest.raises(UsageError, match=rf"was fitted with another input_arg \({name}: .* -> .*another run_dir"):
+            named_run(tmp_path, "train_and_eval", how)
 
 
 def test_columns_whose_names_no_signature_can_have_are_exported_under_others(tmp_path):
