@@ -209,10 +209,10 @@ class CombinedFeed(Feed):
             return None
         return json.dumps([len(state) for state in states]).encode() + b"\n" + b"".join(states)  # type: ignore[arg-type]
 
-    def _kept_of(self, number: int, step: int) -> Sequence[bytes]:
+    def _kept_of(self, number: int, step: int) -> Sequence[bytes] | None:
         """Returns the position of a member that a checkpoint keeps, as `Feed.kept`."""
         if not (kept := self.kept(step)):
-            return ()
+            return kept
         lengths, _, states = kept[0].partition(b"\n")
         sizes = json.loads(lengths)
         return [states[sum(sizes[:number]) : sum(sizes[: number + 1])]]

@@ -48,7 +48,8 @@ class Feed(abc.ABC):
       random_access: whether any step's batch can be computed without those before it.
       reads_in_loop: whether `next_operands` may wait for input, rather than `take`.
       pipeline: identifies the pipeline that kept positions fit.
-      kept: returns the positions kept at a step, of all processes, or none; set from outside.
+      kept: returns the positions kept at a step, of all processes, or none; None unless it is training's. Set from
+        outside.
     """
 
     order: Order
@@ -57,7 +58,7 @@ class Feed(abc.ABC):
     random_access: bool = False
     reads_in_loop: bool = False
     pipeline: str = ""
-    kept: Callable[[int], Sequence[bytes]] = staticmethod(lambda step: ())  # type: ignore[assignment]
+    kept: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
 
     def reach(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on one call can take; at least 1. Host code."""

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ..errors import reason
+from ..errors import UsageError, reason, setting
 from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..mesh.mesh import Mesh
 from ..randomness import epoch_seed
@@ -336,6 +336,7 @@ class StreamedFeed(Feed):
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
         self._iterator: Any = None
         self._next_step: int | None = None
+        self._was_opened = False
         self._bytes_taken = 0
         self._never_kept = distributes
         self._kept: Any = None  # a nest of variables
@@ -421,6 +422,8 @@ class StreamedFeed(Feed):
 
     def position(self, step: int) -> bytes | None:
         """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
+        if not self._was_opened and self.share.stream.shuffles and not self.order.seen_before(step):
+            self._iterator, self._next_step = self._opened(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
             return None
         if self._never_kept:
@@ -447,7 +450,8 @@ class StreamedFeed(Feed):
         """Returns an iterator whose next batch is the one of `step`; its only batch, if that lacks examples."""
         (epoch, index), seen = self.order.position(step), self.order.seen_before(step)
         in_epoch = index // self.order.batch_size
-        kept = self.kept(step)
+        kept, is_again = self.kept(step), self._was_opened
+        self._was_opened = True
         if kept and (state := kept[self.share.process]):
             try:
                 iterator = iter(self._batches(0))
@@ -459,6 +463,12 @@ class StreamedFeed(Feed):
                     "to step %d",
                     *(reason(error), step),
                 )
+        if kept is not None and is_again and self.share.stream.shuffles:
+            raise UsageError(
+                f"the training data can't be read again from step {step}: no position is kept there, and its "
+                "Dataset.shuffle has another order at each reading; start the program again, or leave that shuffle "
+                f"out, since the run shuffles ({setting('shuffle_buffer')})"
+            )
         iterator = iter(self._batches(epoch, seen // len(self.share.counts)))
         if in_epoch:
             self._pass(iterator, in_epoch)
@@ -486,13 +496,31 @@ class StreamedFeed(Feed):
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
-        batches = untuned(epochs.prefetch(4).with_options(options))
+        batches = untuned(self._with_seeds(epochs).prefetch(4).with_options(options))
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
         # has.
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return self._strategy.experimental_distribute_dataset(batches.apply(endless))
+
+    def _with_seeds(self, epochs: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the epochs as part of a dataset whose iterator's state has the seeds of the stream's own shuffles.
+
+        An iterator's state has those only of a shuffle that it is reading: not before the first batch, nor once the
+        epoch's examples are all in buffers. So an iterator of each is kept open, from which nothing is read.
+        """
+        if not self.share.stream.shuffles or self._distributes:
+            return epochs
+        specs = epochs.element_spec
+
+        def nothing(*_) -> Any:
+            return tf.nest.map_structure(lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype), specs)
+
+        unread = [each.map(nothing) for each in self.share.stream.shuffles]
+        return tf.data.Dataset.choose_from_datasets(
+            [epochs, *unread], tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
+        )
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         order = self.order

@@ -242,17 +242,6 @@ def bucketed(split: Split, buckets: Buckets) -> Split:
     return split
 
 
-def lines_of_stream(stream: Stream, order: Order) -> list[str]:
-    """Describes the buckets of a stream's batches, for people."""
-    if stream.buckets is None:
-        return []
-    boundaries = stream.buckets.boundaries
-    shapes = f"at most {len(boundaries) * (2 if order.remainder else 1)}"
-    if unknown_dimensions(stream.element_spec) > 1:
-        shapes = f"many, since only axis {stream.buckets.axis} is padded so,"
-    return [f"the data in buckets: batches of {order.batch_size} x {[*boundaries]}, of {shapes} shapes"]
-
-
 class Padding:
     """How a source's batches are padded: to their longest example, or to their bucket's shape.
 

@@ -47,12 +47,14 @@ class Stream(Split):
       length: examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` if only reading shows it.
       ends: whether an epoch is known to end.
       files_written: paths of caches that reading writes. A checkpoint can't contain their positions.
+      shuffles: datasets, within it, of another order at each reading: an iterator's state has that of their seeds.
     """
 
     by_index: Literal[False] = False
     length: int
     ends: bool = True
     files_written: Sequence[str] = ()
+    shuffles: Sequence[tf.data.Dataset] = ()
 
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -81,7 +83,7 @@ class OfDataset(Stream):
         self.element_spec = specs(dataset)
         self.length = int(dataset.cardinality())
         self.ends = pipelines.ends(dataset)
-        self.files_written = pipelines.files_written(dataset)
+        self.files_written, self.shuffles = pipelines.files_written(dataset), pipelines.shuffles(dataset)
         self._dataset = dataset
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -177,7 +179,8 @@ class WrappedStream(Stream):
     def __init__(self, stream: Stream):
         self._stream = stream
         self.element_spec, self.length, self.ends = stream.element_spec, stream.length, stream.ends
-        self.files_written, self.batch_examples = stream.files_written, stream.batch_examples
+        self.files_written, self.shuffles = stream.files_written, stream.shuffles
+        self.batch_examples = stream.batch_examples
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._stream.examples(seed, epoch)

@@ -21,7 +21,7 @@ from keras.src.losses import loss as loss_module
 
 from . import graphs
 from .tensorflow import default_strategy
-from .variables import assign_alone, assign_local, own_copy, read_local, server_of, tf_variable, update_alone
+from .variables import assign_local, own_copy, read_local, tf_variable, update_alone
 
 # The class of `compile` and `fit`: models inherit it, and layers may.
 Trainable = TensorFlowTrainer
@@ -202,8 +202,14 @@ def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | N
     if kind not in (graphs.ADDS, graphs.AFFINE) or not isinstance(own, tf.Variable):
         variable.assign(value)
         return
+    terms, compute = graphs.function_of(value, before)
+
+    def update(*terms):
+        now = read_local(own)
+        return tf.raw_ops.AssignAddVariableOp(resource=own.handle, value=compute(now, *terms) - now)
+
     with tf.name_scope(graphs.ENGINES_OWN):
-        assign_alone(own, *graphs.function_of(value, before))
+        update_alone(own, terms, update)
 
 
 def without_assignments() -> contextlib.AbstractContextManager:
@@ -429,25 +435,21 @@ def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) 
     Their first values are the weights' after the first update.
     """
     every = optimizer.ema_overwrite_frequency
-    due = [(read_local(optimizer._iterations.value) + 1) % every == 0] if every else []
+    is_due = every and (read_local(optimizer._iterations.value) + 1) % every == 0
     for (variable, shadow), done in zip(averages(optimizer), counts, strict=True):
-
-        def update(momentum, *due, variable=variable, shadow=shadow):
-            value, share = read_local(variable), tf.cast(momentum, variable.dtype)
-            average = share * read_local(shadow) + (1 - share) * value
-            assign_local(shadow, average)
-            for is_due in due:
-                assign_local(variable, tf.where(is_due, average, value))
-
-        update_alone(variable, [tf.where(done > 0, optimizer.ema_momentum, 0.0), *due], update)
+        momentum = tf.where(done > 0, optimizer.ema_momentum, 0.0)
+        value, share = read_local(variable), tf.cast(momentum, variable.dtype)
+        average = share * read_local(shadow) + (1 - share) * value
+        assign_local(shadow, average)
+        if every:
+            assign_local(variable, tf.where(is_due, average, value))
 
 
 class _LocalUpdates(tf.keras.optimizers.Optimizer):
     """Is inserted between a Keras optimizer's class and Keras's base class, which has the all-reduce.
 
     Some rules do something once per step (Nadam's product of momenta) in `_backend_update_step`, which ends in a call
-    of its super's: here, the bare rule. On a parameter server all of it runs where the variable and its slots are,
-    with their present values, while no other worker updates them.
+    of its super's: here, the bare rule.
     """
 
     most_updates = None  # during an update: the largest number of updates of a variable
@@ -459,20 +461,9 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
         return next(counts, super().iterations)
 
     def _backend_update_step(self, gradients, variables, learning_rates):
-        on_servers = any(map(server_of, variables))
-        shared = [each for each in vars(self).values() if on_servers and isinstance(each, tf.keras.Variable)]
-        shared_values = values(shared)
         try:
-            for gradient, variable, of_variable in zip(gradients, variables, learning_rates, strict=True):
-                outside = gradient, of_variable, shared_values
-
-                def update(*terms, variable=variable, outside=outside):
-                    inside = tf.nest.pack_sequence_as(outside, terms, expand_composites=True)
-                    gradient, (rate, self.own_updates), present = inside
-                    with computing_with(list(zip(shared, present, strict=True))):
-                        self.update_step(gradient, variable, rate)
-
-                update_alone(variable, tf.nest.flatten(outside, expand_composites=True), update)
+            for gradient, variable, (rate, self.own_updates) in zip(gradients, variables, learning_rates, strict=True):
+                self.update_step(gradient, variable, rate)
         finally:
             for name in ("own_updates", "most_updates"):
                 self.__dict__.pop(name, None)

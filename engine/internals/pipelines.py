@@ -18,6 +18,7 @@ from tensorflow.python.data.ops import (
     padded_batch_op,
     rebatch_op,
     scan_op,
+    shuffle_op,
     snapshot_op,
     unbatch_op,
 )
@@ -92,6 +93,12 @@ def files_written(dataset: tf.data.Dataset) -> list[str]:
         elif isinstance(each, snapshot_op._SnapshotDataset):
             paths.append(_text(each._path))
     return [path for path in paths if path]
+
+
+def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns those parts of a pipeline that are in another order at each reading, by a seed that is theirs."""
+    found = [each for each in _all(dataset) if isinstance(each, shuffle_op._ShuffleDataset)]
+    return [each for each in found if each._reshuffle_each_iteration]
 
 
 def _all(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

@@ -50,53 +50,25 @@ def on_server(variable: tf.Variable):
     return tf.device(server) if server else contextlib.nullcontext()
 
 
-def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Callable[..., Any]) -> None:
+def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Callable[..., tf.Operation | None]) -> None:
     """Calls a function that reads a variable and assigns it a value computed from that. Replica code.
 
     On a parameter server no other worker does so between the two: a worker takes a lock there once its terms have
-    arrived and its earlier updates of the variable are made, and nothing that it does in its turn waits for another
-    host.
+    arrived, and nothing that it does in its turn waits for another host.
 
     Args:
       variable: to update.
-      terms: what its value is computed from, besides the present values of variables on its server.
-      update: `update(*terms)` adds the ops.
+      terms: what its value is computed from, besides its own present value.
+      update: `update(*terms)` returns the op that assigns it.
     """
-    if not server_of(variable):
-        update(*terms)
-        return
-
-    def in_turn():
-        graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        update(*here)
-        return tf.group(graph.get_operations()[before:])
-
     with on_server(variable):
         constants = map(tf.get_static_value, terms)
         here = [tf.identity(x) if c is None else tf.constant(c, x.dtype) for x, c in zip(terms, constants, strict=True)]
-        with tf.control_dependencies([*here, read_local(variable)]):
-            # Several may read one variable, such as an optimizer's count: this checks only for that.
-            section = tf.CriticalSection(shared_name=f"{variable.name}/update")
-            section.execute(in_turn, exclusive_resource_access=False)
-
-
-def assign_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], compute: Callable[..., tf.Tensor]) -> None:
-    """Assigns this replica's copy of a variable `compute(its present value, *terms)`. Replica code.
-
-    On a parameter server the difference is added, under a lock (`update_alone`): fused kernels do not take the lock,
-    and an update by another worker's is not lost.
-    """
-
-    def update(*terms):
-        now = read_local(variable)
-        value = tf.cast(compute(now, *terms), variable.dtype)
-        if server_of(variable):
-            tf.raw_ops.AssignAddVariableOp(resource=variable.handle, value=value - now)
-        else:
-            assign_local(variable, value)
-
-    update_alone(variable, terms, update)
+        with tf.control_dependencies(here):
+            if server_of(variable):
+                tf.CriticalSection(shared_name=f"{variable.name}/update").execute(lambda: update(*here))
+            else:
+                update(*here)
 
 
 def mark_shard(variable: tf.Variable, owner: Any) -> None:

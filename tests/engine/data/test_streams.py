@@ -14,7 +14,7 @@ from absl import logging
 
 from crankshaft.engine.data import streamed
 from crankshaft.engine.data.streamed import OfDataset, count, divide
-from crankshaft.engine.errors import SourceError, StuckStreamError
+from crankshaft.engine.errors import SourceError, StuckStreamError, UsageError
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input.records import checksums
@@ -116,6 +116,30 @@ def test_streams_of_many_kinds_have_a_state(bench, tmp_path, source):
         "one example": lambda: dataset(1),
     }[source]
     assert check_resumed(lambda: bench(Recorder(), make(), BATCH, seed=3), 7, 15)["process_0"]
+
+
+def test_a_shuffle_of_its_own_goes_back_to_what_was_kept_and_to_nothing_else(bench):
+    """Its order depends on how often it was read: from the beginning it would be another, unnoticed."""
+
+    def make():
+        return bench(Recorder(), dataset(EXAMPLES).shuffle(9, seed=1).shuffle(7).map(lambda *each: each), BATCH, seed=3)
+
+    made = make()
+    kept = {0: kept_of(made)}
+    for step in (7, 21):
+        made.train(step)
+        kept[step] = kept_of(made)
+    made.train(40)
+    ahead = seen(made)
+    for step in kept:
+        resumed(made, kept[step], step).train(40)
+        assert seen(made) == ahead
+        again = resumed(make(), kept[step], step)
+        again.train(40)
+        assert seen(again)[step:] == ahead[step:]
+    made.jump(3)
+    with pytest.raises(UsageError, match="can't be read again from step 3: no position is kept there"):
+        made.train(5)
 
 
 def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warnings):

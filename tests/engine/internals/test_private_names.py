@@ -72,6 +72,7 @@ OF_OWNERS = {
     "tensorflow.python.data.ops.rebatch_op": "_RebatchDataset",
     "tensorflow.python.data.experimental.ops.batching": "_MapAndBatchDataset",
     "tensorflow.python.data.ops.map_op": "_MapDataset _ParallelMapDataset",
+    "tensorflow.python.data.ops.shuffle_op": "_ShuffleDataset",
     "tensorflow.python.data.ops.scan_op": "_ScanDataset",
     "tensorflow.python.data.ops.snapshot_op": "_SnapshotDataset",
     "tensorflow.python.data.ops.unbatch_op": "_UnbatchDataset",
@@ -82,6 +83,7 @@ OF_OWNERS = {
     "keras.src.backend.tensorflow.trainer": "TensorFlowTrainer",
     "tensorflow.data.Dataset": "_inputs _functions",
     "tensorflow.python.data.ops.cache_op.CacheDataset": "_filename",
+    "tensorflow.python.data.ops.shuffle_op._ShuffleDataset": "_reshuffle_each_iteration",
     "tensorflow.python.data.ops.snapshot_op._SnapshotDataset": "_path",
     "tensorflow.python.framework.func_graph.FuncGraph": "_watched_variables",
 }
