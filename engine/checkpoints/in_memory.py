@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from ..errors import SaveError
+from ..errors import SaveError, reason
 from ..machine import memory
 from . import manifest as manifests
 from . import slices, snapshot
@@ -101,7 +101,7 @@ class Snapshots:
           after: the step of the newest checkpoint.
 
         Returns:
-          Its step; None if there is none after that of the checkpoint, or it can't be written.
+          Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
         stored = {each.step: each for each in self._of_this_run() if each.step > after}
         parts = {step: each.record["parts"] for step, each in stored.items()}
@@ -117,12 +117,14 @@ class Snapshots:
             record = json.loads(texts[first])
         entries = entries_of(mine, all_of_them=process == first) if mine else []
         others = frozenset({first, *record["parts"]} - {0})
+        is_written = True
         try:
             self._checkpoints.write(step, entries, others, for_manifest(record))
         except SaveError as error:
+            is_written = False
             logging.warning("the snapshot of step %d is lost: %s", step, error)
-            return None
-        return step
+        # All go on alike: the first process has sealed it, or none may restore it.
+        return step if json.loads(self._exchange_text(json.dumps(is_written))[0]) else None
 
     def write_alone(self) -> int | None:
         """Writes this process's newest snapshot as a checkpoint, in a thread beside the run; see `write_newest`.
@@ -156,8 +158,12 @@ class Snapshots:
         """Returns whether two snapshots would take too much of the memory."""
         needed = 0
         for entry in entries:
-            shape, dtype = variables.get(entry.key, ([], "string"))
-            needed += 2 * tf.as_dtype(dtype).size * tf.TensorShape(shape).num_elements() // len(entry.writers)
+            shape, dtype = variables.get(entry.key, ([], "int64"))
+            if dtype == "string":  # a stream's position may have 1 GiB
+                size = sum(int(tf.reduce_sum(tf.strings.length(each.read()))) for each in entry.slices)
+            else:
+                size = tf.as_dtype(dtype).size * tf.TensorShape(shape).num_elements() // len(entry.writers)
+            needed += 2 * size
         more = needed - self._slots.num_bytes
         if more > 0 and more > _SHARE * (available := memory.available_bytes()):
             self.is_off = True
@@ -180,9 +186,9 @@ class Snapshots:
         try:
             with self._using:
                 self._slots.write(step, record, values())
-        except OSError as error:
+        except Exception as error:  # the run goes on without them
             self.is_off = True
-            logging.warning("no snapshots in memory: %s", error.strerror)
+            logging.warning("no snapshots in memory: %s", getattr(error, "strerror", None) or reason(error))
         finally:
             may_change.set()
             self.copy_seconds = time.thread_time() - began

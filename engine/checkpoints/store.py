@@ -197,10 +197,11 @@ class Checkpoints:
           record: of the state, for the manifest: about, host_state, variables.
 
         Raises:
-          SaveError: it can't be written.
+          SaveError: it can't be written. The log has a failure of the previous save.
         """
-        self.wait()
+        self.join()
         self.check()
+        self._error = None
         saving = self._new(step, entries, others, record)
         if entries or not self.writer.process:
             self._start(saving)

@@ -55,7 +55,9 @@ def _snapshots(run: BaseRun) -> Snapshots | None:
     if config.coordinates:
         logging.debug("no snapshots in memory: with parameter servers a failure loses the steps since a checkpoint")
         return None
-    return Snapshots(run.checkpoints, memory.inherited(os.environ), run.strategy.exchange_text)
+    # The copy of a folder elsewhere is this process's own, so no other may write there what it left.
+    slots = memory.inherited({} if config.remote else os.environ)
+    return Snapshots(run.checkpoints, slots, run.strategy.exchange_text)
 
 
 def _write_snapshot(run: BaseRun) -> str | None:

@@ -90,6 +90,10 @@ def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are
     (newest,) = slots.read()
     slots.write(8, {**newest.record, "parts": [0, 1]}, [])
     assert both(lambda snapshots, number: snapshots.write_newest(6)) == [None, None]
+    slots.write(9, newest.record, [({**each}, newest.read(each)) for each in newest.values])
+    (tmp_path / "run/checkpoints").rename(tmp_path / "moved")
+    (tmp_path / "run/checkpoints").touch()  # the first process can't write there, and the other need not
+    assert both(lambda snapshots, number: snapshots.write_newest(6)) == [None, None]
 
 
 def test_the_newest_is_written_alone_beside_the_run_unless_a_checkpoint_is_newer(tmp_path):
