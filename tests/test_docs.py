@@ -245,14 +245,3 @@ def test_pages_that_all_read_and_the_readmes_script_are_short():
     (script,) = [block for block in blocks(README) if block.title]
     assert len(script.text.splitlines()) < 30
     assert "    main(" in script.text
-
-
-def test_a_recipe_of_any_kind_is_shorter_than_the_simplest_loop_around_a_tape():
-    def lines(block):
-        return sum(bool(line.strip()) and not line.strip().startswith("#") for line in block.text.splitlines())
-
-    pages = {name: blocks(ROOT / "docs" / f"{name}.md") for name in ("cookbook", "lengths", "from_keras")}
-    (loop,) = [block for block in pages["from_keras"] if "while epoch.numpy()" in block.text]
-    recipes = [block for name in ("cookbook", "lengths") for block in pages[name] if block.language == "python"]
-    assert len(recipes) > 30
-    assert {block.section: lines(block) for block in recipes if lines(block) >= lines(loop)} == {}

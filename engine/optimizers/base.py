@@ -19,17 +19,7 @@ from absl import logging
 
 from ..errors import UsageError, setting
 from ..internals.tensorflow import temporary_variable
-from ..internals.variables import (
-    assign_alone,
-    assign_local,
-    is_shard,
-    key_of,
-    on_server,
-    path_of,
-    read_local,
-    server_of,
-    tf_variable,
-)
+from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable
 from ..mesh import shards
 from ..mesh.mesh import current_mesh
 from ..mesh.shards import Sharding, sharding_of
@@ -343,10 +333,7 @@ class Optimizer(tf.Module):
             elif target.decays:
                 value = target.read()
                 tf.raw_ops.ResourceApplyGradientDescent(
-                    var=target.handle,
-                    alpha=tf.cast(target.rate(factor), value.dtype),
-                    delta=value,
-                    use_locking=self.use_locking,
+                    var=target.handle, alpha=tf.cast(target.rate(factor), value.dtype), delta=value
                 )
             decayed.append((gradient, target))
         return decayed
@@ -526,7 +513,7 @@ class _Target:
         """Applies a Keras variable's constraint, if it has one, to this replica's value."""
         constraint = getattr(self.original, "constraint", None)
         if constraint is not None:
-            assign_alone(self.variable, [], constraint)
+            assign_local(self.variable, constraint(self.read()))
 
 
 class _OpenPiece(_Target):

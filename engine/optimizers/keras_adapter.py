@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..internals import keras
-from ..internals.variables import tf_variable
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
 from .base import Optimizer, settings_of
@@ -128,7 +127,7 @@ class KerasOptimizer(Optimizer):
                 "make it in build_optimizer, or pass a function that makes it"
             )
         if not optimizer.built:
-            optimizer.build(_Beside(target.original for target in targets))
+            optimizer.build([target.original for target in targets])
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
 
     def _decays(self, target):
@@ -149,16 +148,6 @@ class KerasOptimizer(Optimizer):
                 f"{', '.join(changed)} of Keras optimizer {self.keras_optimizer.name}, as set in the run, needs "
                 "optimizer state that was not made; make the optimizer with a value other than 0"
             ) from error
-
-
-class _Beside(list):
-    """Variables: what is made in a loop over them is placed beside the loop's, on its parameter server."""
-
-    def __iter__(self):
-        for variable in super().__iter__():
-            # Some rules, such as Adafactor, don't do it themselves.
-            with tf.distribute.get_strategy().extended.colocate_vars_with(tf_variable(variable)):
-                yield variable
 
 
 def _on_this_replica(variable):

@@ -128,7 +128,6 @@ class Replicated(Strategy):
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes).after(known)
-        self._lines += lengths.lines_of_stream(stream, order)
         return StreamedFeed(
             *(self._devices, share, order),
             shuffle_buffer=options.shuffle_buffer,

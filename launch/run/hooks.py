@@ -95,7 +95,7 @@ def in_order(
 
         between = callbacks[0].test_batches if callbacks else None
         options: dict[str, Any] = {"batches": config.eval_batches, "directory": config.run_dir}
-        if run.checkpoints and not (callbacks or config.cluster):  # what is interrupted is done after a resume
+        if run.checkpoints and not (callbacks or config.coordinates):  # what is interrupted is done after a resume
             options["ends"] = lambda: run.stop_request.reason
         hooks.append(evaluation.Evaluation(_eval_period(run, own), before, is_wanted, is_strict, between, **options))
     hooks += [run.record] if run.record else []  # before those that save: a window ends with all work by then

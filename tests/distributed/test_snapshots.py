@@ -24,20 +24,35 @@ SHARDED = (
 )
 RUN = (
     *("--steps_per_loop=5", f"--train_steps={STEPS}", "--snapshot_seconds=0.01"),
-    *("--checkpoint_every_steps=100000", "--eval_every_steps=110", "--eval_batches=2"),
+    *("--checkpoint_every_steps=100000", "--eval_every_steps=110", "--eval_batches=2", "--eval_batch_size=8"),
 )
-# Waits at a step until a file lets the run end: until then it can be killed.
+# Waits at a step until a file lets the run end: until then it can be killed. Then, once, worker 1 gets SIGTERM within
+# the next evaluation.
 SCRIPT = f"""
-import pathlib, sys, time
-from crankshaft.engine.hooks import every_steps
+import os, pathlib, signal, sys, time
+from crankshaft.engine.hooks import Hook, every_steps
 from crankshaft.launch import train
 
+go, mark = (pathlib.Path(__file__).with_name(name) for name in ("go", "preempted"))
+
 def hold(status, means):
-    while not pathlib.Path(__file__).with_name("go").exists():
+    while not go.exists():
         time.sleep(0.01)
 
+class Preempted(Hook):
+    def begin(self, status):
+        strategy, run = status.strategy, status.strategy.run
+
+        def preempted(program, limit):
+            if program is strategy.evaluation and strategy.host == 1 and go.exists() and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+            return run(program, limit)
+
+        strategy.run = preempted
+
 if __name__ == "__main__":
-    train.main(hooks=[every_steps({HELD}, hold)])
+    train.main(hooks=[every_steps({HELD}, hold), Preempted()])
 """
 
 
@@ -61,7 +76,10 @@ def is_slot(path: str) -> bool:
     "flags", [MLP, pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["replicas", "model over both"]
 )
 def test_killed_workers_lose_no_more_than_the_steps_since_the_newest_snapshot(start, tmp_path, flags):
-    """Restarted, or at the job's end written as a checkpoint: the run ends with the bits of an undisturbed one."""
+    """Restarted, or at the job's end written as a checkpoint: the run ends with the bits of an undisturbed one.
+
+    An evaluation within which one worker gets SIGTERM ends on all, and is made after the restart.
+    """
     (script := tmp_path / "holding.py").write_text(SCRIPT)
 
     def job(name: str, restarts: int) -> Job:
@@ -85,6 +103,9 @@ def test_killed_workers_lose_no_more_than_the_steps_since_the_newest_snapshot(st
     again = job("run", 1).ok()
     assert f"resumed at step {saved} of {STEPS}" in again.output
     assert "taken from memory" not in again.output
+    before, at, after = re.split(r"stopped at step (\d+): SIGTERM at worker 1", again.output)
+    assert f"step {at}/{STEPS}  evaluation" not in before
+    assert f"step {at}/{STEPS}  evaluation" in after
     straight = job("straight", 0).ok()
     assert newest(straight.run_dir) == STEPS
     assert_equal_bits(run.run_dir, straight.run_dir)

@@ -20,18 +20,11 @@ def made(kind):
     return varying.Walks() if kind == "source" else varying.dataset()
 
 
-@pytest.mark.parametrize(
-    ("kind", "buckets", "shapes"),
-    [
-        ("source", BUCKETS, "10 batches per epoch, of 6 shapes: 2 of 8 x [3], 3 of 6 x [7], 5 of 4 x [12]"),
-        ("dataset", "0:3,7,12", "batches of 8 x [3, 7, 12], of at most 6 shapes"),
-    ],
-)
-def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, shapes, tmp_path, capsys):
+@pytest.mark.parametrize(("kind", "buckets"), [("source", BUCKETS), ("dataset", "0:3,7,12")])
+def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, tmp_path):
     data = (made(kind), made(kind))
     flags = {**FLAGS, "bucket_by": buckets}
     whole = run(varying.Mean, data=data, train_steps=10, run_dir=tmp_path / "whole", **flags)
-    assert f"the data in buckets: {shapes}\n" in capsys.readouterr().out
     for steps in (7, 10):
         parts = run(varying.Mean, data=data, train_steps=steps, run_dir=tmp_path / "parts", **flags)
     assert_equal_bits(tmp_path / "whole", tmp_path / "parts", "eval")

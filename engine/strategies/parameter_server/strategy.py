@@ -261,7 +261,6 @@ class ParameterServer(Strategy):
         share = divide(stream, self, known=known, watch=watch, timeout_seconds=timeout)
         order = share.order(global_batch_size, seed, drop_remainder=False).after(known)
         self._stream_lines.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
-        self._stream_lines += lengths.lines_of_stream(stream, order)
         buffer = options.shuffle_buffer
         devices = Devices(self.distribution)
         return SentFeed(devices, share, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout)

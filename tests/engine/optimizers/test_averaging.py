@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Averaged, Trainer, internals, mean
+from crankshaft.engine import Averaged, Trainer, mean
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.optimizers import SGD
 from crankshaft.engine.optimizers.averaging import WeightAverage
@@ -113,8 +113,7 @@ def test_the_warm_up_of_the_decay_may_be_left_out(bench):
         bench(Mlp((5,)), data(), 16, num_classes=3, ema_warmup=False)
 
 
-def test_a_step_adds_to_the_average_that_other_workers_have_moved_meanwhile(monkeypatch):
-    monkeypatch.setattr(internals.variables, "server_of", lambda variable: "/device:CPU:0")
+def test_a_step_adds_to_the_average_that_other_workers_have_moved_meanwhile():
     variable, moved = tf.Variable(1.0), threading.Event()
     average = WeightAverage(0.5, warmup=False)
     average.build([variable])

@@ -1,13 +1,10 @@
 """Optimizers against Keras's own, under XLA, through a checkpoint, and used wrongly."""
 
-import concurrent.futures
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import internals, optimizers
-from crankshaft.engine.optimizers import base
+from crankshaft.engine import optimizers
 from crankshaft.engine.step.context import Readings, StepContext
 from tests.arrays import assert_same
 
@@ -146,54 +143,6 @@ def test_a_keras_optimizer_through_the_adapter_equals_its_own_apply(name):
     result = train(optimizer, ours, 20)
     assert_equal_within(1e-6, result, train_keras(keras_class(0.01), theirs, 20))
     assert int(optimizer.keras_optimizer.iterations) == 20
-
-
-@pytest.fixture
-def on_server(monkeypatch):
-    """Has this process's variables treated as a parameter server's."""
-    for module in (base, internals.keras, internals.variables):
-        monkeypatch.setattr(module, "server_of", lambda variable: "/device:CPU:0")
-
-
-@pytest.mark.parametrize("name", ["Nadam", "Adafactor", "SGD"])
-def test_a_keras_optimizer_on_a_server_equals_its_own_apply(on_server, name):
-    arguments = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2} if name == "SGD" else {}
-    ours, theirs = make_variables(), make_variables()
-    keras_class = getattr(keras, name)
-    optimizer = built(optimizers.KerasOptimizer(keras_class(0.01, **arguments), as_compiled=True), ours)
-    reference = keras_class(0.01, **arguments)
-    result, expected = train(optimizer, ours, 20), train_keras(reference, theirs, 20)
-    assert_equal_within(1e-6, result, expected)
-
-
-def in_two_threads(optimizer, variable, steps):
-    """Two workers' updates of a variable on a server, from gradients of -1."""
-    apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
-    apply = apply.get_concrete_function(tf.fill(variable.shape, -1.0))
-
-    def work():
-        for _ in range(steps):
-            apply(tf.fill(variable.shape, -1.0))
-
-    with concurrent.futures.ThreadPoolExecutor(2) as workers:
-        for each in [workers.submit(work) for _ in range(2)]:
-            each.result()
-    return variable.numpy()
-
-
-def test_workers_updates_by_a_keras_optimizer_take_turns_on_a_server(on_server):
-    variable = tf.keras.Variable(np.zeros(100_000, "float32"))
-    optimizer = built(optimizers.KerasOptimizer(keras.SGD(1.0, momentum=1.0)), [variable])
-    # The momentum counts updates, and the weight is the sum of its values.
-    np.testing.assert_array_equal(in_two_threads(optimizer, variable, 50), 100 * 101 / 2)
-
-
-def test_a_constraint_on_a_server_keeps_other_workers_updates(on_server):
-    variable = tf.keras.Variable(np.zeros(100_000, "float32"))
-    variable.constraint = lambda value: value + 1.0
-    optimizer = built(optimizers.build("sgd", 1.0), [variable])
-    optimizer.use_locking = True
-    np.testing.assert_array_equal(in_two_threads(optimizer, variable, 50), 2 * 100)
 
 
 def test_a_keras_object_keeps_its_own_schedule_and_decay():
