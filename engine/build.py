@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from . import optimizers
 from .data import form
-from .errors import UsageError, setting
+from .errors import UsageError, reason, setting
 from .internals import keras
 from .internals.tensorflow import SEEDED
 from .internals.variables import path_of
@@ -122,6 +122,13 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
             raise UsageError(
                 f"{owner}'s model is a tf.keras.Sequential, which takes one array, and features are several: {names}; "
                 "return a tf.keras.Model with an input for each, or pass (features, labels) if labels are among them"
+            ) from error
+        named = form.fields((specs,)).named()
+        if of_any_length := [(name, [*spec.shape]) for name, spec in named if None in spec.shape]:
+            name, shape = of_any_length[0]
+            raise UsageError(
+                f"{owner}'s model does not take {name} of shape {shape}, in which examples differ: {reason(error)}; "
+                "make all of one shape, as by np.pad, or use layers for any length"
             ) from error
         raise
 
