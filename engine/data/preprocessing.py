@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -153,6 +154,17 @@ class Preprocessing:
     def may_lack(self) -> bool:
         """Whether raw values may be missing."""
         return any(each.may_lack for each in self.columns.values())
+
+    @property
+    def digest(self) -> int:
+        """Identifies it, the same where processors round means otherwise."""
+
+        def known(each: ColumnPreprocessing) -> tuple:
+            fills = [f"{x:.9g}" for x in np.ravel(np.asarray(each.fill, np.float64))]
+            return each.kind, fills, bool(each.is_flagged), *map(tuple, (each.places, each.words))
+
+        columns = {name: known(self.columns[name]) for name in sorted(self.columns)}
+        return zlib.crc32(repr((columns, tuple(self.array))).encode())
 
     def __call__(self, features: Any, missing: Mapping[str, Any] | None = None) -> Any:
         """Converts features; those that are converted already stay unchanged.

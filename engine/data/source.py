@@ -118,6 +118,7 @@ class Source(Split):
       varies: whether `read` itself may return another example for an index in another epoch.
       by_epoch: whether an epoch may be read only between `begin_epoch` and `end_epoch`, without reading ahead.
       read_threads: number of threads that call `read`.
+      preprocessing_digest: identifies what was fitted to data to make examples, such as words and means.
 
     Example:
       >>> class Squares(Source):
@@ -136,6 +137,7 @@ class Source(Split):
     varies: bool = False
     by_epoch: bool = False
     read_threads: int = 2  # one waits for the disk while another parses
+    preprocessing_digest: int = 0
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -243,6 +245,7 @@ class WrappedSource(Source):
         self.chunk_examples, self.read_threads = source.chunk_examples, source.read_threads
         self.is_random, self.varies, self.by_epoch = source.is_random, source.varies, source.by_epoch
         self.buckets, self.batch_examples = source.buckets, source.batch_examples
+        self.preprocessing_digest = source.preprocessing_digest
 
     def __len__(self) -> int:
         return len(self.source)

@@ -449,6 +449,7 @@ class Columns(Source):
         self._names = [*choice.features, *([self._label] if self._label else [])]
         for name in self._names:
             _check_alike(name, table, like)
+        self.preprocessing_digest = zlib.crc32(repr(classes).encode(), preprocessing.digest)
         self._classes = None if classes is None else {text: number for number, text in enumerate(classes)}
         self._starts = np.concatenate([[0], np.cumsum(table.group_rows)]).astype(np.int64)
         self.chunk_examples = int(np.max(table.group_rows))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.errors import BadRecordError
-from crankshaft.input import csv, parquet
+from crankshaft.input import csv, known, parquet
 from crankshaft.input.checks import InputError
 
 pa = pytest.importorskip("pyarrow")
@@ -120,8 +120,10 @@ def test_a_new_table_is_read_by_the_preprocessing_of_the_data_trained_on(tables)
     columns |= {"day": ["2024-02-29", "", "2024-03-01", "2024-03-02"]} if tables.is_csv else {}
     folder = tables.write(**columns)
     trained_on = tables.load(folder, missing="mean")
-    same = tables.load(folder, missing="mean", trained_on=trained_on)
+    saved = known.from_json(known.as_json(trained_on), "model.json")
+    same = tables.load(folder, missing="mean", trained_on=saved)
     assert rows(same.train) == rows(trained_on.train)
+    assert same.train.preprocessing_digest == trained_on.train.preprocessing_digest
     new = {"id": [1.0, 99.0], "y": [10, 11], "x": [None, None], "label": ["B", "B"]}
     new |= {"day": ["", ""]} if tables.is_csv else {}
     data = tables.load(tables.write("new", **new), missing="mean", trained_on=trained_on)
@@ -131,6 +133,7 @@ def test_a_new_table_is_read_by_the_preprocessing_of_the_data_trained_on(tables)
     for each in (same, data):
         assert [getattr(each, name) for name in kept] == [getattr(trained_on, name) for name in kept]
     assert data.train.element_spec == trained_on.train.element_spec
+    assert data.train.preprocessing_digest == trained_on.train.preprocessing_digest
     other = tables.write("other", **{**new, "x": ["a", "b"]})
     with pytest.raises(InputError, match=r"column 'x'.*(a number, as in the data of the run|write both alike)"):
         tables.load(other, missing="mean", trained_on=trained_on)
@@ -138,6 +141,8 @@ def test_a_new_table_is_read_by_the_preprocessing_of_the_data_trained_on(tables)
     new = tables.write("b", full=[None, 1.0], price=[1, None], id=[None, 5], label=[0, 0])
     again = tables.load(new, missing="zero", trained_on=array)
     assert again.num_classes == 3
+    refitted = tables.load(new, missing="zero", array=True).train
+    assert again.train.preprocessing_digest == array.train.preprocessing_digest != refitted.preprocessing_digest
     assert again.train.read(np.array([1]))[0].tolist() == [[5, 0, 0, 1, 1]]
     with pytest.raises(BadRecordError, match="column 'full' has no value and has one in each row to train on"):
         again.train.read(np.array([0]))

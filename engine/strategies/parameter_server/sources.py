@@ -135,13 +135,23 @@ def _as_text(values: Iterable) -> list[np.ndarray]:
 def describe(source: Source) -> dict:
     """Describes a source in plain JSON, to distinguish it from others."""
     layout = tf.nest.map_structure(lambda spec: f"{spec.dtype.name} {[*spec.shape]}", source.element_spec)
-    return {"examples": len(source), "layout": str(layout), "files": zlib.crc32(source.identity().encode())}
+    return {
+        "examples": len(source),
+        "layout": str(layout),
+        "files": zlib.crc32(source.identity().encode()),
+        "preprocessing": source.preprocessing_digest,
+    }
 
 
 def difference(wanted: dict, own: Sequence[dict]) -> str:
     """Describes how a task's `own` sources differ from the coordinator's `wanted` one."""
     same_size = [each for each in own if each["examples"] == wanted["examples"]]
     same_layout = [each for each in same_size if each["layout"] == wanted["layout"]]
+    if any({**each, "preprocessing": wanted["preprocessing"]} == wanted for each in same_layout):
+        return (
+            "it has fitted words, classes or means to the data, and the coordinator has those of the run; give all "
+            "tasks a run_dir that they see, and the same command line"
+        )
     if not own:
         how = "its data is in memory, and the coordinator's in files"
     elif not same_size:

@@ -165,5 +165,9 @@ def test_a_lease_read_by_its_worker_has_the_steps_that_are_not_done_if_any(monke
     ],
 )
 def test_how_a_workers_files_differ_is_named_with_a_cure(own, what):
-    wanted, *others = ({"examples": n, "layout": layout, "files": f} for n, layout, f in [(1000, "a", 1), *own])
+    wanted, *others = (
+        {"examples": n, "layout": layout, "files": f, "preprocessing": 0} for n, layout, f in [(1000, "a", 1), *own]
+    )
     assert difference(wanted, others) == f"{what}; give all tasks the same files, and the same command line"
+    refitted = difference(wanted, [*others, {**wanted, "preprocessing": 1}])
+    assert refitted.endswith("those of the run; give all tasks a run_dir that they see, and the same command line")
