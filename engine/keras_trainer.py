@@ -306,7 +306,8 @@ class KerasTrainer(Trainer):
             if replicas > 1 or steps > 1:
                 batch = (features, labels, outputs, of_examples if weights is None else weights)
                 sums = own or functools.partial(_sums_of, self._losses)
-                trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, compared)))
+                known = own is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
+                trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, None if known else compared)))
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)

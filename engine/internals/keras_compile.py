@@ -190,19 +190,22 @@ class OutputLoss(NamedTuple):
       total: a scalar.
       count: its divisor, a scalar float32; None if it stays a sum.
       is_even: whether each example adds equally to `count`, so the number of examples determines it.
-      is_divided: whether the loss has divided by itself, so that only a trial shows whether it is a mean over examples.
     """
 
     total: tf.Tensor
     count: tf.Tensor | None
     is_even: bool = True
-    is_divided: bool = False
 
     def of_examples(self, examples) -> tuple:
         """Returns (a sum, its count) of so many examples: for a mean over examples, both add up over batches."""
         if self.is_even:
             return self.total * (examples / self.count), examples
         return self.total, 0.0 if self.count is None else self.count
+
+
+def is_of_keras(loss) -> bool:
+    """Returns whether Keras itself has a loss, which leaves labels out by a mask alone."""
+    return all(x.__module__.startswith("keras.") for x in (type(loss), getattr(loss, "fn", type(loss))))
 
 
 class Classified(NamedTuple):
@@ -299,7 +302,7 @@ def _record_loss(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
 def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
     """Computes Keras's `Loss.__call__`, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
-        return OutputLoss(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0), is_divided=True)
+        return OutputLoss(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0))
     if weights is not None and tf.is_tensor(y_true):
         y_true = without_missing(y_true, weights)
     values, mask = _values(loss, y_true, y_pred)
@@ -315,7 +318,7 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
         # For any other label that counts there is no cross-entropy; Keras returns some number, which may be below 0.
         values = tf.where(fits | (values == 0), values, math.nan)
     if values.shape.rank == 0:
-        return OutputLoss(values, tf.constant(1.0), is_divided=True)
+        return OutputLoss(values, tf.constant(1.0))
     if loss.reduction == "sum":
         return OutputLoss(tf.reduce_sum(values), None, is_even=False)
     if loss.reduction in (None, "none"):

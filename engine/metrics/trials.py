@@ -13,6 +13,7 @@ import tensorflow as tf
 
 EXAMPLES = (5, 3)  # in the two batches that a trial compares with their concatenation
 TRIALS = 3
+_MANY, _FEW_EXAMPLES = 1 << 18, (2, 1)  # entries of an example, with which a trial takes a while; examples of it then
 # Usual values of missing labels: in classes, in segmentations, in text, in measurements.
 _MISSING = (-1, 255, -100, math.nan)
 
@@ -21,11 +22,13 @@ def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Ge
     """Samples a batch [examples, *shape] that any metric and loss accepts.
 
     Labels and whole numbers are 0 or 1, valid classes of any metric; the rest is in (0, 1), like probabilities and
-    weights. An axis of unknown size has 2 entries.
+    weights. An axis of unknown size has 2 entries. Examples have means of their own: those of many entries alike would
+    be equal, up to rounding.
     """
-    shape = [examples, *(size or 2 for size in shape)]
+    means = random.uniform(0.1, 1, [examples, *(1 for _ in shape)]).astype(np.float32)
+    values = 1 - random.random([examples, *(size or 2 for size in shape)], np.float32)
     whole = is_label or not dtype.is_floating
-    return tf.cast(random.integers(0, 2, shape) if whole else random.uniform(0, 1, shape), dtype)
+    return tf.cast(values < means if whole else values * means, dtype)
 
 
 def alike(a, b) -> bool:
@@ -33,7 +36,9 @@ def alike(a, b) -> bool:
     return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-5, equal_nan=True))
 
 
-def not_additive(sums: Callable[[tuple], dict[str, tuple]], specs: tuple, compared: Collection[float]) -> list[str]:
+def not_additive(
+    sums: Callable[[tuple], dict[str, tuple]], specs: tuple, compared: Collection[float] | None
+) -> list[str]:
     """Returns the names of losses that are not means over examples, by a trial on random batches of these specs.
 
     Args:
@@ -41,7 +46,7 @@ def not_additive(sums: Callable[[tuple], dict[str, tuple]], specs: tuple, compar
         labels are missing.
       specs: of a batch (features, labels, outputs, weights).
       compared: the numbers to which the losses compare labels: those equal to one, or on one side of it, may be left
-        out of the mean.
+        out of the mean. None if none are left out.
     """
     random = np.random.default_rng(0)
 
@@ -62,10 +67,12 @@ def not_additive(sums: Callable[[tuple], dict[str, tuple]], specs: tuple, compar
         return {name for name, each in triples.items() if not all(alike(a, b + c) for a, b, c in each)}
 
     names = set[str]()
-    for _ in range(TRIALS):
-        batches = [sampled(examples) for examples in EXAMPLES]
+    entries = sum(math.prod(size or 2 for size in x.shape[1:]) for x in tf.nest.flatten(specs) if x is not None)
+    for _ in range(TRIALS if entries < _MANY else 1):
+        batches = [sampled(examples) for examples in (EXAMPLES if entries < _MANY else _FEW_EXAMPLES)]
         names |= differing(batches)
-    for value in (*_MISSING, *sorted({each + by for each in compared for by in (-1, 0, 1)})):
+    missing_values = () if compared is None else (*_MISSING, *sorted({x + by for x in compared for by in (-1, 0, 1)}))
+    for value in missing_values:
         missing = functools.partial(_with_missing, value=value, random=random)
         with contextlib.suppress(Exception):  # of any class: a loss need not take them
             names |= differing([[x, tf.nest.map_structure(missing, y), *more] for x, y, *more in batches])

@@ -74,15 +74,20 @@ def test_two_replicas_minimize_what_keras_minimizes_on_one_device(weights):
 def test_a_part_of_a_batch_is_no_batch():
     """Micro-batches: what is no mean over examples is refused, and what is one is computed."""
 
-    def line(loss, *first):
+    def line(loss, *first, size=4):
         keras.utils.set_random_seed(1)
-        made = keras.Sequential([*first, keras.layers.Dense(4, "sigmoid")])
+        made = keras.Sequential([*first, keras.layers.Dense(size, "sigmoid")])
         made.compile(keras.optimizers.SGD(0.5), loss)
         return made
 
-    for loss, name in ((keras.losses.Dice(), "dice"), (of_pairs, "of_pairs")):
+    many = 1 << 14  # entries of an example, as in images, whose means are alike
+    for loss, name, size in (
+        (keras.losses.Dice(), "dice", 4),
+        (keras.losses.Dice(), "dice", many),
+        (of_pairs, "of_pairs", 4),
+    ):
         with pytest.raises(UsageError, match=f"accumulate_steps: {name} is a loss of a batch as a whole, not a mean"):
-            fit(lambda loss=loss: line(loss), X, Y, accumulate_steps=2, **HOW)
+            fit(line(loss, size=size), X, np.resize(Y, [29, size]), accumulate_steps=2, **HOW)
     once, halves = (fit(lambda: line(by_object), X, Y, accumulate_steps=steps, **HOW) for steps in (1, 2))
     for one, two in zip(once.model.weights, halves.model.weights, strict=True):
         np.testing.assert_allclose(two.numpy(), one.numpy(), atol=1e-6)
