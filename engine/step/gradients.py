@@ -275,10 +275,10 @@ def minimize(
         pairs: dict[str, Any] = {}
         for name, own in losses(micro_batch).items():
             whole = as_losses(own, f"{owner}: {name!r}") if isinstance(own, dict) else {"loss": own}
-            named = {name: whole.pop("loss"), **whole}
-            if both := sorted(pairs.keys() & named):
-                raise UsageError(f"{owner}: two metrics have the name {both[0]!r}; give each its own")
-            pairs |= named
+            for each, pair in ((name, whole.pop("loss")), *whole.items()):
+                if each in pairs:
+                    raise UsageError(f"{owner}: two metrics have the name {each!r}; give each its own")
+                pairs[each] = pair
         if missing := [name for name in optimizers if name not in pairs]:
             raise UsageError(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
