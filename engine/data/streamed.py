@@ -180,7 +180,7 @@ class WrappedStream(Stream):
         self._stream = stream
         self.element_spec, self.length, self.ends = stream.element_spec, stream.length, stream.ends
         self.files_written, self.shuffles = stream.files_written, stream.shuffles
-        self.batch_examples = stream.batch_examples
+        self.batch_examples, self.buckets = stream.batch_examples, stream.buckets
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._stream.examples(seed, epoch)

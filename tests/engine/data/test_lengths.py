@@ -13,6 +13,7 @@ import tensorflow as tf
 from crankshaft import Padded, Source, Spec, Trainer, UsageError, mean
 from crankshaft.engine.data import buckets, entry, form, lengths
 from crankshaft.engine.data.source import WithoutBadRecords
+from crankshaft.engine.data.streamed import Endless
 from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.strategies.base import Processes
@@ -322,6 +323,11 @@ def test_buckets_that_can_not_hold_the_data_are_one_line(bench):
             bench(Recorder(), data, BATCH, seed=3, optimizer="sgd")
     with pytest.raises(UsageError, match="names axis 1, counted from 0, and an example of the data has 1 unknown"):
         lengths.bucketed(entry.split("train", Walks()), buckets.Buckets(1, (3,)))
+
+
+def test_a_stream_that_is_not_counted_keeps_its_buckets():
+    bucketed = lengths.bucketed(entry.split("train", stream()), PLAIN)
+    assert Endless(bucketed, EXAMPLES).buckets is PLAIN
 
 
 def test_ragged_rows_and_ragged_batches_are_examples_of_any_length():
