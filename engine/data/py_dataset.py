@@ -49,6 +49,8 @@ def _spec(*batches: Any) -> Any:
     """Returns the nest of `Spec` of the examples of batches; dimensions in which these differ are unknown."""
 
     def spec(*arrays: Any) -> Spec:
+        if len(ranks := dict.fromkeys(len(array.shape) for array in arrays)) > 1:
+            raise SourceError(f"batches have arrays of {' and '.join(map(str, ranks))} axes; make as many in each")
         sizes = zip(*(array.shape[1:] for array in arrays), strict=True)
         shape = tuple(one if all(other == one for other in others) else None for one, *others in sizes)
         return Spec(shape, arrays[0].dtype, isinstance(arrays[0], Ragged))
@@ -64,13 +66,23 @@ def _other_shape(batch: Any, specs: Any) -> str:
     return ""
 
 
-def _blank(examples: int, array: Any) -> np.ndarray:
-    is_ragged = isinstance(array, Ragged)  # which reads arrays of arrays
-    return np.empty([examples, *(() if is_ragged else array.shape[1:])], object if is_ragged else array.dtype)
+def _blank(examples: int, spec: Spec) -> np.ndarray:
+    """Returns an array for examples; of arrays, if they differ in shape."""
+    return np.empty([examples, *spec.shape], spec.dtype) if not spec.unknown else np.empty(examples, object)
+
+
+def _of_examples(array: np.ndarray) -> np.ndarray:
+    """Returns an array of the examples' arrays."""
+    examples = np.empty(len(array), object)
+    for number, example in enumerate(array):
+        examples[number] = example
+    return examples
 
 
 class OfBatches(Source):
     """The examples of a `PyDataset`, whose batches have one size, except for a smaller last one.
+
+    All batches have the form of the first two and the last, which show whether examples differ in length.
 
     `__getitem__` may return other values each time, e.g. by random augmentation: it is called again in each epoch, and
     nothing is kept. `on_epoch_begin` and `on_epoch_end`, if any, are called around each epoch; a resumed run first
@@ -100,12 +112,13 @@ class OfBatches(Source):
             mistake = "never ends" if number is None else "has no batch"
             raise SourceError(f"{self._name} {mistake}; return from its __len__ how many batches an epoch has")
         self._read_first: dict[int, Any] = {}  # batches read for their form, not to be read again
-        first, last = self._batch(0, is_first=True), self._batch(number - 1)
+        looked_at = {each: self._batch(each, is_first=not each) for each in sorted({0, min(1, number - 1), number - 1})}
+        first, last = looked_at[0], looked_at[number - 1]
         if not self.by_epoch:
-            self._read_first = {0: first, number - 1: last}
+            self._read_first = looked_at
         self.chunk_examples = self.batch_examples = self._size(first)
         self._examples = (number - 1) * self.chunk_examples + self._size(last)
-        self.element_spec = _spec(first)
+        self.element_spec = _spec(*looked_at.values())
 
     def __len__(self) -> int:
         return self._examples
@@ -149,12 +162,14 @@ class OfBatches(Source):
                 )
             if mistake := _other_shape(batch, self.element_spec):
                 raise SourceError(
-                    f"{self._name}[{number}] has {mistake}; make all of one shape, as by np.pad, or ragged tensors"
+                    f"{self._name}[{number}] has {mistake}; make all of one shape, as by np.pad, or let the first two "
+                    "batches differ"
                 )
             if gathered is None:
-                gathered = tf.nest.map_structure(functools.partial(_blank, len(indices)), batch)
+                gathered = tf.nest.map_structure(functools.partial(_blank, len(indices)), self.element_spec)
             for to, array in zip(tf.nest.flatten(gathered), tf.nest.flatten(batch), strict=True):
-                to[rows] = array[offsets[rows]]
+                examples = array[offsets[rows]]
+                to[rows] = examples if examples.shape[1:] == to.shape[1:] else _of_examples(examples)
         return gathered
 
     def _batch(self, number: int, is_first: bool = False) -> Any:

@@ -219,19 +219,34 @@ def test_labels_and_outputs_may_be_ragged_as_in_keras():
     compare(trained(keras.Model.fit), (ours, run.history), 1e-5)
 
 
-@pytest.mark.parametrize("is_dataset", [True, False])
-def test_batches_may_differ_in_length_as_in_keras(is_dataset):
+class OfLengths(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        length = (3, 5, 2)[number]
+        return np.full([2, length, 2], length, "float32"), np.ones([2, length, 1], "float32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("dataset", {}), ("generator", {}), ("PyDataset", {}), ("PyDataset", TWO)], ids=str
+)
+def test_batches_may_differ_in_length_as_in_keras(kind, how):
     def batches():
-        for length in (3, 5, 2):
-            yield np.full([2, length, 2], length, "float32"), np.ones([2, length, 1], "float32")
+        yield from map(OfLengths().__getitem__, range(3))
 
     form = tf.TensorSpec([2, None, 2]), tf.TensorSpec([2, None, 1])
+
+    data = {
+        "dataset": lambda: tf.data.Dataset.from_generator(batches, output_signature=form),
+        "generator": batches,
+        "PyDataset": OfLengths,
+    }[kind]
 
     def trained(fit):
         model = keras.Sequential([layers.Dense(1, kernel_initializer="ones")])
         model.compile(keras.optimizers.SGD(0.01), "mse")
-        data = tf.data.Dataset.from_generator(batches, output_signature=form) if is_dataset else batches()
-        return model, fit(model, data, verbose=0)
+        return model, fit(model, data(), shuffle=False, verbose=0)
 
-    ours, run = trained(functools.partial(crankshaft.fit, jit="off"))
+    ours, run = trained(functools.partial(crankshaft.fit, jit="off", **how))
     compare(trained(keras.Model.fit), (ours, run.history), 1e-6)
