@@ -135,10 +135,10 @@ class Snapshots:
             newest = next(iter(self._of_this_run()), None)
             if newest is None or self._checkpoints.writer.process or {*newest.record["parts"]} - {0}:
                 return None
-            if newest.step <= max(manifests.steps(self._checkpoints.directory), default=-1):
+            if newest.step <= manifests.newest_step(self._checkpoints.directory):
                 return None
             self._checkpoints.write_beside(newest.step, entries_of(newest), for_manifest(newest.record))
-        return newest.step if newest.step in manifests.steps(self._checkpoints.directory) else None
+        return newest.step if newest.step == manifests.newest_step(self._checkpoints.directory) else None
 
     def _of_this_run(self) -> list[StoredSnapshot]:
         own = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}

@@ -365,6 +365,11 @@ def steps(directory: str) -> set[int]:
     return {step_of(name) for name in listdir(directory) if _MANIFEST.fullmatch(name)}
 
 
+def newest_step(directory: str) -> int:
+    """Returns the step of the checkpoint that was written last; -1 without one."""
+    return next((each.step for each in read_all(directory)[0]), -1)
+
+
 def step_of(name: str) -> int:
     """Returns the step in the name of one of a checkpoint's files."""
     return int(re.match(r"ckpt-(\d+)", name)[1])

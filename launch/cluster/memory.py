@@ -61,7 +61,7 @@ class TaskMemory:
             return None  # the first process's agent does it
         step, first = found
         directory, folder = stored[first][step].record["run"]
-        if not _is_folder(os.path.dirname(directory), folder) or step <= max(manifests.steps(directory), default=-1):
+        if not _is_folder(os.path.dirname(directory), folder) or step <= manifests.newest_step(directory):
             return None
         command = [sys.executable, "-m", __name__, *(",".join(map(str, each)) for each in self._files)]
         return step, command, tuple(each for pair in self._files for each in pair)

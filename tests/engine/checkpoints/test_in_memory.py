@@ -106,7 +106,12 @@ def test_the_newest_is_written_alone_beside_the_run_unless_a_checkpoint_is_newer
     assert taken.write_alone() == 4
     assert taken.write_alone() is None
     assert checkpoints.restore().step == 4
-    taken.take(5, {})
+    for step in (9, 5):  # a run that went back to an earlier state
+        checkpoints.save(step, {}, wait=True)
+    taken.take(6, {})
+    taken.wait()
+    assert taken.write_alone() == 6
+    taken.take(7, {})
     taken.clear()
     assert taken.write_alone() is None
     taken.close()
