@@ -25,10 +25,15 @@ def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Ge
     weights. An axis of unknown size has 2 entries. Examples have means of their own: those of many entries alike would
     be equal, up to rounding.
     """
-    means = random.uniform(0.1, 1, [examples, *(1 for _ in shape)]).astype(np.float32)
+    means = _of_examples([examples, *shape], random)
     values = 1 - random.random([examples, *(size or 2 for size in shape)], np.float32)
     whole = is_label or not dtype.is_floating
     return tf.cast(values < means if whole else values * means, dtype)
+
+
+def _of_examples(shape: Sequence, random: np.random.Generator) -> np.ndarray:
+    """Samples a number between 0.1 and 1 for each example of an array of this shape, to be broadcast to it."""
+    return random.uniform(0.1, 1, [shape[0], *(1 for _ in shape[1:])]).astype(np.float32)
 
 
 def alike(a, b) -> bool:
@@ -80,11 +85,12 @@ def not_additive(
 
 
 def _with_missing(labels: tf.Tensor | None, value: float, random: np.random.Generator) -> tf.Tensor | None:
-    """Returns labels with `value` for half of them, if they are numbers of a dtype that has it."""
+    """Returns labels with `value` for some of each example, if they are numbers of a dtype that has it."""
     dtype = tf.string if labels is None else labels.dtype
     if not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):
         return labels
-    return tf.where(random.integers(0, 2, labels.shape) > 0, labels, tf.cast(value, dtype))
+    kept = random.random(labels.shape, np.float32) < _of_examples(labels.shape, random)
+    return tf.where(kept, labels, tf.cast(value, dtype))
 
 
 def in_a_thread(function: Callable[[], None]) -> None:
