@@ -178,12 +178,12 @@ class Replicated(Strategy):
             )
         if self.state.trainer.run_context.options.recompute:
             return f"{setting('recompute')} computes blocks twice, and XLA would merge that into once"
+        if not self.training.feed.compilable:
+            return "a tf.data.Dataset cannot be read within an XLA program"
         if unknown_dimensions(element_spec(self.state.trainer.run_context.example)) and not isinstance(
             self.training.feed.order, BucketedOrder
         ):
             return f"examples differ in length, and XLA compiles each length; {setting('bucket_by')} has few"
-        if not self.training.feed.compilable:
-            return "a tf.data.Dataset cannot be read within an XLA program"
         return None
 
     def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:
