@@ -24,7 +24,8 @@ from .syncs import Syncs
 # A loop of small steps is unrolled by this factor: TensorFlow's executor completes an iteration before it starts the
 # next; within one, a step's first operations overlap the updates of the step before. Steps with more operations than
 # this, or with convolutions, gain nothing and take long to trace: dlrm in two micro-batches has 681, resnet20 1,384
-# (`InnerLoop.operations`).
+# (`InnerLoop.operations`). In 16 bits an unrolled step would have other bits: Grappler may fuse a product with its bias
+# in one of the two graphs alone, and a fused kernel rounds once.
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 
@@ -191,7 +192,9 @@ class InnerLoop(Program):
     @property
     def _is_small(self) -> bool:
         operations = self.operations
-        return operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
+        if operations.total() > _FEW_OPERATIONS or graphs.CONVOLUTIONS & operations.keys():
+            return False
+        return not any(graphs.has(self._step_graph, dtype) for dtype in ("bfloat16", "float16"))
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors

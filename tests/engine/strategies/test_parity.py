@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import parallel
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input import synthetic_clicks
@@ -101,9 +102,20 @@ def clicks():
 
 
 TABLES = {"vocabulary": {"categories": 20}, "num_classes": 2}
+
+
+class Halves(Mlp):
+    """In 16 bits; Grappler may fuse the product with the bias in one graph of the step, and not in another."""
+
+    def build_model(self):
+        layers = [parallel.Dense(16, "columns", "relu"), parallel.Dense(8), tf.keras.layers.Dropout(0.2)]
+        return tf.keras.Sequential([tf.keras.layers.Flatten(), *layers, parallel.Dense(4)])
+
+
 CUT = {
     "plain": (lambda: Mlp((16,), dropout=0.2), images, {}),
     "xla": (lambda: Mlp((16,), dropout=0.2), images, {"jit": True}),
+    "16 bits": (Halves, images, {"precision": "bfloat16"}),
     "replicas": (lambda: Mlp((16,), dropout=0.2), images, {"clip_norm": 1.0, "replicas": 2}),
     "PowerSGD": (lambda: Mlp((16,), dropout=0.2), images, {"reduction": PowerSgd(2), "replicas": 2}),
     "PowerSGD by xla": (lambda: Mlp((16,), dropout=0.2), images, {"reduction": PowerSgd(2), "jit": True}),
