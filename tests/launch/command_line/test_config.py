@@ -179,6 +179,7 @@ def test_each_field_is_a_flag_of_its_type():
     kinds = [
         (rules.Boolean, "bool"),
         (rules.Integer, "int"),
+        (rules.AutoOrNumber, "str | float"),
         (rules.Number, "float"),
         (rules.Argument, "Mapping[str, Any]"),
     ]
