@@ -6,6 +6,8 @@ import json
 import re
 import signal
 
+import pytest
+
 from crankshaft.launch.cluster.restarts import recorded_restarts
 from tests.launch.conftest import crank, inside
 from tests.runs import assert_equal_bits
@@ -47,6 +49,7 @@ def script(folder):
     return folder / "script.py"
 
 
+@pytest.mark.slow  # test_snapshots has the same oracle, under `crankshaft local`
 def test_killed_workers_recover_in_their_places_and_end_with_the_same_bits(start_workers, tmp_path):
     for name, acts in (("straight", ""), ("killed", "40:1:kill,90:0:kill")):
         flags = ("--strategy=multi_worker", "--train_steps=120", "--checkpoint_every_steps=20", "--max_restarts=9")
