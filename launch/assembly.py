@@ -168,7 +168,7 @@ def _meeting(config: Config):
         yield
         return
     with rendezvous.Rendezvous(config.cluster) as peers:
-        peers.wait(config.cluster_timeout_seconds, anew=config.strategy == "multi_worker")
+        peers.wait(config.cluster_timeout_seconds, new_attempt=config.strategy == "multi_worker")
         if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
             logging.warning(
                 "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "

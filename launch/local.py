@@ -78,6 +78,7 @@ class _Command:
       compares: whether it is a benchmark with fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
       imports: whether it imports TensorFlow: not if it can't be read, and not a script that names no such library.
+      debug: its --debug.
     """
 
     start: tuple[str, ...]
@@ -86,6 +87,7 @@ class _Command:
     compares: bool
     names_gpus: bool = False
     imports: bool = False
+    debug: bool = False
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -133,7 +135,7 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
         [sys.executable, *command.start, f"--strategy={job.strategy}"],
         command.arguments,
         rule(job.max_restarts, restarts.WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
-        environment={**environment, **_for_all_tasks(environment, command.arguments)},
+        environment={**environment, **_for_all_tasks(environment, command.debug)},
         log_dir=RunDir(here).logs if here else None,
         events=RunDir(here).events if here else None,
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
@@ -170,7 +172,8 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
     compares, names_gpus = "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed
-    return _Command(start, own, run_dir, compares, names_gpus, start[0] == "-m" or _names_tensorflow(start[0]))
+    imports, debug = start[0] == "-m" or _names_tensorflow(start[0]), passed.get("debug", False)
+    return _Command(start, own, run_dir, compares, names_gpus, imports, debug)
 
 
 def _names_tensorflow(script: str) -> bool:
@@ -224,9 +227,9 @@ def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tu
     return gpus_of | {task: str(number % gpus) for number, task in enumerate(workers)}
 
 
-def _for_all_tasks(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
+def _for_all_tasks(environment: Mapping[str, str], debug: bool) -> dict[str, str]:
     no_proxy = environment.get("no_grpc_proxy") or environment.get("no_proxy")
-    quiet = "1" if {"--debug", "-debug"} & {*arguments} else "3"  # of a worker; TensorFlow reads it as it is imported
+    quiet = "1" if debug else "3"  # TensorFlow reads it as it is imported
     return {
         "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", quiet),
         SECRET: environment.get(SECRET) or secrets.token_hex(),

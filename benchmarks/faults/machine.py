@@ -49,7 +49,7 @@ def lacks_filter() -> str:
 
 @functools.cache
 def lacks_queue(*discipline: str) -> str:
-    """Returns why a queueing discipline of tc's can't be had; empty if it can."""
+    """Returns why this kernel lacks a queueing discipline of tc; empty if it has it."""
     queue = ("dev", "lo", "root")
     return enter() or run("tc", "qdisc", "replace", *queue, *discipline) or run("tc", "qdisc", "del", *queue)
 

@@ -145,7 +145,7 @@ class Snapshots:
         return [each for each in self._slots.read() if {name: each.record[name] for name in own} == own]
 
     def _run(self) -> list:
-        """Returns what identifies the run: a folder that was made again is another's."""
+        """Returns what identifies the run; a folder that was removed and created again belongs to another run."""
         folder = os.path.dirname(self._checkpoints.directory)
         return [self._checkpoints.directory, os.stat(folder).st_ino if os.path.exists(folder) else 0]
 

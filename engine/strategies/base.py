@@ -45,7 +45,7 @@ class Stop(NamedTuple):
 
 
 class Interrupted(Exception):
-    """Several calls end before their time, in all processes alike, since the run is to end: the reason, if here."""
+    """An evaluation ends between two calls, in all processes, since the run is to end; `args`: this one's reason."""
 
 
 class Processes:

@@ -195,11 +195,11 @@ class Rendezvous:
                     self._callers += 1
                     caller.send(self._greeting)
 
-    def wait(self, timeout_seconds: float, *, ready: bool = False, anew: bool = False) -> None:
+    def wait(self, timeout_seconds: float, *, ready: bool = False, new_attempt: bool = False) -> None:
         """Waits until every peer answers at its address; `ready` announces this task, and waits until all are ready.
 
-        `anew`: a peer whose server of TensorFlow answers has not come yet. It is of an earlier start, which ends soon:
-        no server of this one starts before all are ready, this task too.
+        `new_attempt`: a peer whose TensorFlow server already answers is of an earlier attempt, which is about to end,
+        and counts as absent: in this attempt no server starts before all tasks are ready, this one included.
 
         Raises:
           ClusterError: names the peers that have not come within `timeout_seconds`.
@@ -216,7 +216,7 @@ class Rendezvous:
         while True:
             answer_seconds = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
             replies = {peer: answers(peer[1], answer_seconds) for peer in peers}
-            if anew:
+            if new_attempt:
                 replies = {peer: reply if reply != "serving" else "" for peer, reply in replies.items()}
             here = [peer for peer in peers if replies[peer] in _HERE or (replies[peer] and not ready)]
             if len(here) == len(peers):

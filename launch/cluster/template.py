@@ -203,7 +203,7 @@ def become(request: dict[str, Any]) -> None:
 
 
 def _show(command: Sequence[str]) -> None:
-    """Shows a command line as this process's to `ps`, in the place of the template's (proc(5), /proc/PID/cmdline)."""
+    """Replaces this process's command line, as `ps` shows it, which is the template's (proc(5), /proc/PID/cmdline)."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         first, last = map(int, file.read().rpartition(")")[2].split()[45:47])
     line = os.fsencode(" ".join(command))[: last - first - 2]
