@@ -1,0 +1,92 @@
+"""The quantities of a plan: what one step needs of a device, a host and the network. Host code, plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, at the peak of a step.
+
+    Attributes:
+      weights: variables that steps read: weights, averages of weights, embedding tables, loss scale.
+      optimizer: the optimizer's variables.
+      gradients: gradients and their buckets.
+      activations: everything else that a step computes and holds at the same time.
+      data: resident examples, or the batches that wait to be used.
+    """
+
+    weights: float
+    optimizer: float
+    gradients: float
+    activations: float
+    data: float
+
+    @property
+    def total(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One transfer of a step, or several of the same kind and size.
+
+    Attributes:
+      kind: the collective, or `pull` and `push` between a worker and the parameter servers.
+      bytes: of the tensor of one member, before it is reduced or after it is gathered.
+      members: processes or devices that take part; for `pull` and `push`, the number of servers that share the bytes.
+      link: what connects the members.
+      count: how many per step; a fraction if not every step sends it.
+    """
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "pull", "push"]
+    bytes: float
+    members: int
+    link: Literal["devices", "hosts"]
+    count: float = 1.0
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that one member sends per step, by a ring: 2 (n - 1) / n of the tensor for an all-reduce.
+
+        Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms (https://doi.org/10.1016/j.jpdc.2008.09.002).
+        """
+        if self.kind in ("pull", "push"):
+            return self.count * self.bytes
+        share = (self.members - 1) / self.members
+        return self.count * self.bytes * share * (2 if self.kind == "all_reduce" else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one training step needs.
+
+    Attributes:
+      hosts: workers.
+      replicas: devices over all hosts.
+      servers: parameter servers; 0 without.
+      memory: of the fullest device.
+      server_bytes: variables and slots of the fullest parameter server.
+      flops: {dtype: operations} of one device's products, forward and backward.
+      moved_bytes: to and from one device's memory.
+      messages: of one device or, over `hosts`, of one host.
+      examples: per step, over all replicas.
+      input_bytes: that one host reads from files per step; 0 for data in memory.
+      checkpoint_bytes: of one checkpoint, over all hosts.
+      steps: of the whole run; None if unknown.
+    """
+
+    hosts: int
+    replicas: int
+    servers: int
+    memory: Memory
+    server_bytes: float
+    flops: dict[str, float]
+    moved_bytes: float
+    messages: tuple[Message, ...]
+    examples: int
+    input_bytes: float
+    checkpoint_bytes: float
+    steps: int | None
