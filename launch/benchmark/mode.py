@@ -13,10 +13,11 @@ from typing import Any
 
 from ...engine.checkpoints import RunDir
 from ..cluster import children
+from ..plan import cost, machine
 from ..run import modes
 from ..run.base import BaseRun, choose_jit
 from . import report, result
-from .measure import cost, intervals, machine, rounds, trace
+from .measure import intervals, rounds, trace
 
 _TOP_OPS = 10
 

@@ -1,5 +1,5 @@
 """What tests of the launcher share: `crank`, the program as a process, `inside`, the same main in this process,
-`digits_run`, a run that has ended, and `terminal`, one to write to."""
+`digits_run`, a run that has ended, `terminal`, one to write to, and `small_probe`, small sizes for a probe."""
 
 from __future__ import annotations
 
@@ -289,3 +289,13 @@ def local(crank, tmp_path):
         return crank.start(*flags, "--", script, *own, command="local", tensorflow=False)
 
     return start
+
+
+@pytest.fixture
+def small_probe(monkeypatch):
+    """Has the limits measured by matrices of 256 rows and arrays of a MiB."""
+    from crankshaft.launch.plan import machine
+
+    monkeypatch.setattr(machine, "_MATMUL_SIZE", {"CPU": 256})
+    monkeypatch.setattr(machine, "_MOST_ARRAY_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "_SAMPLE_SECONDS", 0.01)

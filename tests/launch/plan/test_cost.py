@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.parallel import Dense
-from crankshaft.launch.benchmark.measure import cost
-from crankshaft.launch.benchmark.measure.cost import Cost
+from crankshaft.launch.plan import cost
+from crankshaft.launch.plan.cost import Cost
 from crankshaft.models import cnn, mlp
 
 BATCH = 64

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from ....engine.machine import cpus
+from ...engine.machine import cpus
 
 _SAMPLES = 5
 _SAMPLE_SECONDS = 0.08

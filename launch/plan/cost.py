@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from ....engine.data import form
-from ....engine.data.combined import CombinedFeed
-from ....engine.data.source import unknown_dimensions
-from ....engine.internals import graphs
-from ....engine.inventory import Inventory
-from ....engine.optimizers.keras_adapter import KerasOptimizer
-from ....engine.state import TrainState
-from ....engine.trainer import Trainer
+from ...engine.data import form
+from ...engine.data.combined import CombinedFeed
+from ...engine.data.source import unknown_dimensions
+from ...engine.internals import graphs
+from ...engine.inventory import Inventory
+from ...engine.optimizers.keras_adapter import KerasOptimizer
+from ...engine.state import TrainState
+from ...engine.trainer import Trainer
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
 _MATMULS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -304,7 +304,7 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
 
     Args:
       cost: of a step.
-      machine: of each device, as `launch.benchmark.measure.machine.probe` returns it.
+      machine: of each device, as `launch.plan.machine.probe` returns it.
       steps_per_sec: of the run.
       devices: that share the work.
 
