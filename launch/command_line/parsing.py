@@ -246,36 +246,50 @@ def _read(path: str, by_caller: Collection[str]) -> Values:
 
     A run's flags that are for a run_dir are left out unless the caller gives it too.
     """
-    text = paths.read_text("config", path, "give a YAML or JSON file of flags")
+    values = read_file("config", path, "flags", "learning_rate: 0.01")
+    if not {"flags", "deciding"} <= set(values):
+        return values
+    of_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
+    own_files.refuse_of_file(setting("config", path), of_run, by_caller)
+    script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
+    of_run = {name: value for name, value in script.items() if name not in FIELDS} | of_run
+    left_out = {*_OF_THAT_CALL, *(() if "run_dir" in by_caller else _OF_A_FOLDER)}
+    return {name: value for name, value in of_run.items() if name not in left_out}
+
+
+def read_file(flag: str, path: str, content: str, example: str) -> Values:
+    """Reads the mapping that a YAML or JSON file holds; numbers and words of YAML as text, see `Written`.
+
+    Args:
+      flag: the name of the flag that names the file.
+      path: of the file.
+      content: what it holds, e.g. "flags".
+      example: a line of such a file.
+
+    Raises:
+      UsageError: the file can't be read, or is not a mapping.
+    """
+    text = paths.read_text(flag, path, f"give a YAML or JSON file of {content}")
     try:
-        values = _from_json(text) if path.endswith(".json") else _from_yaml(path, text)
-        if isinstance(values, dict) and {"flags", "deciding"} <= set(values):
-            of_run = _mapping("flags", values["flags"])
-            own_files.refuse_of_file(setting("config", path), of_run, by_caller)
-            script = _mapping("script_flags", _mapping("deciding", values["deciding"]).get("script_flags", {}))
-            of_run = {name: value for name, value in script.items() if name not in FIELDS} | of_run
-            left_out = {*_OF_THAT_CALL, *(() if "run_dir" in by_caller else _OF_A_FOLDER)}
-            return {name: value for name, value in of_run.items() if name not in left_out}
+        values = _from_json(text) if path.endswith(".json") else _from_yaml(flag, path, text)
     except RecursionError:
-        raise UsageError(
-            f"{setting('config', path)} is not readable as such (it is nested too deep); mend it"
-        ) from None
+        raise _unreadable(flag, path, "it is nested too deep") from None
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(
-            f"{setting('config', path)} is not readable as such ({' '.join(str(error).split())}); mend it"
-        ) from None
+        raise _unreadable(flag, path, " ".join(str(error).split())) from None
     if not isinstance(values, dict):
-        raise UsageError(
-            f"{setting('config', path)} is not a mapping of flags; write lines such as learning_rate: 0.01"
-        )
+        raise UsageError(f"{setting(flag, path)} is not a mapping of {content}; write lines such as {example}")
     return values
 
 
-def _mapping(name: str, value: Any) -> dict[str, Any]:
+def _unreadable(flag: str, path: str, why: str) -> UsageError:
+    return UsageError(f"{setting(flag, path)} is not readable as such ({why}); mend it")
+
+
+def _mapping(path: str, name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"its {name} is not an object")
+        raise _unreadable("config", path, f"its {name} is not an object")
     return value
 
 
@@ -293,14 +307,12 @@ def _from_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_without_repeats)
 
 
-def _from_yaml(path: str, text: str) -> Any:
+def _from_yaml(flag: str, path: str, text: str) -> Any:
     """Reads YAML as text, but for null: which word is a number, and which is true, is the flag's to decide."""
     try:
         import yaml
     except ImportError:
-        raise UsageError(
-            f"{setting('config', path)} needs PyYAML: pip install crankshaft[yaml], or give a .json"
-        ) from None
+        raise UsageError(f"{setting(flag, path)} needs PyYAML: pip install crankshaft[yaml], or give a .json") from None
 
     class Loader(yaml.BaseLoader):
         def compose_node(self, parent, index):

@@ -60,6 +60,23 @@ class Message:
 
 
 @dataclasses.dataclass(frozen=True)
+class Product:
+    """Matrix products or convolutions of one size, on one device.
+
+    Attributes:
+      dtype: of the result.
+      flops: operations of one; a multiplication and an addition are two.
+      bytes: that one reads and writes.
+      count: how many per step.
+    """
+
+    dtype: str
+    flops: float
+    bytes: float
+    count: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Work:
     """What one training step needs.
 
@@ -69,10 +86,11 @@ class Work:
       servers: parameter servers; 0 without.
       memory: of the fullest device.
       server_bytes: variables and slots of the fullest parameter server.
-      flops: {dtype: operations} of one device's products, forward and backward.
-      moved_bytes: to and from one device's memory.
+      products: of one device, forward and backward.
+      operations: that one device executes, TensorFlow's; 0 if XLA compiles the step.
+      moved_bytes: to and from one device's memory, by products and all else.
       messages: of one device or, over `hosts`, of one host.
-      examples: per step, over all replicas.
+      examples: per step, over all replicas; with servers, of a step of one worker.
       input_bytes: that one host reads from files per step; 0 for data in memory.
       checkpoint_bytes: of one checkpoint, over all hosts.
       steps: of the whole run; None if unknown.
@@ -83,10 +101,19 @@ class Work:
     servers: int
     memory: Memory
     server_bytes: float
-    flops: dict[str, float]
+    products: tuple[Product, ...]
+    operations: float
     moved_bytes: float
     messages: tuple[Message, ...]
     examples: int
     input_bytes: float
     checkpoint_bytes: float
     steps: int | None
+
+    @property
+    def flops(self) -> dict[str, float]:
+        """{dtype: operations} of one device's products."""
+        flops: dict[str, float] = {}
+        for product in self.products:
+            flops[product.dtype] = flops.get(product.dtype, 0.0) + product.count * product.flops
+        return flops

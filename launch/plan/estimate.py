@@ -1,0 +1,213 @@
+"""From the quantities of a step and the figures of a machine to seconds, hours, cost and goodput. Host code.
+
+A step's operations on one device run one after another, so the seconds of products, of passes over memory and of
+starting operations add up. Messages travel during the backward pass, as far as the machine can overlap them, and the
+next batches are read during the step (`engine/reduction`, `engine/strategies/inner_loop.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from .hardware import Hardware
+from .quantities import Message, Work
+
+Bound = Literal["compute", "memory", "network", "input", "dispatch"]
+
+# Of a step: two products for each one of the forward pass.
+_BACKWARD_SHARE = 2 / 3
+# Snapshots in memory: `--snapshot_seconds=auto`.
+_SNAPSHOT_SECONDS, _SNAPSHOT_SHARE = 2.0, 0.005
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a run of some work on some hardware takes.
+
+    Attributes:
+      work: of one step.
+      fits: whether the devices' and the hosts' memory suffices.
+      compute_seconds, memory_seconds: of one step, in products that the rate of operations limits, and in all else.
+      dispatch_seconds: in which the host starts operations, and the loop's own.
+      network_seconds: of all messages, if nothing else happened.
+      input_seconds: to read a step's examples from files.
+      step_seconds: of a step of one worker, without failures.
+      bound: what takes most of that.
+      steps_per_sec: of the run; with parameter servers each worker makes steps of its own.
+      checkpoint_seconds: to write one, beside training.
+      checkpoint_stall_seconds: for which training waits meanwhile.
+      checkpoint_interval_seconds: the best one, see `best_interval`.
+      snapshot_interval_seconds: between snapshots in memory; None without.
+      failures_per_hour: of all hosts, with or without the loss of a host.
+      failure_seconds: what a failure costs that leaves the hosts: recovery, and the repeated steps.
+      lost_host_seconds: the same where a host is lost.
+      goodput: the share of time in which steps are made that count.
+      hours: of the whole run; None if its length is unknown.
+      cost: of these, in the price's currency; None without a price or a length.
+    """
+
+    work: Work
+    fits: bool
+    compute_seconds: float
+    memory_seconds: float
+    dispatch_seconds: float
+    network_seconds: float
+    input_seconds: float
+    step_seconds: float
+    bound: Bound
+    steps_per_sec: float
+    checkpoint_seconds: float
+    checkpoint_stall_seconds: float
+    checkpoint_interval_seconds: float
+    snapshot_interval_seconds: float | None
+    failures_per_hour: float
+    failure_seconds: float
+    lost_host_seconds: float
+    goodput: float
+    hours: float | None
+    cost: float | None
+
+    @property
+    def examples_per_sec(self) -> float:
+        """Without failures."""
+        return self.steps_per_sec * self.work.examples
+
+
+def estimate(work: Work, hardware: Hardware) -> Estimate:
+    """Estimates a run.
+
+    Raises:
+      UsageError: the hardware lacks a figure that the work needs.
+    """
+    step = _step_seconds(work, hardware)
+    workers = work.hosts if work.servers else 1  # with servers, each makes steps of its own
+    steps_per_sec = workers / step["step_seconds"]
+    saved = _failures(work, hardware)
+    hours = None if work.steps is None else work.steps / steps_per_sec / saved["goodput"] / 3600
+    price = hardware.price_per_host_hour
+    cost = None if price is None or hours is None else hours * price * (work.hosts + work.servers)
+    return Estimate(
+        work=work, fits=fits(work, hardware), steps_per_sec=steps_per_sec, hours=hours, cost=cost, **step, **saved
+    )
+
+
+def fits(work: Work, hardware: Hardware) -> bool:
+    """Returns whether the memory of devices and of servers suffices."""
+    device_bytes = 1e9 * hardware.device_memory_gb / _sharing(work, hardware)
+    return work.memory.total <= device_bytes and work.server_bytes <= 1e9 * hardware.host_memory_gb
+
+
+def _sharing(work: Work, hardware: Hardware) -> float:
+    """Returns how many replicas share a device, as virtual ones do."""
+    return max(1.0, work.replicas / work.hosts / hardware.devices_per_host)
+
+
+def _step_seconds(work: Work, hardware: Hardware) -> dict:
+    compute = memory = 0.0
+    for product in work.products:
+        by_rate = hardware.matmul_seconds(product.dtype, product.flops)
+        by_memory = hardware.memory_seconds(product.bytes, work.memory.total)
+        if by_rate >= by_memory:
+            compute += product.count * by_rate
+        else:
+            memory += product.count * by_memory
+    others = work.moved_bytes - sum(product.count * product.bytes for product in work.products)
+    memory += hardware.memory_seconds(max(0.0, others), work.memory.total)
+    sharing = _sharing(work, hardware)
+    compute, memory = sharing * compute, sharing * memory
+    dispatch = hardware.step_seconds + sharing * work.operations * hardware.operation_seconds
+    network = sum(message_seconds(message, work, hardware) for message in work.messages)
+    reading = work.input_bytes / (1e9 * hardware.read_gb_per_sec)
+    device = compute + memory + dispatch
+    exposed = max(0.0, network - hardware.network_overlap * _BACKWARD_SHARE * (compute + memory))
+    seconds = max(device + exposed, reading)
+    parts: dict[Bound, float] = {"compute": compute, "memory": memory, "network": exposed, "dispatch": dispatch}
+    return {
+        "compute_seconds": compute,
+        "memory_seconds": memory,
+        "dispatch_seconds": dispatch,
+        "network_seconds": network,
+        "input_seconds": reading,
+        "step_seconds": seconds,
+        "bound": "input" if reading > device + exposed else max(parts, key=parts.__getitem__),
+    }
+
+
+def message_seconds(message: Message, work: Work, hardware: Hardware) -> float:
+    """Returns the seconds that a step's transfers of one kind take.
+
+    A ring of n members passes n - 1 messages in turn, twice for an all-reduce, each of 1/n of the tensor; an
+    all-gather's are whole, since its bytes are of the tensor after it is gathered. All members send at once. Between
+    workers and servers, each server sends to all workers.
+    """
+    members, seconds = message.members, hardware.message_seconds
+    if message.kind in ("pull", "push"):
+        return message.count * seconds(message.link, message.bytes * max(1.0, work.hosts / members))
+    turns = (members - 1) * (2 if message.kind == "all_reduce" else 1)
+    return message.count * turns * seconds(message.link, message.bytes / members)
+
+
+def _failures(work: Work, hardware: Hardware) -> dict:
+    hosts = work.hosts + work.servers
+    rate = hosts / (3600 * hardware.hours_between_failures)  # per second
+    lost, stays = (share * rate for share in (hardware.lost_host_share, 1 - hardware.lost_host_share))
+    local = work.replicas / work.hosts * (work.memory.weights + work.memory.optimizer)
+    own = min(work.checkpoint_bytes, local) if not work.servers else work.checkpoint_bytes / work.servers
+    stall, write = own / (1e9 * hardware.copy_gb_per_sec), own / (1e9 * hardware.write_gb_per_sec)
+    restore = own / (1e9 * hardware.read_gb_per_sec)
+    interval = max(best_interval(stall, 1 / (lost or rate)), write)
+    snapshots = None if work.servers else max(_SNAPSHOT_SECONDS, stall / _SNAPSHOT_SHARE)
+    repeats = interval if snapshots is None else min(interval, snapshots)
+    # A replica on another host has the state in memory; if none has, the last checkpoint that was written whole.
+    survives = snapshots is not None and work.hosts > 1 and own == work.checkpoint_bytes
+    on_loss = repeats if survives else interval + stall
+    recovery = hardware.lost_host_seconds + (0 if survives else restore + write)
+    saving = 1 + stall / interval + (stall / snapshots if snapshots else 0)
+    factor = saving * slowdown(repeats, hardware.recovery_seconds, stays) * slowdown(on_loss, recovery, lost)
+    return {
+        "checkpoint_seconds": write,
+        "checkpoint_stall_seconds": stall,
+        "checkpoint_interval_seconds": interval,
+        "snapshot_interval_seconds": snapshots,
+        "failures_per_hour": 3600 * rate,
+        "failure_seconds": hardware.recovery_seconds + repeats / 2,
+        "lost_host_seconds": recovery + on_loss / 2,
+        "goodput": 1 / factor,
+    }
+
+
+def best_interval(stall_seconds: float, seconds_between_failures: float) -> float:
+    """Returns the seconds between two checkpoints that make a run shortest.
+
+    Young 1974, A first order approximation to the optimum checkpoint interval (https://doi.org/10.1145/361147.361115):
+    sqrt(2 d M). Daly 2006, A higher order estimate of the optimum checkpoint interval for restart dumps
+    (https://doi.org/10.1016/j.future.2004.11.016), equation 37, which is used here.
+
+    Args:
+      stall_seconds: d, for which training waits while a checkpoint is taken.
+      seconds_between_failures: M, the mean.
+    """
+    d, mean = stall_seconds, seconds_between_failures
+    if d >= 2 * mean:
+        return mean
+    root = math.sqrt(d / (2 * mean))
+    return math.sqrt(2 * d * mean) * (1 + root / 3 + root**2 / 9) - d
+
+
+def slowdown(interval: float, recovery_seconds: float, failures_per_sec: float) -> float:
+    """Returns the mean seconds that a second of work takes with failures: Daly 2006, equation 20.
+
+    Args:
+      interval: seconds between two saves, saving included; a failure repeats the work since the last one.
+      recovery_seconds: from a failure to the next step.
+      failures_per_sec: mean rate of failures, independent of one another.
+    """
+    if not failures_per_sec:
+        return 1.0
+    mean = 1 / failures_per_sec
+    try:
+        return mean / interval * math.exp(recovery_seconds / mean) * math.expm1(interval / mean)
+    except OverflowError:  # it fails before it has recovered
+        return math.inf
