@@ -83,6 +83,14 @@ class Status:
         """The period of the data's epochs."""
         return Period(self.steps_per_epoch, self.epoch_shift)
 
+    def next_in_step(self, steps: int = 0) -> int:
+        """Returns the first step, at least so many from now, at which replicas are synchronized.
+
+        A hook that is due at it finds the state of that step or a later one, with no update in progress.
+        """
+        period = self.strategy.sync_period_steps
+        return -(-(self.step + max(steps, not self.strategy.in_step)) // period) * period
+
     @property
     def last(self) -> bool:
         return self.until_step is not None and self.step >= self.until_step

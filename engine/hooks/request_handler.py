@@ -94,7 +94,7 @@ class RequestHandler(Hook):
             if agreed & _WISHES["profile"]:
                 self._begin_profile(status)
             elif agreed:
-                self._due = _in_step(status, 1), "checkpoint"
+                self._due = status.next_in_step(1), "checkpoint"
 
     def end(self, status: Status) -> None:
         if self._profiling:
@@ -143,7 +143,7 @@ class RequestHandler(Hook):
             self._requests.answer(request, text)
 
     def _begin_profile(self, status: Status) -> None:
-        self._due, self._began_at = (_in_step(status, PROFILED_STEPS), "profile"), status.step
+        self._due, self._began_at = (status.next_in_step(PROFILED_STEPS), "profile"), status.step
         call = status.segment
         for request in self._taken("profile"):
             if request.task in self._addresses:
@@ -175,9 +175,3 @@ class RequestHandler(Hook):
             self._answer(request, f"a profile of {milliseconds} ms of {request.task} is in {self._folder}")
         except Exception as error:  # of TensorFlow's, in a thread
             self._answer(request, f"no profile of {request.task}: {reason(error)}")
-
-
-def _in_step(status: Status, steps: int) -> int:
-    """Returns the first step, at least so many from now, at which replicas are synchronized."""
-    period = status.strategy.sync_period_steps
-    return -(-(status.step + steps) // period) * period

@@ -41,6 +41,7 @@ class InMemory(Hook):
         self.hooks = hooks
         self._every_seconds, self._clock = every_seconds, clock
         self._wished_at = 0.0
+        self._began_at = 0.0  # workers of parameter servers may wait from here for those that complete their steps
         self._seconds = 0.0  # that the newest took of the loop
         self._costs: collections.deque[float] = collections.deque(maxlen=_NEWEST - 1)  # of those before
         self._due: int | None = None
@@ -59,13 +60,12 @@ class InMemory(Hook):
         if self._due is None:
             wishes = _WISH if status.strategy.is_chief and self._is_time() else 0
             if status.strategy.agree_to_do(wishes, _WISH):
-                period = status.strategy.sync_period_steps
-                self._due = -(-status.step // period) * period
+                self._due, self._began_at = status.next_in_step(), self._clock()
         if self._due is not None and status.step >= self._due:
             self._costs += [self._cost] if self._cost else []
-            self._due, began = None, self._clock()
+            self._due = None
             self.snapshots.take(status.step, settled(dataclasses.replace(status, in_memory=True), self.hooks))
-            self._seconds = self._clock() - began
+            self._seconds = self._clock() - self._began_at
 
     @property
     def _cost(self) -> float:

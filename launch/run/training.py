@@ -10,8 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import logging
-
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data.order import Order
@@ -51,9 +49,6 @@ def _snapshots(run: BaseRun) -> Snapshots | None:
     """Returns the run's snapshots in memory; None if it takes none."""
     config = run.config
     if run.checkpoints is None or not config.snapshot_seconds or not hasattr(os, "memfd_create"):
-        return None
-    if config.coordinates:
-        logging.debug("no snapshots in memory: with parameter servers a failure loses the steps since a checkpoint")
         return None
     # The copy of a folder elsewhere is this process's own, so no other may write there what it left.
     slots = memory.inherited({} if config.remote else os.environ)

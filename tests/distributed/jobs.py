@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -14,6 +16,7 @@ import time
 import numpy as np
 import pytest
 
+from crankshaft.engine.checkpoints.slots import Slots
 from tests import runs
 from tests.waiting import wait_until
 
@@ -54,6 +57,17 @@ class Job:
     def starts(self) -> int:
         """How often all tasks were started."""
         return self.output.count("worker 0 is process")
+
+    def snapshot(self, tasks: int) -> int:
+        """The newest step of which so many tasks have left a snapshot in the supervisor's memory; 0 without one."""
+        folder = f"/proc/{self.process.pid}/fd"
+        descriptors = [os.open(f"{folder}/{name}", os.O_RDWR) for name in os.listdir(folder) if is_slot(folder, name)]
+        found: collections.Counter = collections.Counter()
+        for descriptor in descriptors:
+            with contextlib.suppress(ValueError):  # it is being written
+                found.update(each.step for each in Slots([descriptor]).read())
+            os.close(descriptor)
+        return max((step for step, count in found.items() if count == tasks), default=0)
 
     def send(self, task: str, number: signal.Signals) -> None:
         os.kill(int(re.findall(rf"\[local\] {task} is process (\d+)", self.output)[-1]), number)
@@ -112,6 +126,11 @@ def variable(run_dir: pathlib.Path, name: str) -> np.ndarray:
     found = {key: value for key, value in runs.tensors(run_dir).items() if name in key}
     (value,) = found.values()
     return value
+
+
+def is_slot(folder: str, name: str) -> bool:
+    path = pathlib.Path(folder, name)
+    return path.is_symlink() and os.readlink(path).startswith("/memfd:crankshaft")
 
 
 def check_updates(job: Job, steps: int) -> np.ndarray:

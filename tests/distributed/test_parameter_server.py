@@ -94,17 +94,20 @@ def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothi
 
 
 @pytest.mark.slow
-def test_a_killed_server_is_named_and_training_goes_on_from_the_last_checkpoint(start):
-    steps = 25 * STEPS_PER_EPOCH
-    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=50")
-    job = start("run", *flags, local=("--workers=1",))
-    job.until(lambda: runs.newest(job.run_dir) >= 100)
-    job.kill("ps 1")
+@pytest.mark.parametrize("task", ["ps 1", "chief"])
+def test_after_a_server_or_the_coordinator_is_killed_training_continues_from_the_newest_snapshot(start, task):
+    """Also from one that is taken beside other updates: it waits for those in progress, and no others begin."""
+    steps = 100 * STEPS_PER_EPOCH
+    flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=0", "--snapshot_seconds=0.01")
+    job = start("run", *flags)
+    job.until(lambda: job.snapshot(1) >= 100)
+    job.kill(task)
     job.ok()
     seen = check_updates(job, steps)
-    assert (seen == 25).all()  # what was lost with the server is lost in the counts, too
-    assert re.search(r"\[chief\] error: ps 1 \(127.0.0.1:\d+\) is lost", job.output)
-    assert re.search(r"resumed at step [1-9]\d* of", job.output.replace(",", ""))
+    assert (seen == 100).all()  # what was lost with the task is lost in the counts, too
+    assert task == "chief" or re.search(r"\[chief\] error: ps 1 \(127.0.0.1:\d+\) is lost", job.output)
+    assert int(re.search(r"resumed at step (\d+) of", job.output.replace(",", ""))[1]) >= 100
+    assert "is taken from memory" in job.output
 
 
 @pytest.mark.slow

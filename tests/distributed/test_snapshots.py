@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import re
 
 import pytest
 
-from crankshaft.engine.checkpoints.slots import Slots
 from tests.distributed.jobs import Job, start
 from tests.runs import assert_equal_bits, newest, steps
 
@@ -56,22 +53,6 @@ if __name__ == "__main__":
 """
 
 
-def in_memory(job: Job) -> int:
-    """The newest step of which all of the job's tasks have left a snapshot; 0 if there is none."""
-    held = f"/proc/{job.process.pid}/fd"
-    found: dict[int, int] = {}
-    opened = [os.open(f"{held}/{name}", os.O_RDWR) for name in os.listdir(held) if is_slot(f"{held}/{name}")]
-    for descriptor in opened:
-        for each in Slots([descriptor]).read():
-            found[each.step] = found.get(each.step, 0) + 1
-        os.close(descriptor)
-    return max((step for step, count in found.items() if count == 2), default=0)
-
-
-def is_slot(path: str) -> bool:
-    return pathlib.Path(path).is_symlink() and os.readlink(path).startswith("/memfd:crankshaft")
-
-
 @pytest.mark.parametrize(
     "flags", [MLP, pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["replicas", "model over both"]
 )
@@ -87,13 +68,13 @@ def test_killed_workers_lose_no_more_than_the_steps_since_the_newest_snapshot(st
         return start(name, *RUN, *flags, local=local, script=script)
 
     run = job("run", 1)
-    run.until(lambda: in_memory(run) >= 20)
+    run.until(lambda: run.snapshot(2) >= 20)
     run.kill("worker 1")
     run.until(lambda: run.starts() == 2 and "resumed at step" in run.output)
     resumed = int(re.search(r"step (\d+) is taken from memory.*there is no checkpoint yet", run.output)[1])
     assert resumed >= 20
     assert f"resumed at step {resumed} of {STEPS}" in run.output
-    run.until(lambda: in_memory(run) > resumed)
+    run.until(lambda: run.snapshot(2) > resumed)
     run.kill("worker 0")
     assert run.wait() == 1
     saved = int(re.search(r"step (\d+) was in memory, and is saved now", run.output)[1])

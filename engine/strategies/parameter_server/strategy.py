@@ -370,7 +370,8 @@ class ParameterServer(Strategy):
     def run(self, program: LeaseLoop, limit: int) -> LoopResult:
         """Executes at most `limit` steps, at least one, and returns the results after about 0.1 s.
 
-        They may not be the next steps: all are done when it has reached `limit`.
+        They may not be the next steps: all are done when it has reached `limit`. If more than these are in progress,
+        as after an unforeseen request, it completes them and schedules no others.
         """
         began = time.monotonic()
         step, trains = program.step, program.state is not None
@@ -383,7 +384,8 @@ class ParameterServer(Strategy):
                 self._fill(program, step + limit)
             completed += self._collect()
             all_done = self.in_step and (ending or self._next_step >= step + limit)
-            if completed and (all_done or time.monotonic() - began >= _CALL_SECONDS):
+            is_due = sum(each.lease.steps for each in completed) >= limit
+            if completed and (all_done or (not is_due and time.monotonic() - began >= _CALL_SECONDS)):
                 break
         program.feed.count([each.result.input_stats for each in completed])
         steps = sum(each.lease.steps for each in completed)

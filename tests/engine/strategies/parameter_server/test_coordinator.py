@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def leases(monkeypatch):
 
             def fetch(back=may_return[-1]):
                 back.wait()
-                return np.zeros(2 + 3 + 4)  # a `LeaseResult` without metrics
+                return np.zeros(2 + 3 + 4), []  # a `LeaseResult` without metrics, and no rows
 
             return types.SimpleNamespace(fetch=fetch)
 
@@ -73,13 +74,36 @@ def test_the_first_of_a_loop_may_take_five_times_as_long_since_its_graph_is_buil
     may_return[0].set()
     assert len(leases.collect(30)) == 1
     leases.schedule(loops[0], CallInput((), 1, 2))
-    with pytest.raises(LostPeerError, match="no update for step_timeout_seconds=1: no worker has taken"):
+    with pytest.raises(LostPeerError, match="no update for step_timeout_seconds=1: no worker has started a lease"):
         leases.collect(30)
     may_return[1].set()
     assert len(leases.collect(30)) == 1
     leases.schedule(loops[1], CallInput((), 2, 3))
-    with pytest.raises(LostPeerError, match="no update for 5 times step_timeout_seconds=1: no worker has taken"):
+    with pytest.raises(LostPeerError, match="no update for 5 times step_timeout_seconds=1: no worker has started"):
         leases.collect(30)
+
+
+def test_a_call_that_reaches_its_limit_completes_all_that_is_in_progress(leases):
+    """Also what earlier calls, with other limits, have scheduled: a hook that is then due finds no update half made."""
+    leases, may_return = leases
+
+    class Scheduled(ParameterServer):
+        def __init__(self):
+            super().__init__(None, ServerOptions(ClusterAddresses("localhost:3", ("localhost:2",), ("localhost:1",))))
+            self._leases, self._next_step = leases, 4
+
+    strategy, done = Scheduled(), []
+    feed = types.SimpleNamespace(count=done.extend, order=types.SimpleNamespace(steps_per_epoch=100))
+    program: Any = Loop()
+    program.__dict__ |= {"step": 0, "state": None, "feed": feed, "pace": None, "specs": []}
+    program.__dict__ |= {"steps_per_call": 8, "steps_of_rows": 8, "advance": done.append}
+    for first in (0, 2):
+        leases.schedule(program, CallInput((), first, first + 2))
+    for seconds, back in zip((0.15, 0.4), may_return, strict=True):  # the first when a call returns what it has
+        threading.Timer(seconds, back.set).start()
+    assert strategy.run(program, 1).steps == 4
+    assert strategy.in_step
+    assert len(may_return) == 2  # no others are scheduled
 
 
 def test_of_many_workers_each_lease_lasts_longer():
