@@ -112,7 +112,7 @@ class Snapshots:
         step, first = found
         process, mine = self._checkpoints.writer.process, stored.get(step)
         record: Any = mine.record if mine else {}
-        if first:  # the first process, which seals it, has lost its own
+        if not all(str(step) in row for row in rows):  # a process that has lost its own needs the record too
             texts = self._exchange_text(json.dumps(record) if process == first else "")
             record = json.loads(texts[first])
         entries = entries_of(mine, all_of_them=process == first) if mine else []

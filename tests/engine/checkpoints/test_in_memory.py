@@ -55,8 +55,8 @@ def test_what_another_process_left_becomes_the_checkpoint_that_it_would_have_wri
 
 
 def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are_needed_of_each(tmp_path, slots):
-    """Two processes, in threads: the first, which seals checkpoints, has no snapshot."""
-    state, barrier, texts = make_state(), threading.Barrier(2), ["", ""]
+    """Two processes, in threads: one has no snapshot, here the first, which seals checkpoints."""
+    state, barrier, texts, owner = make_state(), threading.Barrier(2), ["", ""], 1
     (tmp_path / "run").mkdir()
 
     def process(number: int) -> Snapshots:
@@ -69,7 +69,7 @@ def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are
 
         writer = WritingProcess(number, "attempt")
         checkpoints = Checkpoints(tmp_path / "run/checkpoints", state, keep=3, about=ABOUT, writer=writer)
-        return Snapshots(checkpoints, slots if number else Slots(), exchange)
+        return Snapshots(checkpoints, slots if number == owner else Slots(), exchange)
 
     def both(call) -> list:
         with ThreadPoolExecutor(2) as pool:
@@ -90,6 +90,10 @@ def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are
     (newest,) = slots.read()
     slots.write(8, {**newest.record, "parts": [0, 1]}, [])
     assert both(lambda snapshots, number: snapshots.write_newest(6)) == [None, None]
+    owner = 0
+    slots.write(7, {**newest.record, "process": 0}, [({**each}, newest.read(each)) for each in newest.values])
+    assert both(lambda snapshots, number: snapshots.write_newest(6)) == [7, 7]
+    owner = 1
     slots.write(9, newest.record, [({**each}, newest.read(each)) for each in newest.values])
     (tmp_path / "run/checkpoints").rename(tmp_path / "moved")
     (tmp_path / "run/checkpoints").touch()  # the first process can't write there, and the other need not
