@@ -77,6 +77,7 @@ class _Agent:
             if self._stop:
                 child.send(self._stop[1])
             ending = TaskExit(self._name, child.wait())
+            self._child = None  # a signal is not passed on to a process id that may be another's
             self._children.end([child])
             self._children.sweep()
             if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
@@ -102,19 +103,18 @@ class _Agent:
     def _pass_on(self, number: int, frame) -> None:
         """Passes a signal on to the task, which saves and ends; a second one kills it."""
         if self._stop is None:
-            # SIGHUP is the terminal's, and the task's is this process.
-            passed = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
-            self._stop = time.monotonic(), passed
+            self._stop = time.monotonic(), signal.Signals(number)
             if self._child:
-                self._child.send(passed)
+                self._child.send(self._stop[1])
         elif time.monotonic() - self._stop[0] > SAME_REQUEST_SECONDS and self._child:
             self._child.kill()
 
     def _end(self, code: int) -> int:
         """Writes what the task has left in memory, if it is this one's to write; returns the code."""
-        if self._config.writes_run and (unsaved := self._memory.unsaved()):
-            step, command, files = unsaved
-            child = self._children.start(command, env=os.environ, pass_fds=files)
+        if self._config.writes_run and (step := self._memory.unsaved_step()) is not None:
+            child = self._children.fork()
+            if child is None:
+                process.leave(self._memory.write())
             lost = child.wait()
             self._children.end([child])
             print_line(f"step {step:,} was in memory, and is {'lost' if lost else 'saved now'}")

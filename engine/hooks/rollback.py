@@ -105,8 +105,8 @@ class Rollback(Hook):
         # A step whose loss is finite may have left weights that are not.
         self._suspects = range(max(state.step + 1, first - 1), last + 1)
         logging.warning(
-            "%s. The run returns from step %d to step %d, for the %s of at most %s",
-            *(error.message, found_at, state.step, f"{self.returns}. time", self.most),
+            "%s. The run returns from step %d to step %d (return %d of at most %d)",
+            *(error.message, found_at, state.step, self.returns, self.most),
         )
 
     def host_state(self) -> dict:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -158,7 +159,7 @@ class Children:
 
     def fork(self) -> Child | None:
         """Forks this process; returns None in the fork, which is kept as other children are. Raises `OSError`."""
-        parent, (reading, report) = os.getpid(), os.pipe()
+        parent, (reading, report), numbers = os.getpid(), os.pipe(), random.getstate()
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
@@ -170,6 +171,7 @@ class Children:
         os.close(report)
         if not started:
             os.close(reading)
+            random.setstate(numbers)  # as its program has left it: Python seeds it again in each fork
             return None
         return self._started(reading, started, (None, None, None))
 

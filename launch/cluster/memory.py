@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, newest_whole
-from ..host.process import lock
+from ...engine.errors import with_flags
+from ..errors import EXIT_FAILED, CrankshaftError, fail
+from ..host.process import lock, quiet_startup
 
 _VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # of a task's environment: its two files
 
@@ -52,8 +54,8 @@ class TaskMemory:
         found = _newest(_stored(self._files))
         return found[0] if found else -1
 
-    def unsaved(self) -> tuple[int, list[str], tuple[int, ...]] | None:
-        """Returns what is not on the disk, if anything: its step, the command that writes it, and its `pass_fds`."""
+    def unsaved_step(self) -> int | None:
+        """Returns the step of the newest whole snapshot, if it is newer than the run's checkpoints; else None."""
         stored = _stored(self._files)
         if (found := _newest(stored)) is None:
             return None
@@ -63,8 +65,16 @@ class TaskMemory:
         directory, folder = stored[first][step].record["run"]
         if not _is_folder(os.path.dirname(directory), folder) or step <= manifests.newest_step(directory):
             return None
+        return step
+
+    def writing(self) -> tuple[list[str], tuple[int, ...]]:
+        """Returns the command that does `write`, and its `pass_fds`."""
         command = [sys.executable, "-m", __name__, *(",".join(map(str, each)) for each in self._files)]
-        return step, command, tuple(each for pair in self._files for each in pair)
+        return command, tuple(each for pair in self._files for each in pair)
+
+    def write(self) -> int:
+        """Writes the newest whole snapshot as a checkpoint of its run; returns a program's exit code."""
+        return _write(self._files)
 
 
 def inherited(environment: Mapping[str, str]) -> Slots:
@@ -91,30 +101,29 @@ def _is_folder(path: str, number: int) -> bool:
         return False
 
 
-def write(files: Sequence[Sequence[int]]) -> None:
-    """Writes the newest snapshot of which every part is in these files as a checkpoint of its run.
+def _write(files: Sequence[Sequence[int]]) -> int:
+    with quiet_startup():
+        import tensorflow as tf
 
-    Raises:
-      SaveError: it can't be written.
-      UsageError: another process has the run's folder.
-    """
-    import tensorflow as tf
-
-    from ...engine.checkpoints.in_memory import entries_of, for_manifest
-    from ...engine.checkpoints.store import Checkpoints
+        from ...engine.checkpoints.in_memory import entries_of, for_manifest
+        from ...engine.checkpoints.store import Checkpoints
 
     stored = _stored(files)
     if (found := _newest(stored)) is None:
-        return
+        return EXIT_FAILED
     step, first = found
     whole = [(task == first, of_task[step]) for task, of_task in enumerate(stored) if step in of_task]
     entries = [entry for is_first, each in whole for entry in entries_of(each, is_first)]
     record = stored[first][step].record
     directory = record["run"][0]
-    with lock(os.path.dirname(directory)):
-        checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
-        checkpoints.write(step, entries, frozenset(), for_manifest(record))
+    try:
+        with lock(os.path.dirname(directory)):
+            checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
+            checkpoints.write(step, entries, frozenset(), for_manifest(record))
+    except CrankshaftError as error:  # it can't be written, or another process has the run's folder
+        return fail(EXIT_FAILED, with_flags(error.message))
+    return 0
 
 
 if __name__ == "__main__":
-    write([[int(each) for each in argument.split(",") if each] for argument in sys.argv[1:]])
+    sys.exit(_write([[int(each) for each in argument.split(",") if each] for argument in sys.argv[1:]]))

@@ -192,9 +192,9 @@ class Supervisor:
 
     def _write_unsaved(self) -> None:
         """Writes the newest state that ended tasks have left in memory, and did not save."""
-        if (unsaved := self._memory.unsaved()) is None:
+        if (step := self._memory.unsaved_step()) is None:
             return
-        step, command, files = unsaved
+        command, files = self._memory.writing()
         own = next(iter(self._templates), frozenset())
         try:
             child = self._start_child("the saving process", own, command, env=self._environment, pass_fds=files)

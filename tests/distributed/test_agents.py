@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import signal
 
 import pytest
 
+from crankshaft.launch.cluster.children import Children
 from crankshaft.launch.cluster.restarts import recorded_restarts
 from tests.launch.conftest import crank, inside
 from tests.runs import assert_equal_bits
@@ -19,7 +22,7 @@ RUN = (
 )
 # Each word "STEP:TASK:ACTION" acts once, in the script's folder: kill, fail, or term, which is sent to the agent.
 SCRIPT = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, sys, threading
 from crankshaft import main
 from crankshaft.engine.hooks import every_steps
 
@@ -29,6 +32,9 @@ acts = [word.split(":") for word in sys.argv[1].split(",") if word]
 index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
 
 def act(status, means):
+    for thread in threading.enumerate():
+        if thread.name.startswith("snapshot-"):
+            thread.join()
     for number, (step, task, action) in enumerate(acts):
         done = here / f"done-{number}"
         if status.step >= int(step) and index == int(task) and not done.exists():
@@ -65,14 +71,18 @@ def test_killed_workers_recover_in_their_places_and_end_with_the_same_bits(start
 
 def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank, tmp_path):
     program, run_dir = script(tmp_path / "own"), tmp_path / "run"
-    flags = (*RUN, "--train_steps=60", "--checkpoint_every_steps=10", f"--run_dir={run_dir}")
+    flags = (*RUN, "--train_steps=60", "--checkpoint_every_steps=10", "--snapshot_seconds=1e-6")
+    flags += (f"--run_dir={run_dir}",)
     run = lambda acts, restarts: crank(acts, *flags, f"--max_restarts={restarts}", script=program)  # noqa: E731
-    failed = run("6:0:fail,20:0:fail", 1)
+    failed = run("6:0:fail,26:0:fail", 1)
     assert failed.code == 1
     assert "the run ended with exit code 1; it is failure 2 within 600 s" in failed.err
+    (saved,) = re.findall(r"^step (\d+) was in memory, and is saved now$", failed.err, re.MULTILINE)
+    assert 20 < int(saved) <= 26
     last = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()][-1]
     assert len(recorded_restarts(run_dir / "events.jsonl", last["time"])) == 1
     stopped = run("0:1:-,0:1:-,30:0:term", 9)  # the scheduler's restart
+    assert f"resumed at step {saved} of 60" in stopped.out
     assert stopped.code == 128 + signal.SIGTERM
     assert "stopped at step" in stopped.out
     assert len(recorded_restarts(run_dir / "events.jsonl", last["time"])) == 2
@@ -80,3 +90,22 @@ def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank,
     assert used_up.code == 1
     assert "the run was killed by SIGKILL; it is failure 3 within 600 s" in used_up.err
     assert "evaluation at step 60" in run("", 2).ok().out
+
+
+def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(crank, tmp_path):
+    flags = (*RUN, "--train_steps=60", f"--run_dir={tmp_path / 'run'}", "--max_restarts=9")
+    program = crank.start("2:0:fail,2:0:fail", *flags, script=script(tmp_path / "own"))
+    program.until(lambda: "it starts again in 1 s" in program.err)
+    program.send(signal.SIGHUP)
+    ended = program.wait()
+    assert (ended.code, "error" in ended.err) == (128 + signal.SIGHUP, False), ended.err
+
+
+def test_a_task_continues_the_random_numbers_of_its_script():
+    random.seed(5)
+    expected = random.Random(5).random()
+    with Children() as children:
+        if (child := children.fork()) is None:
+            os._exit(random.random() != expected)  # Python has seeded them from the system
+        assert child.wait() == 0
+        children.end([child])
