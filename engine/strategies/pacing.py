@@ -9,6 +9,33 @@ from __future__ import annotations
 import math
 import time
 
+ASSIGN_SECONDS = 3e-3  # of the one coordinator, per lease, with 8 to 256 workers: python -m benchmarks.leases
+_LEASE_SECONDS = 0.25
+_WORKERS_AT_THAT = 8
+
+
+def lease_seconds(workers: int) -> float:
+    """Returns how long a lease is to last: longer with many workers, as the one coordinator takes all leases back."""
+    return _LEASE_SECONDS * max(1.0, workers / _WORKERS_AT_THAT)
+
+
+def lease_steps(left: int, workers: int, most: int, step_seconds: float, assign_seconds: float = ASSIGN_SECONDS) -> int:
+    """Returns the number of steps of the next lease, at most `most`, if `left` steps remain until all must be complete.
+
+    The shares become smaller, so that no worker delays the end for long. But if the one coordinator assigns the rest as
+    n leases of equal length, they end after about n * assign_seconds + left / n * step_seconds: smaller ones than those
+    for which this is least would end later.
+
+    Args:
+      left: steps.
+      workers: that run leases.
+      most: steps.
+      step_seconds: of a worker; 0 if unknown.
+      assign_seconds: of the coordinator, per lease.
+    """
+    quickest = math.sqrt(left * assign_seconds / step_seconds) if step_seconds else 0.0
+    return min(most, left, math.ceil(max(left / workers, quickest)))
+
 
 class Pace:
     """Fits calls of the inner loop to a duration. Changes no number: a loop may be divided anywhere.
@@ -24,6 +51,7 @@ class Pace:
     Attributes:
       steps: approximate number for the next call. Calls divide the steps up to the next due one evenly, as far as sync
         periods allow.
+      step_seconds: of the newest call that it was fitted to; 0 before any.
     """
 
     def __init__(
@@ -34,6 +62,7 @@ class Pace:
         clock=time.perf_counter,
     ):
         self.steps = steps_per_loop or 1
+        self.step_seconds = 0.0
         self._fixed = steps_per_loop
         self._target_seconds = target_seconds
         self._sync_period_steps = sync_period_steps
@@ -61,6 +90,7 @@ class Pace:
 
         A fixed number does not change.
         """
+        self.step_seconds = seconds / steps
         if not self._fixed:
             wanted = steps * self._target_seconds / max(seconds, 1e-6)
             self.steps = max(1, min(round(wanted), 8 * self.steps))

@@ -31,8 +31,6 @@ from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 _OPEN_PER_WORKER = 2  # leases that are out at once
 _MAX_RETRIES = 3  # of a lease that raises
 _PROBE_SECONDS = 0.5
-_LEASE_SECONDS = 0.25  # starting and completing one costs about 10 ms, also of the coordinator's time
-_WORKERS_AT_THAT = 8
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
 
 
@@ -86,11 +84,6 @@ class CompletedLease(NamedTuple):
     lease: Lease
     result: LeaseResult
     rows: Sequence[Sequence[np.ndarray]] = ()
-
-
-def lease_seconds(workers: int) -> float:
-    """Returns how long a lease is to last: longer with many workers, as the one coordinator takes all leases back."""
-    return _LEASE_SECONDS * max(1.0, workers / _WORKERS_AT_THAT)
 
 
 @dataclasses.dataclass

@@ -31,10 +31,10 @@ from ...step.runner import StepRunner
 from ...trainer import computes_metrics
 from ..base import LoopResult, Prediction, Step, Strategy
 from ..feed_options import FeedOptions
-from ..pacing import Pace
+from ..pacing import Pace, lease_seconds, lease_steps
 from ..workers import WorkerRows
 from . import sources
-from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, quiet_tensorflow
+from .coordinator import ClusterAddresses, CompletedLease, Leases, quiet_tensorflow
 from .feed import (
     CombinedOnWorkers,
     ExternalWorkersFeed,
@@ -427,10 +427,9 @@ class ParameterServer(Strategy):
         for _ in range(leases):
             if (left := end - self._next_step) <= 0:
                 return
-            # Towards the end of training in smaller leases, so that no worker delays the end for long.
-            share = -(-left // workers) if pace else left
+            steps = lease_steps(left, workers, most, pace.step_seconds) if pace else min(most, left)
             before = time.perf_counter()
-            call_input = program.feed.take(self._next_step, min(most, share))
+            call_input = program.feed.take(self._next_step, steps)
             self._lease_seconds += time.perf_counter() - before
             self._leases.schedule(program, call_input)
             self._next_step = call_input.stop
