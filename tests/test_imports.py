@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "models": {"crankshaft.engine", "numpy", "tensorflow"},
     "launch": {
         *("absl", "filelock", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
-        *("pandas", "prometheus_client", "yaml"),  # where they are there
+        *("matplotlib", "pandas", "prometheus_client", "simpy", "yaml"),  # where they are there
         *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
     },
 }

@@ -1,0 +1,396 @@
+"""Simulates a run on many hosts: what waiting, checkpoints, failures and one coordinator take of its time. Host code.
+
+simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints, leases. The rest is computed
+where it comes to the same: a synchronous step ends with its slowest worker, so the mean of a maximum stands for all
+workers' steps between two checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...engine.strategies.pacing import ASSIGN_SECONDS, lease_seconds, lease_steps
+from ..errors import UsageError
+from .estimate import Estimate
+from .hardware import Hardware
+
+_HOUR = 3600.0
+_DAY = 24 * _HOUR
+_QUANTILES = 2048
+_SATURATED = 0.5
+_NO_EFFECT = 1.01
+_LEASES_PER_WORKER = 8  # that are simulated; then their rate no longer changes
+# By cost: a scenario without it, and what makes it less.
+COSTS: dict[str, tuple[dict[str, Any], str]] = {
+    "the network": (
+        {"network_seconds": 0.0},
+        "fewer bytes (--reduce_dtype), a larger --global_batch_size, more servers",
+    ),
+    "the slowest worker": ({"jitter": 0.0, "stragglers_per_host_hour": 0.0}, "even hosts, or parameter servers"),
+    "failures": ({"failures_per_host_hour": 0.0}, "spare hosts, --snapshot_seconds, more frequent checkpoints"),
+    "checkpoints": ({"checkpoint_seconds": 0.0}, "less frequent checkpoints"),
+    "the coordinator": ({"assign_seconds": 0.0}, "longer steps: a larger --global_batch_size"),
+    "the end of all leases": (
+        {"join_every_steps": math.inf},
+        "--checkpoint_every_steps, --eval_every_steps and --summary_every_steps further apart",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A run on a number of hosts, and what happens to them. Times are means.
+
+    Attributes:
+      hosts: workers.
+      examples: per step: of all workers, or with parameter servers of one.
+      compute_seconds: of a worker's step, without the network.
+      network_seconds: of a worker's step on an idle network; with parameter servers, of the busiest server for it.
+      jitter: standard deviation of a worker's `compute_seconds` divided by their mean.
+      servers: parameter servers; 0 for synchronous steps.
+      assign_seconds: of the coordinator, per lease.
+      join_every_steps: a checkpoint, an evaluation or a summary is due, before which all leases must be complete.
+      checkpoint_seconds: for which training stands still at a checkpoint.
+      checkpoint_every_seconds: of training between two checkpoints.
+      snapshot_every_seconds: of training between two snapshots in memory; 0 without.
+      snapshots_survive: whether the loss of a host leaves a whole snapshot on others.
+      failures_per_host_hour: of workers, and likewise of servers and the coordinator.
+      lost_hosts: the share of failures in which the host is lost.
+      recovery_seconds: from the failure of a process to the next step, on the same hosts.
+      lost_host_seconds: from the loss of a host to the next step, with the scheduler's restart.
+      stragglers_per_host_hour: hosts that become slow.
+      straggler_factor: how many times as long a step takes there.
+      straggler_seconds: for how long.
+    """
+
+    hosts: int
+    examples: float
+    compute_seconds: float
+    network_seconds: float = 0.0
+    jitter: float = 0.0
+    servers: int = 0
+    assign_seconds: float = ASSIGN_SECONDS
+    join_every_steps: float = math.inf
+    checkpoint_seconds: float = 0.0
+    checkpoint_every_seconds: float = 600.0
+    snapshot_every_seconds: float = 0.0
+    snapshots_survive: bool = True
+    failures_per_host_hour: float = 0.0
+    lost_hosts: float = 0.5
+    recovery_seconds: float = 2.0
+    lost_host_seconds: float = 300.0
+    stragglers_per_host_hour: float = 0.0
+    straggler_factor: float = 1.5
+    straggler_seconds: float = 600.0
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a worker that waits for no other; with parameter servers, which all workers share."""
+        sharing = self.hosts if self.servers else 1
+        return queued_seconds(self.compute_seconds, self.network_seconds, sharing)
+
+
+def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = math.inf) -> Scenario:
+    """Returns the scenario of an estimated run on the same hardware, with the best checkpoint interval."""
+    work, step = estimate.work, estimate.step_seconds
+    device = estimate.compute_seconds + estimate.memory_seconds + estimate.dispatch_seconds
+    network = 0.0 if estimate.bound == "input" else max(0.0, step - device)
+    if work.servers:
+        # Workers share the servers, but each has its own link; latency occupies nobody.
+        seconds = hardware.message_seconds
+        step = device + sum(each.count * seconds(each.link, each.bytes) for each in work.messages)
+        network = sum(
+            each.count * (seconds(each.link, each.bytes / each.members) - seconds(each.link, 0))
+            for each in work.messages
+        )
+    state_bytes = work.replicas / work.hosts * (work.memory.weights + work.memory.optimizer)
+    return Scenario(
+        hosts=work.hosts,
+        examples=work.examples,
+        compute_seconds=max(step, estimate.input_seconds) - network,
+        network_seconds=network,
+        jitter=hardware.step_jitter,
+        servers=work.servers,
+        assign_seconds=hardware.lease_seconds,
+        join_every_steps=join_every_steps,
+        checkpoint_seconds=estimate.checkpoint_stall_seconds,
+        checkpoint_every_seconds=estimate.checkpoint_interval_seconds,
+        snapshot_every_seconds=estimate.snapshot_interval_seconds or 0.0,
+        snapshots_survive=work.hosts > 1 and state_bytes >= work.checkpoint_bytes,
+        failures_per_host_hour=1 / hardware.hours_between_failures,
+        lost_hosts=hardware.lost_host_share,
+        recovery_seconds=hardware.recovery_seconds,
+        lost_host_seconds=hardware.lost_host_seconds,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a simulated run comes to.
+
+    Attributes:
+      examples_per_sec: over the whole time.
+      goodput: share of the time that went to steps that count, as in a run's record.
+      spent: share of the time by cause: `steps`, `waiting`, `checkpoints`, `lost`, `down`, as in a run's record.
+      failures: that ended all tasks.
+    """
+
+    examples_per_sec: float
+    goodput: float
+    spent: dict[str, float]
+    failures: int
+
+
+def _simpy() -> Any:
+    try:
+        import simpy
+    except ImportError:
+        raise UsageError("a simulation needs simpy: pip install crankshaft[plan]") from None
+    return simpy
+
+
+@functools.lru_cache
+def expected_maximum(number: int, jitter: float) -> float:
+    """Returns the mean of the longest of so many times: log-normal, of mean 1 and this standard deviation.
+
+    The maximum of n has the distribution F^n, so its quantile u is the quantile u^(1/n) of one.
+    """
+    if not jitter:
+        return 1.0
+    sigma = math.sqrt(math.log1p(jitter**2))
+    normal = statistics.NormalDist(-(sigma**2) / 2, sigma)
+    quantiles = ((np.arange(_QUANTILES) + 0.5) / _QUANTILES) ** (1 / number)
+    return float(np.mean(np.exp([normal.inv_cdf(each) for each in quantiles])))
+
+
+@functools.lru_cache
+def queued_seconds(think: float, service: float, number: int) -> float:
+    """Returns the seconds per cycle of each of so many workers that share a server fairly, by mean value analysis.
+
+    It depends on the means alone (Reiser and Lavenberg 1980, https://doi.org/10.1145/322186.322195; Baskett et al.
+    1975, https://doi.org/10.1145/321879.321887).
+
+    Args:
+      think: seconds between two requests of a worker.
+      service: seconds that the server takes for one if it has no other.
+      number: of workers.
+    """
+    queued, cycle = 0.0, think + service
+    for workers in range(1, number + 1):
+        response = service * (1 + queued)
+        cycle = think + response
+        queued = workers * response / cycle
+    return cycle
+
+
+def leased_seconds(scenario: Scenario, rng: np.random.Generator) -> float:
+    """Returns the seconds per step of all workers together, with one coordinator that assigns their leases.
+
+    It schedules two leases per worker, which any free worker takes; all are complete before anything is due.
+    """
+    workers, cost, join = scenario.hosts, scenario.assign_seconds, scenario.join_every_steps
+    step_seconds = scenario.step_seconds
+    most = max(1, round(lease_seconds(workers) / step_seconds))
+    steady = max(step_seconds / workers, cost / most)
+    if math.isinf(join):
+        return steady
+    simpy, steps = _simpy(), int(min(join, _LEASES_PER_WORKER * workers * most))
+    env = simpy.Environment()
+    leases, completed = simpy.Store(env), simpy.Store(env)
+
+    def coordinate() -> Iterator:
+        left, num_open = steps, 0
+        while left or num_open:
+            if left and num_open < 2 * workers:
+                yield env.timeout(cost)
+                taken = lease_steps(left, workers, most, step_seconds, cost)
+                leases.put(taken)
+                left, num_open = left - taken, num_open + 1
+            else:
+                yield completed.get()
+                num_open -= 1
+
+    def work() -> Iterator:
+        while True:
+            taken = yield leases.get()
+            noise = scenario.jitter * rng.standard_normal() / math.sqrt(taken)
+            yield env.timeout(taken * step_seconds * max(0.0, 1 + noise))
+            completed.put(taken)
+
+    for _ in range(workers):
+        env.process(work())
+    env.run(until=env.process(coordinate()))
+    return (env.now + (join - steps) * steady) / join
+
+
+class _Run:
+    """A simulated run: it trains, with a checkpoint after each interval, and is down after a failure."""
+
+    def __init__(self, env: Any, scenario: Scenario, seed: int):
+        self.spent = dict.fromkeys(("steps", "waiting", "checkpoints", "lost", "down"), 0.0)
+        self.failures = 0
+        self._env, self._scenario, self._seed = env, scenario, seed
+        self._unsaved = {"steps": 0.0, "waiting": 0.0}
+        self._at, self._is_down = 0.0, False
+        self._cycle = 0.0  # seconds since a checkpoint was complete
+        self._slow = self._absent = 0  # workers
+        stopping, by_itself = (scenario.servers + 1, scenario.hosts) if scenario.servers else (scenario.hosts, 0)
+        if scenario.servers:
+            together = leased_seconds(scenario, np.random.default_rng(seed))
+            self._speed_of_all = scenario.step_seconds / scenario.hosts / together
+        self._occur(1, stopping * scenario.failures_per_host_hour, self._fail)
+        self._occur(2, by_itself * scenario.failures_per_host_hour, self._leave)
+        self._occur(3, scenario.hosts * scenario.stragglers_per_host_hour, self._straggle)
+
+    def _occur(self, stream: int, per_hour: float, event: Callable[[bool], Iterator]) -> None:
+        """Makes an event occur so often per hour, at random times that do not depend on the other events."""
+        rng = np.random.default_rng([self._seed, stream])
+
+        def occurring() -> Iterator:
+            while True:
+                yield self._env.timeout(rng.exponential(_HOUR / per_hour))
+                self._env.process(event(bool(rng.random() < self._scenario.lost_hosts)))
+
+        if per_hour:
+            self._env.process(occurring())
+
+    def _down_seconds(self, is_lost: bool) -> float:
+        return self._scenario.lost_host_seconds if is_lost else self._scenario.recovery_seconds
+
+    def _fail(self, is_lost: bool) -> Iterator:
+        s = self._scenario
+        self.settle()
+        self.failures += 1
+        failures, unsaved = self.failures, sum(self._unsaved.values())
+        # A snapshot has all but what came after it.
+        has_snapshot = s.snapshot_every_seconds and (s.snapshots_survive or not is_lost)
+        lost = unsaved % s.snapshot_every_seconds if has_snapshot else unsaved
+        self._save(lost)
+        self._cycle = max(0.0, min(self._cycle, s.checkpoint_every_seconds) - lost)
+        self._is_down = True
+        yield self._env.timeout(self._down_seconds(is_lost))
+        if self.failures == failures:
+            self.settle()
+            self._is_down = False
+
+    def _leave(self, is_lost: bool) -> Iterator:
+        self.settle()
+        self._absent += 1
+        yield self._env.timeout(self._down_seconds(is_lost))
+        self.settle()
+        self._absent -= 1
+
+    def _straggle(self, _: bool) -> Iterator:
+        self.settle()
+        self._slow += 1
+        yield self._env.timeout(self._scenario.straggler_seconds)
+        self.settle()
+        self._slow -= 1
+
+    def _speed(self) -> float:
+        """Returns the share of the steps' time in which no worker waits for another or the coordinator."""
+        s = self._scenario
+        if s.servers:
+            missing = self._absent + self._slow * (1 - 1 / s.straggler_factor)
+            return self._speed_of_all * max(0.0, 1 - missing / s.hosts)
+        slowest = max(expected_maximum(s.hosts, s.jitter), s.straggler_factor if self._slow else 0.0)
+        return s.step_seconds / (s.compute_seconds * slowest + s.network_seconds)
+
+    def settle(self) -> None:
+        """Accounts for the time since the last call, in which nothing but checkpoints has happened."""
+        seconds, self._at = self._env.now - self._at, self._env.now
+        if self._is_down:
+            self.spent["down"] += seconds
+            return
+        s = self._scenario
+        checkpoints, cycle = divmod(self._cycle + seconds, s.checkpoint_every_seconds + s.checkpoint_seconds)
+        since_checkpoint = min(cycle, s.checkpoint_every_seconds)
+        before = min(self._cycle, s.checkpoint_every_seconds)
+        trained = checkpoints * s.checkpoint_every_seconds + since_checkpoint - before
+        self.spent["checkpoints"] += seconds - trained
+        if checkpoints:
+            self._train(trained - since_checkpoint)
+            self._save()
+            trained = since_checkpoint
+        self._train(trained)
+        self._cycle = cycle
+
+    def _train(self, seconds: float) -> None:
+        self._unsaved["steps"] += seconds * self._speed()
+        self._unsaved["waiting"] += seconds * (1 - self._speed())
+
+    def _save(self, lost: float = 0.0) -> None:
+        """Counts what was trained since the last call, without the last `lost` seconds."""
+        seconds = sum(self._unsaved.values())
+        for cause, unsaved in self._unsaved.items():
+            self.spent[cause] += unsaved * (1 - lost / seconds if lost else 1)
+        self.spent["lost"] += lost
+        self._unsaved = dict.fromkeys(self._unsaved, 0.0)
+
+    def end(self) -> None:
+        """Accounts for all that has happened, and saves it."""
+        self.settle()
+        self._save()
+
+
+def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> Outcome:
+    """Returns the outcome of so many days; the same for the same seed. Raises `UsageError` without simpy."""
+    env = _simpy().Environment()
+    run = _Run(env, scenario, seed)
+    env.run(until=days * _DAY)
+    run.end()
+    spent = {cause: seconds / (days * _DAY) for cause, seconds in run.spent.items()}
+    workers = scenario.hosts if scenario.servers else 1  # that each compute steps of their own
+    rate = spent["steps"] * workers * scenario.examples / scenario.step_seconds
+    return Outcome(rate, spent["steps"], spent, run.failures)
+
+
+def limits(scenario: Scenario, days: float = 30.0, seed: int = 0) -> dict[str, float]:
+    """Returns how many times as fast the run would be without each cost, the largest first, if it is faster at all."""
+    rate = simulate(scenario, days, seed).examples_per_sec
+    without = {
+        cost: simulate(dataclasses.replace(scenario, **change), days, seed).examples_per_sec / rate
+        for cost, (change, _) in COSTS.items()
+    }
+    return {cost: gain for cost, gain in sorted(without.items(), key=lambda each: -each[1]) if gain > _NO_EFFECT}
+
+
+def saturation(rates: Mapping[int, float]) -> int | None:
+    """Returns the number of hosts after which one more adds less than half of what each of the fewest does, if any.
+
+    Args:
+      rates: by the number of hosts.
+    """
+    hosts = sorted(rates)
+    least = _SATURATED * rates[hosts[0]] / hosts[0]
+    pairs = itertools.pairwise(hosts)
+    return next((few for few, more in pairs if (rates[more] - rates[few]) / (more - few) < least), None)
+
+
+def entry(each: Scenario) -> dict[str, Any]:
+    """Returns the simulation of one number of hosts as plain JSON."""
+    return {**dataclasses.asdict(simulate(each)), "limits": limits(each)}
+
+
+def lines(entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Describes where simulated runs saturate, and what would make them faster.
+
+    Args:
+      entries: by the number of hosts.
+    """
+    hosts = saturation({number: each["examples_per_sec"] for number, each in entries.items()})
+    at = f"at {hosts:,} hosts: one more adds less than half of what each of the first adds" if hosts else "nowhere"
+    found = [f"Simulated, it saturates {at}."]
+    most = hosts or max(entries)
+    gains = entries[most]["limits"].items()
+    return found + [
+        f"  {most:,} hosts are {gain:.2f} times as fast without {cost}: {COSTS[cost][1]}" for cost, gain in gains
+    ]
