@@ -5,10 +5,11 @@
     python -m benchmarks.keras_suite --compare before.json after.json
     python -m benchmarks.keras_suite --report later.json
 
-A test counts if it calls `fit` and does not fail with Keras's own. The first command runs all tests to find these,
-which takes an hour; the second runs those of a result. `--files=REGEX` and `--only=REGEX` take some of the files, or of
-the tests by FILE::CLASS::TEST. Tests are those of the installed Keras, whose wheel has them, or of `--keras=FOLDER`, a
-checkout or an unpacked sdist. Some need jax, grain or scipy: files that can't be imported without are named.
+A test counts if it calls `fit` and does not fail with Keras's own. The first command finds these, among those of files
+that call `fit` or Keras's `run_layer_test`, which does; the second runs those of a result. `--files=REGEX` and
+`--only=REGEX` take some of the files, or of the tests by FILE::CLASS::TEST. Tests are those of the installed Keras,
+whose wheel has them, or of `--keras=FOLDER`, a checkout or an unpacked sdist. Some need jax, grain or scipy: files that
+can't be imported without are named.
 
 Each file runs in a process of its own, forked from one that has imported TensorFlow and has not started it yet.
 """
@@ -42,6 +43,7 @@ KINDS = {
     "timeout": "took too long, or ended the process",
     "internals": "tests Keras's internals, or a documented difference",
 }
+_CALLS_FIT = re.compile(r"\bfit\(|\brun_layer_test\(")
 _FORKS = threading.Lock()  # two threads that fork at once would inherit each other's pipes
 
 
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="regular expression: run the tests in whose FILE::CLASS::TEST it is")
     parser.add_argument("--out", help="where to write the result, as JSON")
     parser.add_argument("--processes", type=int, default=2, help="files at a time")
-    parser.add_argument("--timeout_seconds", type=float, default=300.0, help="per file and per `fit`")
+    parser.add_argument("--timeout_seconds", type=float, default=900.0, help="per file and per `fit`, for hangs")
     parser.add_argument("--compare", nargs=2, metavar="JSON", help="print the tests whose outcome differs")
     parser.add_argument("--report", metavar="JSON", help="print the tables of a result")
     options = parser.parse_args(arguments)
@@ -109,7 +111,9 @@ def _prepared(keras: str | None) -> Path:
 
 
 def _files(root: Path) -> list[str]:
-    return [str(path.relative_to(root)) for path in (root / "keras").rglob("*_test.py")]
+    """Returns the test files that may call `fit`, relative to `root`."""
+    paths = (root / "keras").rglob("*_test.py")
+    return [str(path.relative_to(root)) for path in paths if _CALLS_FIT.search(path.read_text())]
 
 
 def _run_file(root: Path, file: str, tests: set[str] | None, fit: str, timeout_seconds: float) -> dict[str, dict]:
