@@ -13,9 +13,11 @@ import tensorflow as tf
 from absl import logging
 
 from .build import build_layers, make_optimizer
+from .compiled_model import check, step_options
 from .data import form
 from .errors import UsageError, reason, setting
 from .internals import graphs, keras, keras_compile, keras_copy
+from .internals.keras_content import TracedContent
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
@@ -25,33 +27,14 @@ from .optimizers.loss_scale import DynamicLossScale
 from .step import batches, diagnosis
 from .step.context import step_context
 from .step.gathering import gather_together
-from .step.options import CLIPS, StepOptions
+from .step.options import CLIPS
 from .trainer import Trainer
 
-# Methods of a Keras model that customize Keras's loop, and the equivalent method of Trainer.
-_INSTEAD = {
-    "train_step": "train_step",
-    "test_step": "eval_step",
-    "compute_metrics": "metrics",
-    "make_train_function": "train_step",
-    "make_test_function": "eval_step",
-}
 _KEPT = (
     "{} has the metric {}, which neither its layers' call nor compute_loss updates; pass it to compile(metrics=), or "
     "write a crankshaft.Trainer with build_model, loss and metrics"
 )
 _OWN = "compute_loss"
-# Arguments of `compile` about the update, and the run's options that would set them a second time.
-_OF_COMPILE = {
-    **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
-    **dict.fromkeys(
-        ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps"),
-        "optimizer's learning_rate",
-    ),
-    "clip_norm": "optimizer's global_clipnorm",
-    "clip_variable_norm": "optimizer's clipnorm",
-    "clip_value": "optimizer's clipvalue",
-}
 _OF_PROCESSES = (  # strategies that exist before a model does, or that a run prepares
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.ParameterServerStrategy,
@@ -102,6 +85,7 @@ class KerasTrainer(Trainer):
     def __init__(self, **arguments):
         super().__init__()
         self._arguments = arguments
+        self._traced = TracedContent()
 
     @classmethod
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
@@ -166,7 +150,7 @@ class KerasTrainer(Trainer):
         source = type(self).make(**self._arguments)
         check(source)
         self.run_context = dataclasses.replace(
-            self.run_context, options=_options(self.run_context.options, source, self.is_built)
+            self.run_context, options=step_options(self.run_context.options, source, self.is_built)
         )
         is_copy = self.is_built and not self.run_context.in_place
         self.model = self._copied(source) if is_copy else source
@@ -193,8 +177,6 @@ class KerasTrainer(Trainer):
         if inner is not scaled:
             self.loss_scale = DynamicLossScale(scaled.initial_scale, scaled.dynamic_growth_steps)
             self.loss_scale.build()
-            if scaled.built:
-                self.loss_scale.copy_from(scaled)
         made = inner if self.model is source else keras_copy.copied_optimizer(inner)
         variables = self.trainable_variables
         if inner.built:  # for variables that were frozen since
@@ -207,8 +189,8 @@ class KerasTrainer(Trainer):
                 )
             variables = built_for
         self.optimizer = make_optimizer(self, variables, KerasOptimizer(made, as_compiled=True))
-        if inner.built:  # so that it continues, as a second call of `fit` does
-            self.optimizer.update_counts.assign(tf.fill([len(variables)], tf.cast(inner.iterations, tf.int64)))
+        self._continue_from(source.optimizer)
+        if inner.built:
             for mine, theirs in () if made is inner else zip(made.variables, inner.variables, strict=True):
                 mine.assign(theirs)
         if made is not inner:
@@ -217,6 +199,32 @@ class KerasTrainer(Trainer):
             scaled.build(variables)
         if not (self.is_built and self.run_context.in_place):
             keras_compile.set_optimizer(self.model, scaled)
+
+    def _continue_from(self, compiled: tf.keras.optimizers.Optimizer) -> None:
+        """Continues from the state of the compiled optimizer, as a second call of `fit` does."""
+        inner = getattr(compiled, "inner_optimizer", compiled)
+        if inner is not compiled and compiled.built:
+            self.loss_scale.copy_from(compiled)
+        if inner.built:
+            self.optimizer.update_counts.assign(
+                tf.fill([len(self.optimizer.of_variables)], tf.cast(inner.iterations, tf.int64))
+            )
+
+    def restart(self) -> None:
+        """Prepares for another run of the same model itself, whose compiled steps are used again. Host code."""
+        keras.seed_again(self.run_context.options.seed)
+        self._continue_from(self.model.optimizer)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether a step that is traced now would be the same as those traced before."""
+        return self._traced.is_still(self._traced_from)
+
+    @property
+    def _traced_from(self) -> list[Any]:
+        """The objects that a trace reads, apart from the trainer's own."""
+        metrics = [] if self._metrics is None else [each.metric for each in self._metrics.by_name.values()]
+        return [self.model, self._losses, *metrics]
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
@@ -316,6 +324,7 @@ class KerasTrainer(Trainer):
         return names
 
     def train_step(self, batch) -> dict[str, Any]:
+        self._traced.note(self._traced_from)
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
         # As in Keras, there is no update without weights to train, and so nothing to scale or clip.
@@ -453,6 +462,7 @@ class KerasTrainer(Trainer):
         return losses, lambda: {**self._of_layers(updates, batch), **metrics()}
 
     def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
+        self._traced.note(self._traced_from)
         with self._kept.noted() as updates:
             metrics, rows = super()._evaluated(batch)
         return {**self._of_layers(updates, batch), **metrics}, rows
@@ -513,27 +523,6 @@ def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:
         keras.build_for(model, tf.nest.map_structure(form.batch_spec, specs))
 
 
-def check(model) -> None:
-    """Raises UsageError or ValueError if the model can't be trained as compiled."""
-    if not isinstance(model, keras.Trainable):
-        raise UsageError(
-            f"a {type(model).__name__} is not a Keras model; pass a compiled one, or a function that returns one"
-        )
-    name = type(model).__name__
-    if not model.compiled:
-        raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
-    for method, instead in _INSTEAD.items():
-        if keras.overrides(model, method):
-            raise UsageError(
-                f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
-                f"with build_model and {instead}"
-            )
-    if model.run_eagerly:
-        logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
-    if model.optimizer is None:
-        raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
-
-
 @contextlib.contextmanager
 def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
@@ -545,33 +534,6 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
             f"({' '.join(str(error).split())[:120]}); implement get_config, or pass a function that returns the "
             "compiled model"
         ) from error
-
-
-def _options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> StepOptions:
-    """Returns the run's options with those of `compile`. Raises UsageError if both set one."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    compiled = dataclasses.replace(
-        options,
-        precision=options.precision if optimizer is model.optimizer else "float16",
-        clip_norm=optimizer.global_clipnorm or 0.0,
-        clip_variable_norm=optimizer.clipnorm or 0.0,
-        clip_value=optimizer.clipvalue or 0.0,
-    )
-    for name, argument in _OF_COMPILE.items():
-        if getattr(options, name) not in (
-            getattr(StepOptions(), name),
-            getattr(compiled, name) if name in CLIPS else None,
-        ):
-            raise UsageError(
-                f"{setting(name)} is set, and the model is compiled with an optimizer; set the {argument} in compile"
-            )
-    scaled = () if optimizer is model.optimizer else ("float16",)
-    if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype, *scaled):
-        raise UsageError(
-            f"{setting('precision', options.precision)}: the model is already made, in {model.dtype_policy.name}; call "
-            f"keras.config.set_dtype_policy('mixed_{options.precision}') before, or pass a function that makes it"
-        )
-    return compiled
 
 
 def _size(batch) -> tf.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -65,11 +66,19 @@ class TrainState:
         self.extra: dict[str, Any] = {}
         self._named: set[int] = set()  # handles of variables that were logged
 
-    def build(self) -> None:
-        """Makes the step counter. Host code, in the strategy's scope."""
+    def build(self, step_variable: tf.Variable | None = None) -> None:
+        """Makes the step counter. Host code, in the strategy's scope.
+
+        Args:
+          step_variable: of an earlier state of the trainer, whose compiled steps count in it; None makes one.
+        """
         aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        self.step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=aggregation)
-        self.freezing.step = lambda: self.step
+        if step_variable is None:
+            step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=aggregation)
+        step_variable.assign(0)
+        self.step_variable = step_variable
+        own = weakref.proxy(self)  # the trainer may outlive the state and its data
+        self.freezing.step = lambda: own.step
         self.input = Position()
         self.of_hooks = OfHooks()
         others = {"step": self.step_variable, "input": self.input, "of_hooks": self.of_hooks}

@@ -26,6 +26,7 @@ from ..engine.internals.keras_compile import untracked_optimizer
 from ..engine.keras_trainer import KerasTrainer, hand_over
 from . import api, explanations
 from .errors import UsageError
+from .run import kept
 
 # Flags that `fit` sets by other arguments.
 _ARGUMENTS = {
@@ -210,6 +211,8 @@ def _train(arguments: Arguments) -> api.Run:
     if arguments.is_model:
         arguments.model.history = hook.history
     hands_over(run)
+    if arguments.is_model and not run.code:
+        kept.keep(run.config, run.inputs, run.strategy, run.train_steps)
     if backups and _removes(backups[0], arguments) and run.config.writes_run and not run.code:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None

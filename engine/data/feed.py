@@ -109,6 +109,11 @@ class Feed(abc.ABC):
         """Returns what a loop is compiled for with these operands: themselves, or more general specs."""
         return operands
 
+    @property
+    def form(self) -> Any:
+        """Returns all that a program compiled for this feed depends on, besides its operands; None if unknown."""
+        return None
+
     def most_steps(self, operands) -> float:
         """Returns the largest number of steps of a call with operands of this shape."""
         return math.inf

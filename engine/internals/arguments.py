@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import numbers
 import re
@@ -105,6 +106,7 @@ def unknown(kind, name, known):
     return UsageError(f"unknown {kind} {name!r}; {cure}")
 
 
+@functools.lru_cache(maxsize=256)
 def parameters(function):
     """Returns the keyword parameters of `function`, or of a class and its bases' constructors, by name."""
     functions = (

@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
+from keras.src.utils import rng_utils
 
 from . import graphs
-from .tensorflow import default_strategy
+from .tensorflow import default_strategy, restore_random_state
 from .variables import assign_local, own_copy, read_local, tf_variable, update_alone
 
 # The class of `compile` and `fit`: models inherit it, and layers may.
 Trainable = TensorFlowTrainer
 # A layer's lists of all its layers and variables, in the order of creation.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
+# Attributes that training and evaluations change, and no trace of a step reads: Keras's tracking, and what Keras's own
+# loops compile and leave.
+NOT_TRACED = {
+    *("_tracker", "tracker", "_compiled_trainable_state", "_loss_tracker"),
+    *("train_function", "test_function", "predict_function", "_compile_loss", "_compile_metrics", "history"),
+    *("stop_training", "stop_evaluating", "stop_predicting"),
+}
 # An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
 
@@ -305,6 +315,14 @@ def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
     own.clear()
     own.update(state)
     return before
+
+
+def seed_again(seed: int) -> None:
+    """Seeds generators as `tf.keras.utils.set_random_seed`, which also has TensorFlow optimize all functions again."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    restore_random_state({"_seed": seed, "_rng": random.Random(seed)})
+    global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, seed)
 
 
 @contextlib.contextmanager

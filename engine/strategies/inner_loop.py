@@ -7,6 +7,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -40,6 +41,16 @@ def _joined(spec) -> tf.TensorArray:
     """Returns an array for tensors [n, ...] like this one of any number of steps."""
     shape = [None, *spec.shape[1:]]
     return tf.TensorArray(spec.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
+
+
+class Compiled(NamedTuple):
+    """What an `InnerLoop` has compiled, without its feed and its data."""
+
+    programs: dict[tuple, tf.types.experimental.ConcreteFunction]
+    specs: list[RowSpec]
+    row_specs: Any
+    step_graph: Any
+    arrivals: Arrivals | None
 
 
 class InnerLoop(Program):
@@ -150,6 +161,15 @@ class InnerLoop(Program):
     def specs(self) -> list[RowSpec]:
         """Describes the rows of metrics that a call returns; known after tracing."""
         return self._specs
+
+    @property
+    def compiled(self) -> Compiled:
+        """What it has compiled; another loop of the same step, on a feed of the same `form`, can take it over."""
+        return Compiled(self.programs, self._specs, self.row_specs, self._step_graph, self._arrivals)
+
+    @compiled.setter
+    def compiled(self, before: Compiled) -> None:
+        self.programs, self._specs, self.row_specs, self._step_graph, self._arrivals = before
 
     def close(self) -> None:
         super().close()

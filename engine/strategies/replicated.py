@@ -9,10 +9,11 @@ import tensorflow as tf
 from absl import logging
 
 from ..data import lengths
+from ..data.blocks import Devices
 from ..data.buckets import BucketedOrder
 from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
-from ..data.feeds import Devices, ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
+from ..data.feeds import ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.form import element_spec, text_fields
 from ..data.order import Order, order_of
 from ..data.reader import example_bytes, in_memory

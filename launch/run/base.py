@@ -57,7 +57,7 @@ from ..errors import RunError, UsageError, setting
 from ..explanations import with_flags
 from ..host import threads
 from ..host.signals import Signals
-from . import fingerprints, inputs, model_file, progress
+from . import fingerprints, inputs, kept, model_file, progress
 from .history import History, TrainMetrics
 from .inputs import Inputs
 from .preprocessor import Names
@@ -143,8 +143,11 @@ class BaseRun:
         else:
             run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
             steps = _train_steps(config, run_inputs.feeds["train"], limits)
-        state = build_state(config, strategy, run_inputs, steps)
+        earlier = kept.take(config, run_inputs, steps)
+        state = earlier.restarted() if earlier else build_state(config, strategy, run_inputs, steps)
         strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
+        if earlier:
+            earlier.give_compiled(strategy)
         saved = build_checkpoints(config, state, strategy, run_inputs, check_folder)
         run = cls(config, strategy, run_inputs, state, steps, *saved)
         for line in run_inputs.lines:
@@ -492,7 +495,8 @@ def choose_jit(run: BaseRun) -> str:
     if state.jit is None and jit_choice.is_short(left):
         return f"XLA off: not timed, since the run has {counted(left, 'step')} left"
     if state.jit is not None:
-        strategy.training = strategy.program("train", strategy.training.feed, state.jit)
+        if strategy.training.jit != state.jit:
+            strategy.training = strategy.program("train", strategy.training.feed, state.jit)
         return f"XLA {'on' if state.jit else 'off'}, {why}"
     run.log("timing steps with XLA and without: seconds, more where the machine is busy")
     measured, why_not = jit_choice.measure(strategy, state, steps=left)

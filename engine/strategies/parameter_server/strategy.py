@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from ...data import lengths
 from ...data.arrays import ArraySource
+from ...data.blocks import Devices
 from ...data.feed import Feed
-from ...data.feeds import Devices
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...errors import CrankshaftError, LostPeerError, UsageError, setting

@@ -31,13 +31,16 @@ OF_OWNERS = {
         "_use_weight_decay"
     ),
     f"{_REDUCE}.mirrored_strategy.MirroredStrategy": "_collective_key_base",
-    "keras.Model": "_compile_config _compile_loss _compile_metrics _compute_loss _distribute_strategy",
+    "keras.Model": (
+        "_compile_config _compile_loss _compile_metrics _compiled_trainable_state _compute_loss _distribute_strategy "
+        "_loss_tracker"
+    ),
     _CONTEXT: "_config _initialized _rng _seed abort_collective_ops config executor device_name",
     f"{_REDUCE}.coordinator.cluster_coordinator.ClusterCoordinator": "_create_per_worker_resources",
     f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended": "_cross_device_ops",
     _LAYER: (
         "_dtype_policy _flatten_layers _get_own_losses _layers _non_trainable_variables _metrics "
-        "_seed_generators _trainable_variables"
+        "_seed_generators _tracker _trainable_variables"
     ),
     "keras.src.losses.losses.LossFunctionWrapper": "_fn_kwargs",
     f"{_COMPILED}.CompileLoss": "_flat_losses",

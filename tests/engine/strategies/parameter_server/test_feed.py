@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.data.blocks import Devices
 from crankshaft.engine.data.feed import CallInput
-from crankshaft.engine.data.feeds import Devices, StreamedFeed
+from crankshaft.engine.data.feeds import StreamedFeed
 from crankshaft.engine.data.order import Order, Origin
 from crankshaft.engine.data.streamed import OfDataset, divide
 from crankshaft.engine.strategies.base import Processes

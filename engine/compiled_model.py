@@ -1,0 +1,80 @@
+"""Which compiled Keras models a run can train, and what `compile` says of a step. Host code."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+from absl import logging
+
+from .errors import UsageError, setting
+from .internals import keras
+from .step.options import CLIPS, StepOptions
+
+# Methods of a Keras model that customize Keras's loop, and the equivalent method of Trainer.
+_INSTEAD = {
+    "train_step": "train_step",
+    "test_step": "eval_step",
+    "compute_metrics": "metrics",
+    "make_train_function": "train_step",
+    "make_test_function": "eval_step",
+}
+# Arguments of `compile` about the update, and the run's options that would set them a second time.
+_OF_COMPILE = {
+    **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
+    **dict.fromkeys(
+        ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps"),
+        "optimizer's learning_rate",
+    ),
+    "clip_norm": "optimizer's global_clipnorm",
+    "clip_variable_norm": "optimizer's clipnorm",
+    "clip_value": "optimizer's clipvalue",
+}
+
+
+def check(model) -> None:
+    """Raises UsageError or ValueError if the model can't be trained as compiled."""
+    if not isinstance(model, keras.Trainable):
+        raise UsageError(
+            f"a {type(model).__name__} is not a Keras model; pass a compiled one, or a function that returns one"
+        )
+    name = type(model).__name__
+    if not model.compiled:
+        raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
+    for method, instead in _INSTEAD.items():
+        if keras.overrides(model, method):
+            raise UsageError(
+                f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
+                f"with build_model and {instead}"
+            )
+    if model.run_eagerly:
+        logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
+    if model.optimizer is None:
+        raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
+
+
+def step_options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> StepOptions:
+    """Returns the run's options with those of `compile`. Raises UsageError if both set one."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    compiled = dataclasses.replace(
+        options,
+        precision=options.precision if optimizer is model.optimizer else "float16",
+        clip_norm=optimizer.global_clipnorm or 0.0,
+        clip_variable_norm=optimizer.clipnorm or 0.0,
+        clip_value=optimizer.clipvalue or 0.0,
+    )
+    for name, argument in _OF_COMPILE.items():
+        if getattr(options, name) not in (
+            getattr(StepOptions(), name),
+            getattr(compiled, name) if name in CLIPS else None,
+        ):
+            raise UsageError(
+                f"{setting(name)} is set, and the model is compiled with an optimizer; set the {argument} in compile"
+            )
+    scaled = () if optimizer is model.optimizer else ("float16",)
+    if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype, *scaled):
+        raise UsageError(
+            f"{setting('precision', options.precision)}: the model is already made, in {model.dtype_policy.name}; call "
+            f"keras.config.set_dtype_policy('mixed_{options.precision}') before, or pass a function that makes it"
+        )
+    return compiled

@@ -1,0 +1,146 @@
+"""Blocks of steps: which one a step is in, kept between calls, and the blocks of example indices. Host code."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from ..mesh.mesh import Mesh
+from .arrays import as_kept, is_on_gpus, on_each_device
+from .order import Order, replica_range
+from .streamed import untuned
+
+
+class Blocks:
+    """Keeps the current block, so that an interrupted block is continued, not read again.
+
+    Args:
+      order: which examples make which step.
+      open_at: returns an iterator over blocks, starting at a number.
+      brought: copies a block to where replicas read it, once for all calls; None leaves it.
+      by_epoch: whether each epoch has its own iterator.
+    """
+
+    def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None, by_epoch: bool = False):
+        self._order, self._by_epoch = order, by_epoch
+        self._open_at = open_at
+        self._brought = brought or (lambda block: block)
+        self._iterator = None
+        self._number: int | None = None
+        self._block = None
+        self._end = 0  # the step after it
+        self.taken = 0  # since the iterator was opened
+
+    def reach(self, step: int, limit: int) -> int:
+        _, offset, length = self._order.block_of(step)
+        return min(limit, length - offset)
+
+    def steps_of_next(self, blocks: int) -> int:
+        """Returns the number of steps in so many blocks after the current one."""
+        step = self._end
+        for _ in range(blocks):
+            step += self._order.block_of(step)[2]
+        return step - self._end
+
+    def take(self, step: int, limit: int):
+        number, offset, length = self._order.block_of(step)
+        if number != self._number:
+            goes_on = self._iterator is not None and number == self._number + 1
+            if self._by_epoch and goes_on:
+                goes_on = self._order.epoch_of(number) == self._order.epoch_of(self._number)
+            if not goes_on:
+                self.close()
+                self._iterator, self.taken = self._open_at(number), 0
+            try:
+                self._block = self._brought(next(self._iterator))
+            except BaseException:
+                self.close()  # it would continue after the failed block
+                raise
+            self._number = number
+            self.taken += 1
+            self._end = step - offset + length
+        return self._block, offset, offset + self.reach(step, limit)
+
+    def close(self) -> None:
+        if self._iterator is None:
+            return
+        held = [self._iterator]
+        self._iterator = self._number = self._block = None
+        # Freeing a distributed dataset's iterator waits for its thread (see `untuned`); training and results must not.
+        threading.Thread(target=held.clear, name="frees an iterator").start()
+
+
+class Devices:
+    """The devices of a strategy; each process feeds its own.
+
+    Args:
+      strategy: the `tf.distribute.Strategy`.
+      mesh: how its replicas are laid out.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, mesh: Mesh | None = None):
+        self.strategy, self.mesh = strategy, mesh or Mesh()
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether replicas compute on GPUs."""
+        return is_on_gpus(self.strategy)
+
+    def bring(self, values):
+        """Copies values to each device."""
+        return on_each_device(self.strategy, values)
+
+    def put_arrays(self, arrays):
+        """Copies arrays to each device, for `ArraySource.gather_from`."""
+        return self.bring(tf.nest.map_structure(lambda array: as_kept(array, self.on_gpus), arrays))
+
+    def indices(self, order: Order) -> Indices:
+        """Returns the feed of the indices by which steps gather the kept examples."""
+        return Indices(self, order)
+
+
+@functools.lru_cache(maxsize=64)  # calls of `fit` on the same data, and models of a search, trace it once
+def _examples_of(order: Order) -> tf.types.experimental.ConcreteFunction:
+    """Returns `order.examples`, traced."""
+    # The arithmetic needs no AutoGraph, which would take longer than all else of a short run.
+    return tf.function(order.examples, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+
+class Indices(Blocks):
+    """Blocks of example indices, computed ahead by a `tf.data` thread; each is copied to GPUs once.
+
+    The first is computed at once: many runs need no other, and no thread.
+    """
+
+    def __init__(self, devices: Devices, order: Order):
+        self._mesh = devices.mesh
+
+        def open_at(block: int):
+            examples = _examples_of(order)
+            with tf.device("CPU:0"):
+                first = examples(tf.constant(block, tf.int64))
+            yield first
+            following = tf.data.Dataset.range(block + 1, tf.int64.max)
+            yield from untuned(following.map(lambda number: examples(number)).prefetch(2))
+
+        super().__init__(order, open_at, devices.bring if devices.on_gpus else None)
+
+    def most_steps(self, indices) -> float:
+        return indices.shape[0]
+
+    def of_replica(self, indices: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+        """Returns the indices of this replica's examples of a step, [n] int64. Replica code."""
+        context = tf.distribute.get_replica_context()
+        mine = indices[offset]
+        if context.num_replicas_in_sync == 1:
+            return mine
+        # A block's batches are of one size, known where it is traced, and so is this replica's share.
+        replica = tf.get_static_value(context.replica_id_in_sync_group)
+        if replica is None:  # one program for all replicas, as on TPUs: their shares are of one size too
+            size = mine.shape[0] // context.num_replicas_in_sync
+            return tf.slice(mine, [context.replica_id_in_sync_group * size], [size])
+        share = self._mesh.batch_share(int(replica), context.num_replicas_in_sync)
+        return mine[slice(*replica_range(mine.shape[0], *share))]

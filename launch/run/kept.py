@@ -1,0 +1,103 @@
+"""What a `fit` keeps with the model for the next one: its trainer and what it compiled. Host code.
+
+As Keras's `fit` compiles once until `compile` is called again. Here it also compiles again if anything else has changed
+that a trace reads, or if that can't be known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ...engine.internals.keras_content import KEPT
+from ...engine.internals.tensorflow import SEEDED
+from ...engine.keras_trainer import KerasTrainer
+from ...engine.state import TrainState
+from ...engine.strategies import jit_choice
+from ...engine.strategies.base import Strategy
+from ...engine.strategies.inner_loop import Compiled, InnerLoop
+from ..command_line.config import Config
+from ..command_line.flags import Flags
+from .inputs import Inputs
+
+# Flags that a kept step does not depend on, and those with whose values a run may keep it; others must have defaults.
+_FREE = ("train_epochs", "train_steps", "eval_every_steps", "validation_split", "progress")
+_DEFAULTS = Flags()
+_COMPARED = ("global_batch_size", "eval_batch_size", "shuffle_buffer", "seed", "jit", "strategy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What a `fit` keeps.
+
+    Attributes:
+      key: see `_key`.
+      trainer: trains the model itself.
+      step_variable: counts its steps.
+      jit: of `TrainState`.
+      compiled: of its programs, by split.
+    """
+
+    key: Mapping[str, Any]
+    trainer: KerasTrainer
+    step_variable: tf.Variable
+    jit: bool | None
+    compiled: Mapping[str, Compiled]
+
+    def restarted(self) -> TrainState:
+        """Returns a state at step 0, of the same trainer."""
+        with SEEDED:
+            self.trainer.restart()
+        state = TrainState(self.trainer)
+        state.build(self.step_variable)
+        state.jit = self.jit
+        return state
+
+    def give_compiled(self, strategy: Strategy) -> None:
+        """Gives a strategy's programs what was compiled."""
+        for split, program in _programs(strategy).items():
+            program.compiled = self.compiled[split]
+
+
+def keep(config: Config, inputs: Inputs, strategy: Strategy, train_steps: int | None) -> None:
+    """Keeps what the run of a model compiled, with the model, until it is freed."""
+    state, programs, key = strategy.state, _programs(strategy), _key(config, inputs, train_steps)
+    is_plain = state.trainer.run_context.in_place and all(isinstance(each, InnerLoop) for each in programs.values())
+    if key is None or not is_plain:
+        return
+    compiled = {split: program.compiled for split, program in programs.items()}
+    # Not by `setattr`, so that Keras and checkpoints do not track it.
+    vars(state.trainer.model)[KEPT] = Kept(key, state.trainer, state.step_variable, state.jit, compiled)
+
+
+def take(config: Config, inputs: Inputs, train_steps: int | None) -> Kept | None:
+    """Takes from a model what its last `fit` kept, if the steps of this run would be traced from the same."""
+    if not issubclass(config.trainer_class, KerasTrainer) or not config.trainer_class.is_built:
+        return None
+    kept: Kept | None = vars(config.trainer_class.make()).pop(KEPT, None)
+    is_same = kept is not None and kept.key == _key(config, inputs, train_steps) and kept.trainer.is_current
+    return kept if is_same else None
+
+
+def _programs(strategy: Strategy) -> dict[str, Any]:
+    programs = {"train": strategy.training, "eval": strategy.evaluation}
+    return {split: program for split, program in programs.items() if program is not None}
+
+
+def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, Any] | None:
+    """Returns what a run's steps are traced from, besides the model; None if there may be more."""
+    changed = {name: value for name, value in config.values.items() if value != getattr(_DEFAULTS, name)}
+    forms = {split: (type(feed), feed.form) for split, feed in inputs.feeds.items()}
+    if changed.keys() - {*_FREE, *_COMPARED} or any(form is None for _, form in forms.values()):
+        return None
+    return {
+        "flags": {name: getattr(config, name) for name in _COMPARED},
+        "feeds": forms,
+        "classes": inputs.known.num_classes,
+        "of_keras": (tf.keras.config.floatx(), tf.keras.config.epsilon(), tf.keras.config.image_data_format()),
+        "eager": tf.config.functions_run_eagerly(),
+        "is_short": jit_choice.is_short(train_steps),  # its steps are not unrolled
+    }
