@@ -69,7 +69,8 @@ class Snapshots:
             return
         parts = sorted(frozenset().union(*(each.writers for each in entries if each.is_sharded)))
         record: dict[str, Any] = {**kept, "variables": variables, "parts": parts, "run": self._run()}
-        record |= {"keep": checkpoints.keep, "process": checkpoints.writer.process}
+        writer = checkpoints.writer
+        record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
         may_change = threading.Event()
         arguments = step, record, entries, may_change
         self._thread = threading.Thread(target=self._copy, args=arguments, name=f"snapshot-{step}")
@@ -104,19 +105,20 @@ class Snapshots:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
         stored = {each.step: each for each in self._of_this_run() if each.step > after}
-        parts = {step: each.record["parts"] for step, each in stored.items()}
+        parts = {step: each.part for step, each in stored.items()}
         rows = [json.loads(row) for row in self._exchange_text(json.dumps(parts))]
-        found = newest_whole([{int(step): parts for step, parts in row.items()} for row in rows])
+        found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
             return None
-        step, first = found
-        process, mine = self._checkpoints.writer.process, stored.get(step)
+        step, (first, *more) = found
+        process = self._checkpoints.writer.process
+        mine = stored[step] if process in (first, *more) else None
         record: Any = mine.record if mine else {}
-        if not all(str(step) in row for row in rows):  # a process that has lost its own needs the record too
+        if 1 + len(more) < len(rows):  # a process that has lost its own needs the record too
             texts = self._exchange_text(json.dumps(record) if process == first else "")
             record = json.loads(texts[first])
         entries = entries_of(mine, all_of_them=process == first) if mine else []
-        others = frozenset({first, *record["parts"]} - {0})
+        others = frozenset({first, *(each for each in more if rows[each][str(step)][1] in record["parts"])} - {0})
         is_written = True
         try:
             self._checkpoints.write(step, entries, others, for_manifest(record))
@@ -142,7 +144,7 @@ class Snapshots:
 
     def _of_this_run(self) -> list[StoredSnapshot]:
         own = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}
-        return [each for each in self._slots.read() if {name: each.record[name] for name in own} == own]
+        return [each for each in self._slots.read() if _of_any_number(each.record) == _of_any_number(own)]
 
     def _run(self) -> list:
         """Returns what identifies the run; a folder that was removed and created again belongs to another run."""
@@ -192,6 +194,11 @@ class Snapshots:
         finally:
             may_change.set()
             self.copy_seconds = time.thread_time() - began
+
+
+def _of_any_number(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what identifies a run in a record, whatever the number of its processes, as a checkpoint fits any."""
+    return {"run": record["run"], "about": {**record["about"], "strategy": None, "cpu": None}}
 
 
 def entries_of(stored: StoredSnapshot, all_of_them: bool = True) -> list[SlicedVariable]:

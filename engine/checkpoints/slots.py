@@ -40,6 +40,11 @@ class StoredSnapshot:
     values: Sequence[Mapping[str, Any]]
     descriptor: int
 
+    @property
+    def part(self) -> tuple[str, int, list[int]]:
+        """The attempt that took it, the process that it is of, and the processes that have shards of that state."""
+        return self.record["attempt"], self.record["process"], self.record["parts"]
+
     def read(self, value: Mapping[str, Any]) -> bytearray:
         """Reads one of `values`."""
         return _read(self.descriptor, value["bytes"], value["at"])
@@ -119,16 +124,19 @@ def are_slots(descriptors: Sequence[int]) -> bool:
     return False
 
 
-def newest_whole(stored: Sequence[Mapping[int, Iterable[int]]]) -> tuple[int, int] | None:
-    """Returns the newest step of which every part exists, and the first process that has a snapshot of it.
+def newest_whole(stored: Sequence[Mapping[int, tuple[str, int, Sequence[int]]]]) -> tuple[int, list[int]] | None:
+    """Returns the newest step of which one attempt has left every part, and who has its snapshots, by number.
 
     Args:
-      stored: by process, for the step of each of its snapshots, the processes that have shards of that state.
+      stored: by process, for the step of each of its snapshots, the snapshot's `part`. Processes may have had other
+        numbers in the attempt that took it.
     """
     for step in sorted({step for each in stored for step in each}, reverse=True):
-        processes = [process for process, each in enumerate(stored) if step in each]
-        if {*stored[processes[0]][step]} <= {*processes}:
-            return step, processes[0]
+        parts = {process: each[step] for process, each in enumerate(stored) if step in each}
+        for attempt, _, needed in parts.values():
+            holders = {process: part[1] for process, part in parts.items() if part[0] == attempt}
+            if {*needed} <= {*holders.values()}:
+                return step, [*holders]
     return None
 
 

@@ -59,9 +59,7 @@ class TaskMemory:
         stored = _stored(self._files)
         if (found := _newest(stored)) is None:
             return None
-        if not any(each.record["process"] == 0 for of_task in stored for each in of_task.values()):
-            return None  # the first process's agent does it
-        step, first = found
+        step, (first, *_) = found
         directory, folder = stored[first][step].record["run"]
         if not _is_folder(os.path.dirname(directory), folder) or step <= manifests.newest_step(directory):
             return None
@@ -90,8 +88,8 @@ def _stored(files: Sequence[Sequence[int]]) -> list[dict[int, StoredSnapshot]]:
     return [{each.step: each for each in of_task if each.record["run"] == run} for of_task in stored]
 
 
-def _newest(stored: Sequence[Mapping[int, StoredSnapshot]]) -> tuple[int, int] | None:
-    return newest_whole([{step: each.record["parts"] for step, each in of_task.items()} for of_task in stored])
+def _newest(stored: Sequence[Mapping[int, StoredSnapshot]]) -> tuple[int, list[int]] | None:
+    return newest_whole([{step: each.part for step, each in of_task.items()} for of_task in stored])
 
 
 def _is_folder(path: str, number: int) -> bool:
@@ -111,9 +109,8 @@ def _write(files: Sequence[Sequence[int]]) -> int:
     stored = _stored(files)
     if (found := _newest(stored)) is None:
         return EXIT_FAILED
-    step, first = found
-    whole = [(task == first, of_task[step]) for task, of_task in enumerate(stored) if step in of_task]
-    entries = [entry for is_first, each in whole for entry in entries_of(each, is_first)]
+    step, (first, *more) = found
+    entries = [entry for task in (first, *more) for entry in entries_of(stored[task][step], task == first)]
     record = stored[first][step].record
     directory = record["run"][0]
     try:

@@ -43,7 +43,7 @@ def test_what_another_process_left_becomes_the_checkpoint_that_it_would_have_wri
     assert [each.step for each in slots.read()] == [8, 5]
 
     again = make_state()
-    found = snapshots_of(tmp_path / "run", again, slots)
+    found = snapshots_of(tmp_path / "run", again, slots, {**ABOUT, "strategy": {"hosts": 3}})  # it fits any number
     assert found.write_newest(8) is None
     assert found.write_newest(7) == 8
     checkpoints = Checkpoints(tmp_path / "run/checkpoints", again, keep=3, about=ABOUT)
@@ -152,12 +152,17 @@ def test_a_process_that_is_killed_while_it_copies_leaves_the_snapshot_before(slo
 
 
 def test_the_newest_step_counts_of_which_every_part_exists():
-    shards = [0, 1]
-    assert newest_whole([{4: [], 6: []}, {4: [], 6: []}]) == (6, 0)
-    assert newest_whole([{4: []}, {4: [], 6: []}]) == (6, 1)  # every process has all
-    assert newest_whole([{4: shards}, {4: shards, 6: shards}]) == (4, 0)
-    assert newest_whole([{}, {4: shards}]) is None
+    of = [("a", process, []) for process in range(3)]
+    shard = [("a", process, [0, 1]) for process in range(2)]
+    assert newest_whole([{4: of[0], 6: of[0]}, {4: of[1], 6: of[1]}]) == (6, [0, 1])
+    assert newest_whole([{4: of[0]}, {4: of[1], 6: of[1]}]) == (6, [1])  # every process has all
+    assert newest_whole([{4: shard[0]}, {4: shard[1], 6: shard[1]}]) == (4, [0, 1])
+    assert newest_whole([{}, {4: shard[1]}]) is None
     assert newest_whole([{}, {}]) is None
+    # The processes have other numbers than in the attempt before, and one has memory of an attempt before that.
+    assert newest_whole([{4: shard[1]}, {}, {4: shard[0]}]) == (4, [0, 2])
+    assert newest_whole([{4: ("b", 0, [0, 1])}, {4: shard[0]}, {4: shard[1]}]) == (4, [1, 2])
+    assert newest_whole([{4: ("b", 0, [0, 1])}, {4: shard[1]}]) is None
 
 
 def test_there_are_none_where_memory_is_short(tmp_path, monkeypatch):
