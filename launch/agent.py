@@ -2,10 +2,13 @@
 
 The process has run its script up to `main`, and has imported TensorFlow, whose runtime has not started: the task goes
 on from there. So what dies while its host survives recovers in its place, in seconds, without the scheduler's help.
+With `--min_workers` the parents agree before each attempt on the workers that are part of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -16,12 +19,15 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from ..engine.checkpoints.run_dir import RunDir
+from ..engine.errors import with_flags
 from ..engine.machine import events
 from .cluster import template
 from .cluster.children import Child, Children
+from .cluster.members import Members, TooFewError
 from .cluster.memory import TaskMemory
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, recorded_restarts
-from .errors import EXIT_FAILED, fail, print_line
+from .command_line import checks
+from .errors import EXIT_FAILED, EXIT_RETURNED, CrankshaftError, UsageError, fail, print_line, setting
 from .host import process
 from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 
@@ -29,17 +35,24 @@ if TYPE_CHECKING:
     from .command_line.config import Config
 
 
-def run(config: Config) -> int | None:
-    """Forks the task; returns None in it, and the exit code in this process once the task is done or given up.
+def run(config: Config) -> Config | int:
+    """Forks the task; returns its configuration in it, and the exit code here once the task is done or given up.
 
-    Where it can't be forked, logs why, and returns None: this process is the task.
+    Where it can't be forked, logs why, and returns the configuration: this process is the task.
+
+    Raises:
+      UsageError: it can't be forked, and `--min_workers` needs that.
     """
     process.prepare()
     with process.quiet_startup(quiet=config.cluster is not None and not config.debug):
         obstacle = _obstacle(config) or template.import_libraries()
+    if obstacle and config.min_workers:
+        raise UsageError(
+            f"{setting('min_workers', config.min_workers)} needs a task that starts again in its place, and {obstacle}"
+        )
     if obstacle:
         logging.warning("--max_restarts=%d: %s; the task is not restarted in its place", config.max_restarts, obstacle)
-        return None
+        return config
     with Children() as children:
         return _Agent(config, children).run()
 
@@ -63,23 +76,39 @@ class _Agent:
             config.max_restarts, WINDOW_SECONDS, 0.0, clock=time.time, before=before, restarts="it starts again"
         )
         self._memory = TaskMemory(1)
+        fits = functools.partial(checks.fits, config)
+        self._members = config.min_workers and Members(
+            config.cluster, config.run_dir, config.min_workers, config.cluster_timeout_seconds, fits
+        )
+        self._is_left = False  # as the first of too few workers
         self._child: Child | None = None
         self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
 
-    def run(self) -> int | None:
+    def run(self) -> Config | int:
         os.environ |= self._memory.variables(0)
         step, handlers = self._newest_step(), Handlers([signal.Signals[name] for name in EXIT_CODES], self._pass_on)
         handlers.install()
         while not self._stop:
+            try:
+                self._config = self._agreed()
+            except CrankshaftError as error:
+                self._is_left = isinstance(error, TooFewError)
+                return self._end(fail(error.exit_code, with_flags(error.message)))
+            if self._stop:
+                break
             self._child = child = self._children.fork()
             if child is None:
-                return None  # in the task, which has the signal handlers of before
+                return self._config  # in the task, which has the signal handlers of before
+            if self._members and self._config.cluster.lock:
+                self._config.cluster.lock.leave_to_fork()
             if self._stop:
                 child.send(self._stop[1])
             ending = TaskExit(self._name, child.wait())
             self._child = None  # a signal is not passed on to a process id that may be another's
             self._children.end([child])
             self._children.sweep()
+            if ending.code == EXIT_RETURNED and not self._stop:
+                continue
             if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
                 return self._end(EXIT_CODES[self._stop[1].name] if self._stop and ending.code < 0 else ending.code)
             newest = self._newest_step()
@@ -97,6 +126,11 @@ class _Agent:
                 time.sleep(min(left, 0.1))
         return self._end(EXIT_CODES[self._stop[1].name])
 
+    def _agreed(self) -> Config:
+        """Returns the configuration of the next attempt, with the workers that are part of it."""
+        cluster = self._members.agree(lambda: self._stop is not None) if self._members else None
+        return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config
+
     def _newest_step(self) -> int:
         return max(events.newest_step(self._events), self._memory.newest_step())
 
@@ -111,7 +145,8 @@ class _Agent:
 
     def _end(self, code: int) -> int:
         """Writes what the task has left in memory, if it is this one's to write; returns the code."""
-        if self._config.writes_run and (step := self._memory.unsaved_step()) is not None:
+        writes = self._config.writes_run or self._is_left
+        if writes and (step := self._memory.unsaved_step()) is not None:
             child = self._children.fork()
             if child is None:
                 process.leave(self._memory.write())

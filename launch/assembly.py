@@ -80,7 +80,8 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
     with contextlib.ExitStack() as stack:
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
-        lock = stack.enter_context(process.lock(config.run_dir)) if config.writes_run else None
+        held = config.cluster.lock if config.cluster else None
+        lock = stack.enter_context(process.lock(config.run_dir, held)) if config.writes_run else None
         ending = RunEnding(config, lock, began)
         stack.push(ending.end)
         if config.metrics_port is not None:

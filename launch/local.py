@@ -165,6 +165,11 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         raise UsageError(
             f"--strategy={strategy} is not for workers; leave it out, or use crankshaft train without them"
         )
+    if passed.get("min_workers"):
+        raise UsageError(
+            f"--min_workers={passed['min_workers']} is for workers on several hosts; {_PROGRAM} starts all of its own "
+            "again, so leave it out"
+        )
     if passed.get("max_restarts"):
         raise UsageError(
             f"--max_restarts={passed['max_restarts']} of the tasks is this program's; write it before the --"

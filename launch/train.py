@@ -82,10 +82,14 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
             flags.FLAGS[name].value = value
         checks.check(config)
         check_baseline(config)
-        if config.max_restarts and (code := agent.run(config)) is not None:
-            process.leave(code)
+        if config.max_restarts:
+            attempt = agent.run(config)
+            if isinstance(attempt, int):
+                process.leave(attempt)
+            config = attempt
         code = assembly.execute(config, data, hooks).code
-        _print_run_dir(config)
+        if code != errors.EXIT_RETURNED:
+            _print_run_dir(config)
     except KeyboardInterrupt:  # before the first step or after the last: in between, Ctrl-C makes the loop save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
     except Exception as error:  # the border of the program: every failure becomes one line here

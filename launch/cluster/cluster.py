@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.errors import counted
 from ..errors import UsageError
+from ..host.process import LockedRunDir
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
 _SECRET_CHARACTERS = 16
@@ -44,6 +45,8 @@ class Cluster:
       source: where the tasks were read from, for people: "TF_CONFIG".
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
+      absent: (name, "host:port") of the job's workers that this attempt lacks.
+      lock: on the run_dir, if the parent of this task, the chief, has taken it.
     """
 
     addresses: tuple[tuple[str, str], ...]
@@ -52,6 +55,15 @@ class Cluster:
     source: str = "TF_CONFIG"
     bind: str = ""
     is_chosen: bool = False
+    absent: tuple[tuple[str, str], ...] = ()
+    lock: LockedRunDir | None = None
+
+    def of_workers(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
+        """Returns the cluster of some workers, by their numbers among all; their names stay."""
+        addresses = tuple(self.addresses[number] for number in members)
+        absent = tuple(each for each in self.addresses if each not in addresses)
+        index = members.index(self.index)
+        return dataclasses.replace(self, addresses=addresses, index=index, absent=absent, lock=lock)
 
     @property
     def task(self) -> str:

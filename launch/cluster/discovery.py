@@ -85,16 +85,17 @@ def describe(cluster: Cluster) -> str:
     return f"cluster: {task}; from {cluster.source}"
 
 
-def arrive(cluster: Cluster, timeout_seconds: float) -> None:
+def arrive(cluster: Cluster, timeout_seconds: float, awaits: bool = True) -> None:
     """Prints which task this process is, unless all are on this host, and waits until all hosts have addresses.
 
-    The first task also logs who can reach them.
+    The first task also logs who can reach them. `awaits`: whether all hosts are needed.
     """
     if not cluster.is_on_one_host:
         print(describe(cluster), flush=True)
         if cluster.is_chief:
             print(_OPEN, flush=True)
-        wait_for_addresses(cluster, timeout_seconds)
+        if awaits:
+            wait_for_addresses(cluster, timeout_seconds)
 
 
 def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import logging
 
@@ -30,6 +32,7 @@ _LEFT_SECONDS = 10.0  # a task that has come always answers, except for a moment
 _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
 _ANSWERS = {_READY: "ready", _STARTING: "starting"}
 
+_LONGEST_NOTE = 1 << 20
 _HERE = ("ready", "serving")
 
 
@@ -188,12 +191,16 @@ class Rendezvous:
         self._thread.join()
         self._listener.close()
 
+    def announce(self, note: Mapping[str, Any]) -> None:
+        """Has callers get a note, plain JSON, besides the answer that this task is starting: see `call`."""
+        self._greeting = _STARTING + json.dumps(note).encode()
+
     def _answer_peers(self) -> None:
         with contextlib.suppress(OSError):  # the listener is shut down
             while True:
                 with self._listener.accept()[0] as caller, contextlib.suppress(OSError):
                     self._callers += 1
-                    caller.send(self._greeting)
+                    caller.sendall(self._greeting)
 
     def wait(self, timeout_seconds: float, *, ready: bool = False, new_attempt: bool = False) -> None:
         """Waits until every peer answers at its address; `ready` announces this task, and waits until all are ready.
@@ -225,30 +232,31 @@ class Rendezvous:
             self._seen |= {peer: now for peer in peers if replies[peer]}
             seen = self._seen
             if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
-                raise ClusterError(_missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
+                raise ClusterError(missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
             wait.log_progress(
-                f"{_named([peer for peer in peers if peer not in here])} {'to be ready' if ready else 'to come'}"
+                f"{named([peer for peer in peers if peer not in here])} {'to be ready' if ready else 'to come'}"
             )
             if wait.is_over:
                 # Others give up at the same moment: a peer that left is to blame only if all came once.
-                missing = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
-                event = "did not come" if missing else "came, left, and did not come back"
-                away = missing or [peer for peer in peers if peer not in here]
+                never = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
+                event = "did not come" if never else "came, left, and did not come back"
+                away = never or [peer for peer in peers if peer not in here]
                 raise ClusterError(
-                    _missing(away, f"{event} within {setting('cluster_timeout_seconds')}={timeout_seconds:g}")
+                    missing(away, f"{event} within {setting('cluster_timeout_seconds')}={timeout_seconds:g}")
                 )
             time.sleep(_POLL_SECONDS)
 
 
-def _missing(peers: Sequence[tuple[str, str]], event: str) -> str:
+def missing(peers: Sequence[tuple[str, str]], event: str) -> str:
     """Returns the line on peers, (name, address) each, that are missing."""
     cure = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
     if any(answers(address, _POLL_SECONDS) is None for _, address in peers):
         cure = "it is stopped, or another program has the port"
-    return f"{_named(peers)} {event}; {cure}"
+    return f"{named(peers)} {event}; {cure}"
 
 
-def _named(peers: Sequence[tuple[str, str]]) -> str:
+def named(peers: Sequence[tuple[str, str]]) -> str:
+    """Names tasks, (name, address) each, for people."""
     return " and ".join(f"{name} ({address})" for name, address in peers)
 
 
@@ -258,17 +266,31 @@ def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | No
     "": nothing listens there. None: something does, without such an answer, e.g. a stopped process, whose kernel still
     accepts connections.
     """
+    return call(address, timeout_seconds)[0]
+
+
+def call(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> tuple[str | None, dict[str, Any] | None]:
+    """Returns the answer of a task at an address, as `answers`, and its note, if it announces one."""
     try:
         with socket.create_connection(split(address), timeout=timeout_seconds) as sock:
             # A caller's own port may be the port that it calls, so that it reaches itself.
             if sock.getsockname() == sock.getpeername():
-                return ""
+                return "", None
             with contextlib.suppress(OSError):
                 frame = sock.recv(9, socket.MSG_WAITALL)
-                return _ANSWERS.get(frame, "serving" if frame[3:] == _READY[3:] else None)
-            return None
+                reply = _ANSWERS.get(frame, "serving" if frame[3:] == _READY[3:] else None)
+                return reply, _note(sock) if frame == _STARTING else None
+            return None, None
     except OSError:
-        return ""
+        return "", None
+
+
+def _note(sock: socket.socket) -> dict[str, Any] | None:
+    """Reads a note up to its end; None without a whole one."""
+    with sock.makefile("rb") as file, contextlib.suppress(OSError, ValueError):
+        note = json.loads(file.read(_LONGEST_NOTE))
+        return note if isinstance(note, dict) else None
+    return None
 
 
 class Presence:

@@ -21,6 +21,7 @@ from ..errors import (
     EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
     EXIT_PORT_TAKEN,
+    EXIT_RETURNED,
     EXIT_SLOWER,
     EXIT_TERMINATED,
     EXIT_USAGE,
@@ -305,7 +306,7 @@ def recorded_restarts(path: str, now: float) -> list[float]:
         if kind == "restart" or (kind == "start" and failed):
             times.append(event["time"])
         if kind in ("start", "restart", "end"):
-            failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, *_STOP_CODES))
+            failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, EXIT_RETURNED, *_STOP_CODES))
     return [each for each in times if now - each <= WINDOW_SECONDS]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.metrics.monitored import Monitored
-from ..cluster import discovery, rendezvous
+from ..cluster import discovery, rendezvous, resources
 from ..errors import UsageError, setting
 from ..host import process
 from . import config as configs
@@ -192,7 +192,7 @@ def check_tables(config: Config, model: str) -> None:
 
 def _check_strategy(config: Config) -> None:
     if config.cluster:
-        discovery.arrive(config.cluster, config.cluster_timeout_seconds)
+        discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
         rendezvous.check_bindable(config.cluster)
     if config.is_evaluator and not config.run_dir:
         raise UsageError(f"an evaluator finds its checkpoints in {setting('run_dir')}; give the run's")
@@ -205,6 +205,8 @@ def _check_strategy(config: Config) -> None:
     mesh = rules.mesh_shape(config.mesh)
     if config.strategy == "multi_worker" and not mesh:
         check_batch(config.global_batch_size, config.cluster.num_workers)
+    if config.min_workers:
+        _check_min_workers(config)
     if config.strategy == "parameter_server":
         _check_servers(config)
     virtual = config.num_virtual_devices
@@ -220,6 +222,41 @@ def _check_strategy(config: Config) -> None:
         _check_shared_out(config, setting("shard_optimizer"))
     if config.jit == "on" and config.no_jit_reason:
         raise UsageError(f"{setting('jit')}=on: {config.no_jit_reason}; use {setting('jit')}=auto or off")
+
+
+def fits(config: Config, workers: int) -> bool:
+    """Returns whether the batch, and a mesh, divide over the replicas of so many workers with GPUs as here."""
+    own, mesh = config.gpu_numbers, rules.mesh_shape(config.mesh)
+    gpus = len(resources.visible_gpus(os.environ) if own is None else own)
+    data, left = divmod(workers * max(1, gpus), mesh.get("model", 1))
+    return data > 0 and not left and mesh.get("data", data) == data and config.global_batch_size % data == 0
+
+
+def _check_min_workers(config: Config) -> None:
+    """Raises `UsageError` where a job can't continue without some of its workers."""
+    flag, workers = setting("min_workers", config.min_workers), config.cluster.num_workers
+    if not config.max_restarts or config.cluster.is_chosen:
+        raise UsageError(
+            f"{flag} is for workers that start again in their places, each on its host; give {setting('max_restarts')} "
+            "to crankshaft train or crankshaft.main (crankshaft local always starts all of its workers again)"
+        )
+    if not (config.run_dir and config.trains) or config.remote:
+        raise UsageError(
+            f"{flag} needs a run that trains and has {setting('run_dir')} on a file system that all workers share, "
+            "whose lock decides which of them continue"
+        )
+    if config.auto_shard_policy == "file":
+        raise UsageError(
+            f"{flag}: {setting('auto_shard_policy', 'file')} divides files by the number of workers, so with fewer the "
+            f"order is another; use {setting('auto_shard_policy', 'data')}"
+        )
+    if not any(fits(config, number) for number in range(config.min_workers, workers)):
+        raise UsageError(
+            f"{flag}: no number of workers from {config.min_workers} to {workers - 1} divides "
+            f"{setting('global_batch_size', config.global_batch_size)}; change one of them"
+            if config.min_workers < workers
+            else f"{flag}: there are {workers} workers; give fewer than that"
+        )
 
 
 def _check_shared_out(config: Config, flag: str) -> None:

@@ -112,6 +112,14 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
+    min_workers: int = _run(
+        Integer(0),
+        0,
+        "With --max_restarts: continue without workers that do not return within --cluster_timeout_seconds, while as "
+        "many are left, and include them once they return; 0: all are needed.",
+        use=("strategy", "multi_worker"),
+        of_call=True,
+    )
     result_json: str | None = _run(Path(), None, "Also write the result to this file.", of_call=True, may_differ=True)
 
     # Model

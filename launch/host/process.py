@@ -267,18 +267,24 @@ def leave(code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def lock(run_dir: str) -> Iterator[LockedRunDir]:
-    """Holds run_dir for this process alone.
+def lock(run_dir: str, held: LockedRunDir | None = None) -> Iterator[LockedRunDir]:
+    """Holds run_dir for this process alone; `held`: its parent has taken the lock for it.
 
     Raises:
-      UsageError: another process, still alive, holds it, or it can't be locked.
+      RunDirInUse: another process, still alive, holds it.
+      UsageError: it can't be locked.
     """
-    held = LockedRunDir(run_dir)
-    held.take()
+    if held is None:
+        held = LockedRunDir(run_dir)
+        held.take()
     try:
         yield held
     finally:
         held.release()
+
+
+class RunDirInUse(UsageError):
+    """Another process holds the lock on a run_dir."""
 
 
 class LockedRunDir:
@@ -290,7 +296,7 @@ class LockedRunDir:
         self._owner = SoftFileLock(RunDir(run_dir).lock_owner, _TAKE_OVER_SECONDS, thread_local=False)
 
     def take(self) -> None:
-        """Takes the lock. Raises `UsageError` if another process holds it."""
+        """Takes the lock. Raises `UsageError`, as `lock` does."""
         self._file = _open_lock(self._run_dir)
         try:
             if not _take(self._file, self._run_dir):
@@ -307,6 +313,16 @@ class LockedRunDir:
             os.close(self._file)
             self._file = None
 
+    def leave_to_fork(self) -> None:
+        """Leaves the lock to a fork of this process: it lasts as long as that has it open. By `flock` alone."""
+        os.close(self._file)
+        self._file = None
+
+    @property
+    def is_by_flock(self) -> bool:
+        """Whether the file system has `flock`, by which it is held."""
+        return not self._owner.is_locked
+
     def _take_without_flock(self) -> None:
         """Makes a file that names this process, unless another's is there that may be alive."""
         logging.warning(
@@ -321,7 +337,7 @@ class LockedRunDir:
             with contextlib.suppress(OSError, ValueError):
                 words = Path(self._owner.lock_file).read_text(encoding="utf-8").split()
             pid, host = [*words, "unknown", "unknown"][:2]
-            raise UsageError(
+            raise RunDirInUse(
                 f"{setting('run_dir', self._run_dir)} is in use by process {pid} on host {host}, as its file {_OWNER} "
                 f"says; wait for it or end it, remove {_OWNER} if it has ended, or use another {setting('run_dir')}"
             ) from None
@@ -377,7 +393,7 @@ def _take(lock: int, run_dir: str) -> bool:
     if not is_ours:
         owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
         cure = ", which is this one; close its run" if owner == str(os.getpid()) else "; wait for it, end it"
-        raise UsageError(
+        raise RunDirInUse(
             f"{setting('run_dir', run_dir)} is in use by process {owner}{cure}, or use another {setting('run_dir')}"
         )
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link

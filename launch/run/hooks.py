@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
-from ...engine.hooks.base import Period
+from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
 from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
@@ -28,10 +29,16 @@ from ...engine.hooks.writing import Writing
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
 from ...engine.machine.requests import Requests
+from ..cluster import members, rendezvous
+from ..command_line import checks
+from ..command_line.config import Config
 from ..errors import UsageError
 from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
+
+TO_INCLUDE = "to include "  # how the reason to stop begins where workers have returned
+_LOOK_SECONDS = 1.0
 
 
 def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) -> list[Hook]:
@@ -124,6 +131,8 @@ def in_order(
             )
         )
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
+    if config.cluster and config.cluster.absent:
+        hooks.append(_Returned(config))
     if run.checkpoints:
         hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
         if most := config.rollbacks:
@@ -133,6 +142,40 @@ def in_order(
         seconds = config.snapshot_seconds
         hooks.append(InMemory(run.snapshots, None if seconds == "auto" else float(seconds), hooks))
     return [*hooks, *_request_handler(run, hooks, looking)]
+
+
+class _Returned(Periodic):
+    """Ends an attempt at a checkpoint if workers that it lacks have returned; the next one includes them.
+
+    A thread of the chief looks for them, since a host that is away may not answer for seconds.
+    """
+
+    name = "returned"
+
+    def __init__(self, config: Config):
+        super().__init__(config.checkpoint_every_steps)
+        self._config, self._waiting = config, list[tuple[str, str]]()
+        self._ended = threading.Event()
+
+    def begin(self, status: Status) -> None:
+        if self._config.is_chief:
+            threading.Thread(target=self._look, name="returned", daemon=True).start()
+
+    def _look(self) -> None:
+        absent = self._config.cluster.absent
+        while not self._ended.wait(_LOOK_SECONDS):
+            self._waiting = [each for each in absent if members.is_waiting(each[1])]
+
+    def act(self, status: Status) -> None:
+        waiting, now = self._waiting, self._config.cluster.num_workers
+        if not status.last and any(
+            checks.fits(self._config, number) for number in range(now + 1, now + len(waiting) + 1)
+        ):
+            have = "have" if len(waiting) > 1 else "has"
+            status.stop = status.stop or f"{TO_INCLUDE}{rendezvous.named(waiting)}, which {have} returned"
+
+    def close(self) -> None:
+        self._ended.set()
 
 
 def _guards(run: BaseRun) -> list[Hook]:

@@ -24,8 +24,9 @@ from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_of
 from ...engine.strategies import jit_choice
 from ..cluster import memory
+from ..cluster.rendezvous import named
 from ..command_line import config as configs
-from ..errors import UsageError, setting
+from ..errors import EXIT_RETURNED, UsageError, setting
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
 from . import external, hooks, restoring, results, weights
@@ -235,7 +236,8 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
-    exit_code = EXIT_CODES.get(status.agreed_stop.reason, 0) if status.agreed_stop else 0
+    reason = status.agreed_stop.reason if status.agreed_stop else ""
+    exit_code = EXIT_RETURNED if reason.startswith(hooks.TO_INCLUDE) else EXIT_CODES.get(reason, 0)
     measured, lines = None, []
     if run.evaluates and not exit_code:
         changed = run.final.changed  # since the last evaluation
@@ -268,7 +270,8 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
         lines.append("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
     result["stop"] = status.stop
     if status.stop:
-        lines.append(f"stopped at step {result['step']}: {status.stop}")
+        why = status.agreed_stop.reason if exit_code == EXIT_RETURNED else status.stop
+        lines.append(f"stopped at step {result['step']}: {why}")
     if size := run.state.input.num_bytes:
         lines.append(f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
     if best:
@@ -276,7 +279,7 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
         result["best"] |= {"eval": best.evaluation} if best.evaluation else {}
         note = ", whose weights the model ends with" if taken else ""
         lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{note}")
-    if exit_code:
+    if exit_code and exit_code != EXIT_RETURNED:
         run_dir = config.configured_run_dir
         lines.append(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
     if run.record:
@@ -325,6 +328,9 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
         f"{config.model_entry.name}: {epoch} {order.batch_size}, {length}; "
         f"{described['name']}, {counted(described['replicas'], 'replica')}"
     )
+    if config.cluster and (absent := config.cluster.absent):
+        now, step = config.cluster.num_workers, manifest.step if manifest else 0
+        text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {named(absent)}"
     if manifest is None:
         return text
     text += _batch_size_line(run, manifest)

@@ -19,18 +19,24 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Workers:
-    """`count` processes of one command, each told by TF_CONFIG which worker it is. Output goes to files."""
+    """`count` processes of one command, at `addresses`, each told by TF_CONFIG which it is. Output goes to files."""
 
     def __init__(self, count: int, command: list[str], folder: pathlib.Path, **environment: str):
         folder.mkdir(parents=True, exist_ok=True)
-        addresses = [f"localhost:{port}" for port in free_ports(count)]
-        self.processes = []
+        self.addresses = [f"localhost:{port}" for port in free_ports(count)]
+        self._command, self._environment = command, environment
         self._paths = [folder / f"worker-{index}.log" for index in range(count)]
-        for index, path in enumerate(self._paths):
-            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            variables = {**os.environ, **environment, "TF_CONFIG": json.dumps(task), "PYTHONPATH": str(ROOT)}
-            with open(path, "wb") as log:
-                self.processes.append(forked.start(command, variables, stdout=log, stderr=log))
+        self.processes = [self._started(index) for index in range(count)]
+
+    def _started(self, index: int):
+        task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": index}}
+        variables = {**os.environ, **self._environment, "TF_CONFIG": json.dumps(task), "PYTHONPATH": str(ROOT)}
+        with open(self._paths[index], "ab") as log:
+            return forked.start(self._command, variables, stdout=log, stderr=log)
+
+    def start_again(self, worker: int) -> None:
+        """Starts a process that has ended again, at its address; its output is appended."""
+        self.processes[worker] = self._started(worker)
 
     def output(self, worker: int) -> str:
         return self._paths[worker].read_text(errors="replace")

@@ -8,12 +8,16 @@ import random
 import re
 import signal
 
+import numpy as np
 import pytest
 
 from crankshaft.launch.cluster.children import Children
+from crankshaft.launch.cluster.members import is_waiting
 from crankshaft.launch.cluster.restarts import recorded_restarts
+from tests.distributed import weighing
 from tests.launch.conftest import crank, inside
-from tests.runs import assert_equal_bits
+from tests.runs import assert_equal_bits, newest, tensors
+from tests.waiting import wait_until
 
 _ = inside, crank  # the fixtures
 RUN = (
@@ -109,3 +113,64 @@ def test_a_task_continues_the_random_numbers_of_its_script():
             os._exit(random.random() != expected)  # Python has seeded them from the system
         assert child.wait() == 0
         children.end([child])
+
+
+# Trains up to the step that a file names, and then waits for a later one.
+HELD = """
+import pathlib, sys, time
+from crankshaft import main
+from crankshaft.engine.hooks import every_steps
+
+until = pathlib.Path(sys.argv[1])
+
+def hold(status, means):
+    while status.step >= int(until.read_text() or 0):
+        time.sleep(0.01)
+
+main(hooks=[every_steps(2, hold)], argv=[sys.argv[0], *sys.argv[2:]])
+"""
+STEPS = 160
+
+
+@pytest.mark.slow
+def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(start_workers, inside, tmp_path):
+    """Of three workers the last is lost, then the chief: each time two continue, and from a checkpoint on all three."""
+    weighing.write(tmp_path / "files")
+    flags = (*weighing.flags(tmp_path / "files"), f"--train_steps={STEPS}")
+    one, run_dir, until = tmp_path / "one", tmp_path / "run", tmp_path / "until"
+    (program := tmp_path / "held.py").write_text(HELD)
+    elastic = ("--max_restarts=9", "--min_workers=2", "--cluster_timeout_seconds=4", "--snapshot_seconds=0.05")
+    own = ("--strategy=multi_worker", "--checkpoint_every_steps=4", f"--run_dir={run_dir}")
+
+    def advance() -> None:
+        """Lets the workers make the steps up to the next checkpoint."""
+        until.write_text(str(newest(run_dir) + 6))
+
+    def look(chief: int, pattern: str):
+        return re.search(pattern, workers.output(chief))
+
+    advance()
+    workers = start_workers(3, program, until, *flags, *own, *elastic)
+    outputs = {"shows": lambda: [workers.output(index)[-3000:] for index in range(3)], "pause": 0.5}
+    for lost, chief in ((2, 0), (0, 1)):
+        all_three = newest(run_dir)
+        wait_until(lambda: newest(run_dir) > all_three or advance(), *workers.processes, **outputs)  # noqa: B023
+        workers.send(lost, signal.SIGKILL)  # and the kernel its task
+        workers.processes[lost].wait()
+        advance()
+        continued = rf"2 of 3 workers continue from step (\d+), without worker {lost} "
+        wait_until(lambda: look(chief, continued), **outputs)  # noqa: B023
+        two = int(look(chief, continued)[1])
+        assert two >= all_three
+        wait_until(lambda: newest(run_dir) > two or advance(), **outputs)  # noqa: B023
+        workers.start_again(lost)
+        wait_until(lambda: is_waiting(workers.addresses[lost]), **outputs)  # noqa: B023
+        included = rf"to include worker {lost} \S+, which has returned\n"
+        wait_until(lambda: look(chief, included) or advance(), *workers.processes, **outputs)  # noqa: B023
+    until.write_text(str(STEPS + 1))
+    workers.ok()
+    inside(*flags, f"--run_dir={one}").ok()
+    assert weighing.sums(run_dir) == weighing.sums(one)  # each step had its own examples
+    expected = tensors(one)
+    for name, value in tensors(run_dir).items():  # float32 sums in three orders: 1e-7 a step
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)

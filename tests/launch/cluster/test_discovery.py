@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -13,6 +14,8 @@ import pytest
 from crankshaft.engine.errors import with_flags
 from crankshaft.launch.cluster import discovery, rendezvous, slurm
 from crankshaft.launch.cluster.cluster import Tasks
+from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.launch.command_line import checks
 from crankshaft.launch.errors import UsageError
 from tests.waiting import PATIENCE
 
@@ -219,6 +222,29 @@ def asked(*arguments: str, **environment: str):
 
     given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
     return config.configure(given, None, False, environment)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], None),
+        (["--max_restarts=0"], "is for workers that start again in their places"),
+        (["--mode=benchmark"], "needs a run that trains and has --run_dir"),
+        (["--auto_shard_policy=file"], "use --auto_shard_policy=data"),
+        (["--global_batch_size=15", "--min_workers=2"], "no number of workers from 2 to 2 divides --global_batch_size"),
+        (["--gpus=0,1", "--global_batch_size=6"], None),
+        (["--gpus=0,1", "--global_batch_size=6", "--min_workers=2"], "divides --global_batch_size=6"),
+        (["--mesh=data:3"], "divides --global_batch_size=12"),
+        (["--min_workers=3"], "there are 3 workers; give fewer than that"),
+    ],
+)
+def test_a_job_that_can_not_continue_without_some_workers_ends_with_a_line(flags, said, tmp_path):
+    hosts = ",".join(f"localhost:{port}" for port in free_ports(3))
+    own = [f"--cluster_hosts={hosts}", "--task_index=0", "--max_restarts=2", "--min_workers=1", f"--run_dir={tmp_path}"]
+    raised = contextlib.nullcontext() if said is None else pytest.raises(UsageError)
+    with raised as error:
+        checks.check(asked(*own, "--global_batch_size=12", *flags))
+    assert said is None or said in with_flags(error.value.message)
 
 
 def test_several_tasks_train_as_workers_or_with_servers_without_a_strategy():

@@ -1,0 +1,162 @@
+"""Agrees on the workers of each attempt, where a job continues without those that do not return. Host code.
+
+Before an attempt the agents (`launch/agent.py`) meet at the addresses of their tasks, which do not run then. The first
+that is there, in the order of addresses, decides once all are there, or the others have not come in time: it takes the
+lock on run_dir, which its task then has, and announces the members. Nobody decides without the lock, so of two halves
+of a network at most one continues. Who comes later waits here, where the chief of the attempt sees it (`is_waiting`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from absl import logging
+
+from ..errors import UsageError, setting
+from ..host.process import LockedRunDir, RunDirInUse
+from . import rendezvous
+from .cluster import Cluster
+from .rendezvous import ClusterError, Rendezvous, Wait
+
+_POLL_SECONDS = 0.1
+_LOG_AFTER_SECONDS = 5.0
+# For the tasks of an attempt that ends to come; and beyond the timeout, for another half of the network to decide,
+# or for the lock of a process that has ended to become free.
+_GRACE_SECONDS = 10.0
+_READ_SECONDS = 60.0  # for the others to read who is a member: they may be looking up the name of a host that is lost
+_MOST_CALLS = 32  # at once
+
+
+class TooFewError(ClusterError):
+    """Too few workers have come for an attempt. One line."""
+
+
+def is_waiting(address: str) -> bool:
+    """Returns whether an agent waits at its task's address to take part in an attempt."""
+    return rendezvous.call(address)[1] is not None
+
+
+class Members:
+    """The workers of a job's attempts, for the agent of one of them.
+
+    Args:
+      workers: all of the job.
+      run_dir: which they share.
+      least: the fewest workers of an attempt.
+      timeout_seconds: how long to wait for workers that are missing.
+      fits: returns whether a number of workers can train.
+    """
+
+    def __init__(self, workers: Cluster, run_dir: str, least: int, timeout_seconds: float, fits: Callable[[int], bool]):
+        self._workers, self._own = workers, workers.index
+        self._run_dir, self._least, self._timeout_seconds, self._fits = run_dir, least, timeout_seconds, fits
+        self._absent: set[int] = set()  # from the last attempt: not awaited again
+        self._wait = self._new_wait()
+
+    def agree(self, is_stopped: Callable[[], bool]) -> Cluster | None:
+        """Waits until this worker is a member of the next attempt, and returns its cluster; None once `is_stopped`.
+
+        Raises:
+          TooFewError: and this worker is the first of them.
+          ClusterError: another process has run_dir.
+          UsageError: this task's port is in use, or run_dir can't be locked.
+        """
+        others = [number for number in range(self._workers.num_workers) if number != self._own]
+        addresses = [self._workers.addresses[number][1] for number in others]
+        began, ran_at, has_logged = time.monotonic(), -math.inf, False
+        self._wait = self._new_wait()
+        with Rendezvous(self._workers) as here, ThreadPoolExecutor(min(_MOST_CALLS, len(others))) as pool:
+            here.announce({"absent": sorted(self._absent)})
+            while not is_stopped():
+                replies = dict(zip(others, pool.map(rendezvous.call, addresses), strict=True))
+                notes = {number: note for number, (_, note) in replies.items() if note is not None}
+                for note in notes.values():
+                    if self._own in (members := self._numbers(note, "members")):
+                        return self._attempt_of(members, None)
+                now = time.monotonic()
+                if runs := any(reply and note is None for reply, note in replies.values()):
+                    ran_at = now
+                    if not has_logged and now - began > _LOG_AFTER_SECONDS:
+                        has_logged = True
+                        logging.warning("%s waits to be included, at the run's next checkpoint", self._workers.task)
+                is_ending = not runs and now - ran_at < _GRACE_SECONDS
+                is_first = self._own < min(notes, default=self._own + 1)
+                if is_first and self._is_due(notes, is_ending) and (lock := self._lock(notes, runs)):
+                    members = self._largest(notes)
+                    here.announce({"absent": sorted(self._absent), "members": members})
+                    self._wait_for_readers(members)
+                    return self._attempt_of(members, lock)
+                time.sleep(_POLL_SECONDS)
+        return None
+
+    def _new_wait(self) -> Wait:
+        return Wait(self._workers.task, self._timeout_seconds)
+
+    def _attempt_of(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
+        self._absent = {*range(self._workers.num_workers)} - {*members}
+        return self._workers.of_workers(members, lock)
+
+    def _largest(self, notes: Mapping[int, Any]) -> list[int]:
+        """Returns the members of an attempt of those that are here; none if they are too few."""
+        here = sorted([self._own, *notes])
+        return here[: next((n for n in range(len(here), self._least - 1, -1) if self._fits(n)), 0)]
+
+    def _away(self, notes: Mapping[int, Any]) -> list[int]:
+        return [n for n in range(self._workers.num_workers) if n not in notes and n != self._own]
+
+    def _is_due(self, notes: Mapping[int, Mapping[str, Any]], is_ending: bool) -> bool:
+        """Returns whether it is to be decided: all have come that are awaited, or have not come in time.
+
+        `is_ending`: an attempt has run until a moment ago, so that its workers are about to come.
+        """
+        known = self._absent.union(*(self._numbers(note, "absent") for note in notes.values()))
+        awaited = [self._workers.addresses[n] for n in self._away(notes) if n not in known]
+        if awaited and not self._wait.is_over:
+            self._wait.log_progress(f"{rendezvous.named(awaited)} to come")
+        return not awaited or (self._wait.is_over and not is_ending)
+
+    def _lock(self, notes: Mapping[int, Any], runs: bool) -> LockedRunDir | None:
+        """Returns the lock on run_dir, if enough workers are here; raises if it is too late to wait further.
+
+        `runs`: whether some task answers. If the lock is taken too, an attempt runs, and time begins to count again.
+        """
+        lock = LockedRunDir(self._run_dir)
+        try:
+            lock.take()
+        except RunDirInUse as error:
+            problem = ClusterError(error.message)
+            self._wait = self._new_wait() if runs else self._wait
+        else:
+            if self._largest(notes) and lock.is_by_flock:
+                return lock
+            has_flock = lock.is_by_flock
+            lock.release()
+            if not has_flock:
+                raise UsageError(
+                    f"{setting('min_workers', self._least)} needs a file system with flock, and "
+                    f"{setting('run_dir', self._run_dir)} has none; use another, or leave it out"
+                )
+            here = f"{1 + len(notes)} of {self._workers.num_workers} workers are here"
+            timeout = setting("cluster_timeout_seconds", f"{self._timeout_seconds:g}")
+            event = f"did not come within {timeout} ({here}, and {setting('min_workers', self._least)})"
+            missing = [self._workers.addresses[n] for n in self._away(notes)]
+            problem = TooFewError(rendezvous.missing(missing, event))
+        if self._wait.left_seconds > -_GRACE_SECONDS:
+            return None
+        raise problem
+
+    def _wait_for_readers(self, members: Sequence[int]) -> None:
+        """Waits until the other members have read the announcement, and left the rendezvous."""
+        left = [self._workers.addresses[number][1] for number in members if number != self._own]
+        end = time.monotonic() + _READ_SECONDS
+        while time.monotonic() < end and (left := [address for address in left if is_waiting(address)]):
+            time.sleep(_POLL_SECONDS)
+
+    def _numbers(self, note: Mapping[str, Any], name: str) -> list[int]:
+        """Returns workers' numbers from a note of another process, which may be any program."""
+        numbers = note.get(name)
+        return [n for n in range(self._workers.num_workers) if n in numbers] if isinstance(numbers, list) else []

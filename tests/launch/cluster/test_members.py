@@ -1,0 +1,162 @@
+"""The agents of a job agree on the workers of an attempt: each here in a thread, on ports of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from crankshaft.launch.cluster import members
+from crankshaft.launch.cluster.cluster import Cluster
+from crankshaft.launch.cluster.members import Members, TooFewError, is_waiting
+from crankshaft.launch.cluster.rendezvous import ClusterError, Rendezvous
+from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.launch.host.process import LockedRunDir
+from tests.waiting import PATIENCE, wait_until
+
+NEVER, SOON = PATIENCE, 0.3
+
+
+class Job:
+    """The agents of some workers, of which attempts begin and end; a batch of 12 divides over 1, 2, 3 or 4 workers."""
+
+    def __init__(self, run_dir, workers: int):
+        names = [(f"worker {n}", f"localhost:{port}") for n, port in enumerate(free_ports(workers))]
+        self.clusters = [Cluster(tuple(names), n) for n in range(workers)]
+        self.run_dir = str(run_dir)
+        self.stopped = threading.Event()
+        self.agreed: dict = {}  # by worker: its cluster, or an error
+        self.agents: dict[int, Members] = {}
+        self._threads: list[threading.Thread] = []
+
+    def arrive(self, *workers: int, timeout: float = NEVER, least: int = 1) -> None:
+        """These workers come to the rendezvous, each by the agent that it has had, if any."""
+
+        def agree(worker: int) -> None:
+            args = self.clusters[worker], self.run_dir, least, timeout, lambda number: 12 % number == 0
+            agent = self.agents.setdefault(worker, Members(*args))
+            try:
+                self.agreed[worker] = agent.agree(self.stopped.is_set)
+            except Exception as error:
+                self.agreed[worker] = error
+
+        for worker in workers:
+            self.agreed.pop(worker, None)
+            self._threads.append(threading.Thread(target=agree, args=[worker]))
+            self._threads[-1].start()
+
+    def wait(self, *workers: int) -> list:
+        wait_until(lambda: all(worker in self.agreed for worker in workers), shows=lambda: str(self.agreed))
+        return [self.agreed[worker] for worker in workers]
+
+    def attempt(self, *workers: int) -> None:
+        """Waits until these are the members of an attempt, and no others."""
+        names = [f"worker {worker}" for worker in workers]
+        for rank, cluster in enumerate(self.wait(*workers)):
+            assert [name for name, _ in cluster.addresses] == names
+            assert (cluster.index, cluster.is_chief, cluster.lock is not None) == (rank, rank == 0, rank == 0)
+            assert len(cluster.absent) == len(self.clusters) - len(workers)
+
+    def fail(self) -> None:
+        """The attempt ends, and its chief's lock is free."""
+        for agreed in self.agreed.values():
+            if isinstance(agreed, Cluster) and agreed.lock:
+                agreed.lock.release()
+
+    def end(self) -> None:
+        self.stopped.set()
+        for thread in self._threads:
+            thread.join()
+        self.fail()
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.setattr(members, "_GRACE_SECONDS", 1.0)
+    with contextlib.ExitStack() as stack:
+
+        def make(workers: int) -> Job:
+            made = Job(tmp_path, workers)
+            stack.callback(made.end)
+            return made
+
+        yield make
+
+
+def test_workers_that_do_not_return_are_left_out_until_they_do_even_the_chief(job):
+    three = job(3)
+    three.arrive(2, 0, 1)
+    three.attempt(0, 1, 2)
+    three.fail()  # and the host of worker 0 is lost
+    three.agents.clear()
+    three.arrive(1, 2, timeout=SOON)
+    three.attempt(1, 2)
+    three.arrive(0)  # it returns, and waits while the others run
+    wait_until(lambda: is_waiting(three.clusters[0].address))
+    assert 0 not in three.agreed
+    three.fail()
+    three.arrive(1)
+    wait_until(lambda: is_waiting(three.clusters[1].address))
+    assert 1 not in three.agreed  # worker 2 was in the last attempt, so it is awaited
+    three.arrive(2)
+    three.attempt(0, 1, 2)
+
+
+def test_who_is_known_to_be_away_is_not_awaited_again(job):
+    """Not even by an agent that was away itself, which hears it of the other."""
+    three = job(3)
+    three.arrive(0, 1, timeout=SOON)
+    three.attempt(0, 1)
+    three.fail()
+    del three.agents[0]
+    three.arrive(0, 1, timeout=NEVER)
+    three.attempt(0, 1)
+
+
+def test_the_largest_number_that_divides_the_batch_continues(job):
+    five = job(6)
+    five.arrive(0, 1, 3, 4, 5, timeout=SOON)
+    five.attempt(0, 1, 3, 4)
+    wait_until(lambda: is_waiting(five.clusters[5].address))  # one too many is not lost
+
+
+def test_two_halves_of_a_network_do_not_both_continue(job):
+    """Neither half reaches the other, at whose addresses nobody is; both have run_dir, whose lock is the first's."""
+    halves = {(0, 1): job(4), (2, 3): job(4)}
+    for workers, half in halves.items():
+        half.arrive(*workers, timeout=SOON)
+    wait_until(lambda: any(half.agreed for half in halves.values()))
+    (continues,) = [workers for workers, half in halves.items() if half.agreed]
+    halves.pop(continues).attempt(*continues)
+    ((cut_off, half),) = halves.items()
+    assert all(type(each) is ClusterError for each in half.wait(*cut_off))
+
+
+def test_too_few_end_with_a_line_and_a_lock_that_another_holds_too(job, tmp_path):
+    three = job(3)
+    three.arrive(1, timeout=SOON, least=2)
+    (error,) = three.wait(1)
+    assert isinstance(error, TooFewError)
+    assert "worker 0 (localhost:" in error.message
+    assert "1 of 3 workers are here" in error.message
+    held = LockedRunDir(str(tmp_path))
+    held.take()
+    two = job(2)
+    two.arrive(0, 1)
+    wait_until(lambda: all(is_waiting(each.address) for each in two.clusters))
+    held.release()
+    two.attempt(0, 1)
+
+
+def test_time_counts_only_while_no_attempt_runs(job, tmp_path):
+    two, running = job(2), LockedRunDir(str(tmp_path))
+    with Rendezvous(two.clusters[0]):  # its task is here, without its agent
+        running.take()
+        two.arrive(1, timeout=SOON)
+        wait_until(lambda: is_waiting(two.clusters[1].address))
+        time.sleep(6 * SOON)
+        assert 1 not in two.agreed
+        running.release()
+        two.attempt(1)  # another program is at the port, or a task that hangs
