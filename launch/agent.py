@@ -25,7 +25,7 @@ from .cluster import template
 from .cluster.children import Child, Children
 from .cluster.members import Members, TooFewError
 from .cluster.memory import TaskMemory
-from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, recorded_restarts
+from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
 from .command_line import checks
 from .errors import EXIT_FAILED, EXIT_RETURNED, CrankshaftError, UsageError, fail, print_line, setting
 from .host import process
@@ -92,6 +92,9 @@ class _Agent:
             try:
                 self._config = self._agreed()
             except CrankshaftError as error:
+                if self._members.is_late and has_ended(self._events):
+                    print_line(f"{self._name} has not been included, and the run has come to its end")
+                    return self._end(0)
                 self._is_left = isinstance(error, TooFewError)
                 return self._end(fail(error.exit_code, with_flags(error.message)))
             if self._stop:

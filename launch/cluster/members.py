@@ -23,7 +23,7 @@ from .cluster import Cluster
 from .rendezvous import ClusterError, Rendezvous, Wait
 
 _POLL_SECONDS = 0.1
-_LOG_AFTER_SECONDS = 5.0
+_LATE_SECONDS = 5.0  # of an attempt that runs while a worker waits here; one that is about to end takes less
 # For the tasks of an attempt that ends to come; and beyond the timeout, for another half of the network to decide,
 # or for the lock of a process that has ended to become free.
 _GRACE_SECONDS = 10.0
@@ -49,11 +49,15 @@ class Members:
       least: the fewest workers of an attempt.
       timeout_seconds: how long to wait for workers that are missing.
       fits: returns whether a number of workers can train.
+
+    Attributes:
+      is_late: whether an attempt has run without this worker while it waited.
     """
 
     def __init__(self, workers: Cluster, run_dir: str, least: int, timeout_seconds: float, fits: Callable[[int], bool]):
         self._workers, self._own = workers, workers.index
         self._run_dir, self._least, self._timeout_seconds, self._fits = run_dir, least, timeout_seconds, fits
+        self.is_late = False
         self._absent: set[int] = set()  # from the last attempt: not awaited again
         self._wait = self._new_wait()
 
@@ -67,7 +71,7 @@ class Members:
         """
         others = [number for number in range(self._workers.num_workers) if number != self._own]
         addresses = [self._workers.addresses[number][1] for number in others]
-        began, ran_at, has_logged = time.monotonic(), -math.inf, False
+        began, ran_at, self.is_late = time.monotonic(), -math.inf, False
         self._wait = self._new_wait()
         with Rendezvous(self._workers) as here, ThreadPoolExecutor(min(_MOST_CALLS, len(others))) as pool:
             here.announce({"absent": sorted(self._absent)})
@@ -80,8 +84,8 @@ class Members:
                 now = time.monotonic()
                 if runs := any(reply and note is None for reply, note in replies.values()):
                     ran_at = now
-                    if not has_logged and now - began > _LOG_AFTER_SECONDS:
-                        has_logged = True
+                    if not self.is_late and now - began > _LATE_SECONDS:
+                        self.is_late = True
                         logging.warning("%s waits to be included, at the run's next checkpoint", self._workers.task)
                 is_ending = not runs and now - ran_at < _GRACE_SECONDS
                 is_first = self._own < min(notes, default=self._own + 1)

@@ -310,6 +310,14 @@ def recorded_restarts(path: str, now: float) -> list[float]:
     return [each for each in times if now - each <= WINDOW_SECONDS]
 
 
+def has_ended(path: str) -> bool:
+    """Returns whether a run has come to its end, by its record."""
+    last: dict = {}
+    for event, _ in events.read(path) if os.path.isfile(path) else ():
+        last = event if event["event"] in ("start", "restart", "end") else last
+    return last.get("exit_code") == 0
+
+
 def _pause(count: int) -> float:
     """Returns 0 for a count of 0, then 1, 2, 4 s and so on."""
     return min(2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS) if count else 0.0

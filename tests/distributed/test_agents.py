@@ -13,7 +13,7 @@ import pytest
 
 from crankshaft.launch.cluster.children import Children
 from crankshaft.launch.cluster.members import is_waiting
-from crankshaft.launch.cluster.restarts import recorded_restarts
+from crankshaft.launch.cluster.restarts import has_ended, recorded_restarts
 from tests.distributed import weighing
 from tests.launch.conftest import crank, inside
 from tests.runs import assert_equal_bits, newest, tensors
@@ -93,7 +93,9 @@ def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank,
     used_up = run("0:1:-,0:1:-,0:1:-,40:0:kill", 2)
     assert used_up.code == 1
     assert "the run was killed by SIGKILL; it is failure 3 within 600 s" in used_up.err
+    assert not has_ended(run_dir / "events.jsonl")
     assert "evaluation at step 60" in run("", 2).ok().out
+    assert has_ended(run_dir / "events.jsonl")
 
 
 def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(crank, tmp_path):
