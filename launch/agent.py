@@ -132,6 +132,8 @@ class _Agent:
     def _agreed(self) -> Config:
         """Returns the configuration of the next attempt, with the workers that are part of it."""
         cluster = self._members.agree(lambda: self._stop is not None) if self._members else None
+        if self._stop and cluster and cluster.lock:
+            cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config
 
     def _newest_step(self) -> int:
