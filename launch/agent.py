@@ -66,6 +66,11 @@ def _obstacle(config: Config) -> str | None:
     return "run_dir is not on this file system" if config.remote else None
 
 
+def _members_of(config: Config) -> Members:
+    fits = functools.partial(checks.fits, config)
+    return Members(config.cluster, config.run_dir, config.min_workers, config.cluster_timeout_seconds, fits)
+
+
 class _Agent:
     def __init__(self, config: Config, children: Children):
         self._config, self._children = config, children
@@ -76,10 +81,7 @@ class _Agent:
             config.max_restarts, WINDOW_SECONDS, 0.0, clock=time.time, before=before, restarts="it starts again"
         )
         self._memory = TaskMemory(1)
-        fits = functools.partial(checks.fits, config)
-        self._members = config.min_workers and Members(
-            config.cluster, config.run_dir, config.min_workers, config.cluster_timeout_seconds, fits
-        )
+        self._members = _members_of(config) if config.min_workers else None
         self._is_left = False  # as the first of too few workers
         self._child: Child | None = None
         self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
@@ -92,7 +94,7 @@ class _Agent:
             try:
                 self._config = self._agreed()
             except CrankshaftError as error:
-                if self._members.is_late and has_ended(self._events):
+                if self._members and self._members.is_late and has_ended(self._events):
                     print_line(f"{self._name} has not been included, and the run has come to its end")
                     return self._end(0)
                 self._is_left = isinstance(error, TooFewError)
