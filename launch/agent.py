@@ -22,7 +22,7 @@ from ..engine.checkpoints.run_dir import RunDir
 from ..engine.errors import with_flags
 from ..engine.machine import events
 from .cluster import template
-from .cluster.children import Child, Children
+from .cluster.children import Child, Children, stopped_seconds
 from .cluster.members import Members, TooFewError
 from .cluster.memory import TaskMemory
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
@@ -53,7 +53,7 @@ def run(config: Config) -> Config | int:
     if obstacle:
         logging.warning("--max_restarts=%d: %s; the task is not restarted in its place", config.max_restarts, obstacle)
         return config
-    with Children() as children:
+    with Children(stopped_seconds(config.step_timeout_seconds)) as children:
         return _Agent(config, children).run()
 
 

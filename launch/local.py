@@ -23,7 +23,7 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import counted
 from ..engine.machine import cpus
 from . import errors, explanations
-from .cluster import listeners, resources, restarts
+from .cluster import children, listeners, resources, restarts
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
 from .command_line import help, own_flags, parsing
@@ -79,6 +79,7 @@ class _Command:
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
       imports: whether it imports TensorFlow: not if it can't be read, and not a script that names no such library.
       debug: its --debug.
+      step_timeout_seconds: its --step_timeout_seconds, or None.
     """
 
     start: tuple[str, ...]
@@ -88,6 +89,7 @@ class _Command:
     names_gpus: bool = False
     imports: bool = False
     debug: bool = False
+    step_timeout_seconds: float | None = None
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -141,6 +143,7 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
         coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
         grace_seconds=job.grace_seconds,
         forks=command.imports,
+        stopped_seconds=children.stopped_seconds(command.step_timeout_seconds),
     )
 
 
@@ -178,7 +181,8 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
     compares, names_gpus = "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed
     imports, debug = start[0] == "-m" or _names_tensorflow(start[0]), passed.get("debug", False)
-    return _Command(start, own, run_dir, compares, names_gpus, imports, debug)
+    timeout = passed.get("step_timeout_seconds")
+    return _Command(start, own, run_dir, compares, names_gpus, imports, debug, timeout)
 
 
 def _names_tensorflow(script: str) -> bool:

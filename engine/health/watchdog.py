@@ -20,9 +20,8 @@ from absl import logging
 from ..errors import EXIT_FAILED, one_line, setting
 from ..internals import tensorflow
 from . import standstill
-from .peers import Peers
+from .peers import DEFAULT_TIMEOUT_SECONDS, Peers
 
-DEFAULT_TIMEOUT_SECONDS = 600.0
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
 _PERIOD_SECONDS = 0.5
 _JOIN_SECONDS = 5.0

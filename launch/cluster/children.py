@@ -23,11 +23,13 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import IO
 
+from ...engine.health.peers import DEFAULT_TIMEOUT_SECONDS
 from . import keeper
 from .template import Template
 
 MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
 _POLL_SECONDS = 0.1
+_PEERS_SECONDS = 10.0  # in which a stopped task's peers, which find it by themselves, log what they know
 
 
 class Child:
@@ -79,6 +81,12 @@ class Child:
         return self._code(0)
 
 
+def stopped_seconds(step_timeout_seconds: float | None) -> float:
+    """Returns how long a task may be stopped, see `Children`, by its --step_timeout_seconds."""
+    timeout = DEFAULT_TIMEOUT_SECONDS if step_timeout_seconds is None else step_timeout_seconds
+    return timeout + min(2 * timeout, _PEERS_SECONDS)
+
+
 def wait(children: Collection[Child], seconds: float) -> None:
     """Waits for so long until they have ended."""
     deadline = time.monotonic() + seconds
@@ -87,9 +95,15 @@ def wait(children: Collection[Child], seconds: float) -> None:
 
 
 class Children:
-    """The children of this process that are kept. They also end with the thread that starts them."""
+    """The children of this process that are kept. They also end with the thread that starts them.
 
-    def __init__(self):
+    Args:
+      stopped_seconds: how long each may be stopped (SIGSTOP) until it is killed, so that nobody waits for it for ever;
+        0 does not kill it.
+    """
+
+    def __init__(self, stopped_seconds: float = 0.0):
+        self._stopped_seconds = stopped_seconds
         self._environment = {MARK: uuid.uuid4().hex}
         self._others: set[int] = set()  # children of this process that are not kept: earlier ones
         self._templates: list[Template] = []
@@ -136,16 +150,17 @@ class Children:
         """
         parent, env, (reading, report) = os.getpid(), {**env, **self._environment}, os.pipe()
         options = {"stdin": subprocess.DEVNULL, **options}
+        kept = frozenset(cores), blocked, self._stopped_seconds
         try:
             if template is not None:
-                started, pipes = 0, template.fork(command, env, [*cores], [*blocked], report, **options)
+                started, pipes = 0, template.fork(command, env, kept, report, **options)
             else:
                 process = subprocess.Popen(
                     command,
                     env=env,
                     bufsize=0,
                     start_new_session=True,
-                    preexec_fn=lambda: keeper.become_kept(parent, report, frozenset(cores), blocked),
+                    preexec_fn=lambda: keeper.become_kept(parent, report, *kept),
                     **options,
                 )
                 started, pipes = process.pid, (process.stdin, process.stdout, process.stderr)
@@ -167,7 +182,7 @@ class Children:
             started = os.fork()
         if not started:
             os.setsid()
-            keeper.become_kept(parent, report)
+            keeper.become_kept(parent, report, stopped_seconds=self._stopped_seconds)
         os.close(report)
         if not started:
             os.close(reading)

@@ -16,6 +16,7 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
 _ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
 _LAST_WORDS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
+EXIT_STOPPED = 128 + signal.SIGSTOP  # of a child that was stopped for too long, and is killed
 _prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
 
 
@@ -29,7 +30,9 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def become_kept(parent: int, report: int, cores: Collection[int] = (), blocked: Iterable[int] = ()) -> None:
+def become_kept(
+    parent: int, report: int, cores: Collection[int] = (), blocked: Iterable[int] = (), stopped_seconds: float = 0.0
+) -> None:
     """Turns this process into a keeper, for good, and returns in its new child, which leads a session.
 
     Args:
@@ -37,6 +40,7 @@ def become_kept(parent: int, report: int, cores: Collection[int] = (), blocked: 
       report: a descriptor; gets the process ids of keeper and child, or minus the number of the error of its fork.
       cores: the logical cores that the child may use; none: all that this process may.
       blocked: the signals that wait until the child unblocks them.
+      stopped_seconds: how long the child may be stopped (SIGSTOP); then it is killed. 0: for ever.
     """
     adopt_orphans()
     keeper = os.getpid()
@@ -46,7 +50,7 @@ def become_kept(parent: int, report: int, cores: Collection[int] = (), blocked: 
         os.write(report, b"%d %d" % (keeper, -error.errno))
         os._exit(1)
     if child:
-        _keep(child, parent)
+        _keep(child, parent, stopped_seconds)
     die_with_parent()
     if os.getppid() != keeper:  # the keeper died before the call
         os._exit(1)
@@ -58,7 +62,7 @@ def become_kept(parent: int, report: int, cores: Collection[int] = (), blocked: 
             os.sched_setaffinity(0, cores)
 
 
-def _keep(child: int, parent: int) -> NoReturn:
+def _keep(child: int, parent: int, stopped_seconds: float) -> NoReturn:
     """Runs a keeper, up to the end of its process."""
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # it handles none; sigwait takes two
@@ -67,10 +71,21 @@ def _keep(child: int, parent: int) -> NoReturn:
             with contextlib.suppress(OSError):  # that of the list itself
                 os.close(int(descriptor))
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
+        signals, stopped = {signal.SIGCHLD, signal.SIGTERM}, 0.0  # the latter in seconds
         while not (ended := os.waitid(os.P_PID, child, options)) and os.getppid() == parent:
-            signal.sigwait({signal.SIGCHLD, signal.SIGTERM})
+            began, watched_seconds = time.monotonic(), min(1.0, stopped_seconds / 8)
+            if stopped_seconds and _status(child)[0] == "T":
+                signal.sigtimedwait(signals, watched_seconds)
+                stopped += min(time.monotonic() - began, 2 * watched_seconds)  # this process may be stopped, too
+            else:
+                signal.sigwait(signals)
+                stopped = 0.0
+            if stopped > stopped_seconds:
+                break
             reap({child})
         end_children({child} if ended else ())
+        if not ended and os.getppid() == parent:
+            os._exit(EXIT_STOPPED)
         if ended and ended.si_code == os.CLD_EXITED:
             os._exit(ended.si_status)
         _die_by(ended.si_status if ended else signal.SIGKILL)
@@ -88,13 +103,18 @@ def _die_by(number: int) -> None:
 
 def children() -> list[int]:
     """Returns this process's children, including dead ones that were not waited for (proc(5))."""
-    pids, own = [], str(os.getpid()).encode()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[1] == own:
-                    pids.append(int(name))
-    return pids
+    own = str(os.getpid())
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _status(int(name))[1] == own]
+
+
+def _status(pid: int) -> tuple[str, str]:
+    """Returns a process's state, "T" where it is stopped, and its parent; empty without such a process (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "", ""
+    return state, parent
 
 
 def reap(others: Collection[int]) -> None:

@@ -27,6 +27,7 @@ from ..errors import (
     EXIT_USAGE,
     signal_name,
 )
+from .keeper import EXIT_STOPPED
 
 # Exit codes of a task that was requested to end: it saved, or ended before it could catch the signal.
 _STOP_CODES = (
@@ -84,6 +85,8 @@ class TaskExit:
     def __str__(self) -> str:
         if self.code < 0:
             return f"{self.task} was killed by {signal_name(-self.code)}"
+        if self.code == EXIT_STOPPED:
+            return f"{self.task} was stopped, did not continue in time, and was killed"
         return f"{self.task} ended with exit code {self.code}"
 
 

@@ -23,13 +23,15 @@ from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, resources
 from .children import Child, Children, wait
+from .keeper import EXIT_STOPPED
 from .memory import TaskMemory
 from .output import Output, TaskOutput
 from .restarts import EndTimeouts, Servers, Settlement, Synchronous, TaskExit
 from .template import Template
 
 _LAST_WORDS_SECONDS = 1.0  # for a reader of our output, after a request to end
-_OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN)  # exit codes that another task's end does not lead to
+# Exit codes that another task's end does not lead to.
+_OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_STOPPED)
 _WRITE_SECONDS = 600.0  # for a checkpoint of what tasks have left in memory
 _QUERY_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
 _ANSWER_SECONDS = 0.1
@@ -80,6 +82,7 @@ class Supervisor:
       coloured: whether standard output and standard error show colours.
       grace_seconds: how long tasks have to save and end after a signal, before they are killed.
       forks: whether tasks import TensorFlow, so that they are forked from processes that have.
+      stopped_seconds: how long a task may be stopped, see `Children`.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Supervisor:
         grace_seconds: float,
         events: str | None = None,
         forks: bool = False,
+        stopped_seconds: float = 0.0,
     ):
         self._specs = specs
         self._command = command
@@ -104,7 +108,7 @@ class Supervisor:
         self._grace_seconds = grace_seconds
         self._selector = selectors.DefaultSelector()
         self._output = Output(self._selector, log_dir, coloured)
-        self._children = Children()
+        self._children = Children(stopped_seconds)
         self._memory = TaskMemory(len(specs))
         self._forks = forks
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their own variables

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module, machinery, util
 from typing import IO, Any
 
@@ -87,8 +87,7 @@ class Template:
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        cores: Sequence[int],
-        blocked: Sequence[signal.Signals],
+        kept: tuple[Collection[int], Collection[signal.Signals], float],
         report: int,
         *,
         cwd: str | None = None,
@@ -97,7 +96,7 @@ class Template:
     ) -> tuple[IO[bytes] | None, ...]:
         """Forks a program, kept below a keeper; returns the parent's ends of its streams' pipes, None without one.
 
-        The arguments are those of `Children.start`, `cwd`, `pass_fds` and streams those of `subprocess.Popen`.
+        The arguments are those of `Children.start`, `keeper.become_kept` and `subprocess.Popen`.
 
         Raises:
           OSError: the template has ended, or the request is too long.
@@ -119,8 +118,9 @@ class Template:
                 stream = descriptors[1]
             pipes.append(pipe)
             descriptors.append(number if stream is None else stream if isinstance(stream, int) else stream.fileno())
-        request = {"command": [*command], "env": {**env}, "cwd": cwd or os.getcwd(), "cores": [*cores]}
-        request |= {"blocked": [*blocked], "numbers": [*range(3), *pass_fds]}
+        cores, blocked, stopped_seconds = kept
+        request = {"command": [*command], "env": {**env}, "cwd": cwd or os.getcwd(), "numbers": [*range(3), *pass_fds]}
+        request["kept"] = [*cores], [*blocked], stopped_seconds
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [report, *descriptors, *pass_fds])
         finally:
@@ -169,7 +169,8 @@ def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.soc
     if os.getppid() != parent:
         os._exit(1)
     report, *descriptors = descriptors
-    keeper.become_kept(parent, report, request["cores"], map(signal.Signals, request["blocked"]))
+    cores, blocked, stopped_seconds = request["kept"]
+    keeper.become_kept(parent, report, cores, map(signal.Signals, blocked), stopped_seconds)
     os.close(report)
     requests.close()
     numbers = request["numbers"]

@@ -55,6 +55,17 @@ def test_a_kill_is_named_and_not_what_followed_from_it(local):
     assert outcome.err.endswith(":\n    here 1\n")
 
 
+def test_a_task_that_stays_stopped_is_killed(local):
+    own = ("--step_timeout_seconds=0.1",)
+    program = local("print('here')\ntime.sleep(900)", "--max_restarts=0", "--workers=1", own=own)
+    program.until(says(program, "here", 1))
+    os.kill(pids(program)[0], signal.SIGSTOP)
+    outcome = program.wait()
+    assert outcome.code == 1
+    assert outcome.error.startswith("worker 0 was stopped, did not continue in time, and was killed; --max_restarts=0")
+    until_dead(*pids(program))
+
+
 def test_a_task_that_printed_nothing_is_said_to_have(local):
     program = local("time.sleep(3600)", "--max_restarts=0", "--workers=1")
     program.until(lambda: pids(program))
