@@ -160,7 +160,7 @@ class Campaign:
 
 
 def costs(happened: list[Happened], notes: list[tuple[float, str, int]]) -> list[dict]:
-    """Returns, of each fault, the seconds from it to the next new step, and how many steps were repeated.
+    """Returns, of each fault, the seconds from it to the next new step, and how much training was repeated.
 
     Args:
       happened: the faults, in their order.
@@ -175,5 +175,7 @@ def costs(happened: list[Happened], notes: list[tuple[float, str, int]]) -> list
         next_at = next((at for at, event, step in notes if event == "step" and at >= since and step > reached), None)
         seconds = None if next_at is None or next_at >= end else round(next_at - each.at, 2)
         lost = max(0, reached - restart[2]) if restart else 0
-        found.append({"fault": each.injection.fault, "seconds": seconds, "steps_lost": lost})
+        kept_at = next((at for at, event, step in notes if restart and event == "step" and step >= restart[2]), each.at)
+        row = {"fault": each.injection.fault, "seconds": seconds, "steps_lost": lost}
+        found.append({**row, "seconds_lost": round(max(0.0, each.at - kept_at), 2)})
     return found

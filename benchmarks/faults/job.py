@@ -24,6 +24,7 @@ from crankshaft.engine.machine.events import read
 from ..bits import digests
 from . import machine
 from .plan import BATCH_SIZE, EPOCHS, PLAN, RECORD, STEPS, Notes
+from .table import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_TIMEOUT_SECONDS = 20
@@ -84,6 +85,7 @@ class Job:
       run_dir: of the run.
       data: a copy of the files, if the job reads any.
       starts: how often the command was started.
+      slow_now: while this file exists, writes to run_dir are slow, if a fault needs that.
     """
 
     def __init__(self, settings: Settings, injections, folder: Path, data: Path):
@@ -98,6 +100,10 @@ class Job:
             self.data.mkdir()
             for path in data.iterdir():
                 (self.data / path.name).write_bytes(path.read_bytes())
+        self.slow_now, self._variables = folder / "slow now", {}
+        if any(FAULTS[each.fault].slow_writes for each in injections):
+            self._variables = machine.slow_writes(folder, self.run_dir, self.slow_now)
+        self._more_flags = [flag for each in injections for flag in FAULTS[each.fault].flags]
         plan = {**dataclasses.asdict(settings), "injections": [dataclasses.asdict(each) for each in injections]}
         (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
 
@@ -116,6 +122,7 @@ class Job:
                 cwd=ROOT,
                 env={
                     **os.environ,
+                    **self._variables,
                     PLAN: str(self.folder),
                     "PYTHONPATH": f"{ROOT.parent}:{ROOT}",
                     "TMPDIR": str(self.folder / "tmp"),
@@ -131,6 +138,7 @@ class Job:
             *(f"--step_timeout_seconds={STEP_TIMEOUT_SECONDS}", "--keep_checkpoints=2"),
             *("--progress=plain", f"--precision={settings.precision}"),
         ]
+        flags += self._more_flags
         if settings.files:
             flags += ["--input=tfrecord", f"--data_dir={self.data}", "--resident_data_mb=0"]
             flags += [f"--eval_data_dir={self.data}/part-0.tfrecord", f"--input_arg=features={RECORD}"]
@@ -149,15 +157,10 @@ class Job:
         return [step for _, event, step in self._notes[target].read() if event == "starts"][-1:]
 
     def ports(self, target: str) -> list[int]:
-        """Returns the ports of the tasks that a target names, as TF_CONFIG has them."""
-        found = []
-        for pid in self.processes(target):
-            with contextlib.suppress(OSError):
-                variables = Path(f"/proc/{pid}/environ").read_text(encoding="utf-8").split("\0")
-                config = json.loads(dict(each.partition("=")[::2] for each in variables)["TF_CONFIG"])
-                address = config["cluster"][config["task"]["type"]][config["task"]["index"]]
-                found.append(int(address.rpartition(":")[2]))
-        return found
+        """Returns the ports at which the tasks that a target names listen now."""
+        tasks = self._notes if target == "tasks" else [target]
+        newest = ([port for _, event, port in self._notes[task].read() if event == "listens"] for task in tasks)
+        return [ports[-1] for ports in newest if ports]
 
     def send(self, target: str, number: signal.Signals) -> None:
         for pid in self.processes(target):
@@ -166,13 +169,13 @@ class Job:
 
     @property
     def steps(self) -> list[tuple[float, str, int]]:
-        """The notes of the task that notes the job's steps: when, "starts", "begins" or "step", and the step."""
+        """The notes of the task that notes the job's steps: when, "begins" or "step", and the step."""
         return self._notes[self.settings.chief].read()
 
     @property
     def step(self) -> int:
         """The newest step of this attempt."""
-        return next((step for _, event, step in reversed(self.steps) if event != "starts"), 0)
+        return next((step for _, event, step in reversed(self.steps) if event in ("begins", "step")), 0)
 
     @property
     def output(self) -> str:
@@ -250,7 +253,7 @@ class Job:
 
         Not of windows: each attempt begins one.
         """
-        found = {name: value for name, value in digests(self.run_dir).items() if name.split("/")[0] not in _VARYING}
+        found = variables(self.run_dir)
         for event, _ in read(str(self.run_dir / "events.jsonl")):
             if event["event"] == "evaluation":
                 found[f"evaluation {event['step']}"] = event["metrics"]
@@ -297,3 +300,8 @@ def is_metric(name: str) -> bool:
 
 
 _VARYING = ("save_counter", "input")  # how often it was saved; what is read ahead
+
+
+def variables(run_dir: Path) -> dict:
+    """Returns a digest of each variable at a run's end, by name."""
+    return {name: value for name, value in digests(run_dir).items() if name.split("/")[0] not in _VARYING}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -54,6 +55,51 @@ def lacks_queue(*discipline: str) -> str:
     return enter() or run("tc", "qdisc", "replace", *queue, *discipline) or run("tc", "qdisc", "del", *queue)
 
 
+# Preloaded into a process, it has each write to a file below SLOW take a second more, while SLOW_NOW exists.
+_SLOW_WRITES = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static void wait_for(int file) {
+  char link[32], path[4096];
+  const char *below = getenv("SLOW"), *now = getenv("SLOW_NOW");
+  if (!below || !now || access(now, F_OK)) return;
+  snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+  ssize_t length = readlink(link, path, sizeof path - 1);
+  if (length > 0 && !strncmp(path, below, strlen(below))) sleep(1);
+}
+#define SLOW(type, name, parameters, arguments, file) \
+  type name parameters {                              \
+    static type(*next) parameters;                    \
+    if (!next) next = dlsym(RTLD_NEXT, #name);        \
+    wait_for(file);                                   \
+    return next arguments;                            \
+  }
+SLOW(ssize_t, write, (int file, const void *from, size_t size), (file, from, size), file)
+SLOW(size_t, fwrite, (const void *from, size_t size, size_t n, FILE *file), (from, size, n, file), fileno(file))
+SLOW(int, fsync, (int file), (file), file)
+"""
+
+
+def lacks_compiler() -> str:
+    """Returns why `slow_writes` can't be used; empty if it can."""
+    return "" if shutil.which("cc") else "no C compiler"
+
+
+def slow_writes(folder: Path, below: Path, now: Path) -> dict[str, str]:
+    """Returns the environment variables of processes whose writes below a folder take a second more while `now` exists.
+
+    Builds in `folder` what they preload.
+    """
+    source, library = folder / "slow.c", folder / "slow.so"
+    source.write_text(_SLOW_WRITES, encoding="utf-8")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "SLOW": str(below), "SLOW_NOW": str(now)}
+
+
 class Disk:
     """A small file system that is mounted where a run_dir is, and can fail.
 
@@ -81,9 +127,9 @@ class Disk:
 
     def fill(self) -> None:
         """Leaves no room in the file system."""
-        with (self._store / "filler").open("wb") as file:
-            file.truncate(0)
-            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self._store).free)
+        with (self._store / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20))
 
     def clear(self) -> None:
         (self._store / "filler").unlink(missing_ok=True)

@@ -18,8 +18,19 @@ PLAN = "CRANKSHAFT_FAULTS"  # the environment variable: a folder, which also mar
 
 def task_name() -> str:
     """Returns this task's name as `crankshaft local` prints it."""
-    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
+    task = _tf_config().get("task", {"type": "worker", "index": 0})
     return task["type"] if task["type"] == "chief" else f"{task['type']} {task['index']}"
+
+
+def task_port() -> int | None:
+    """Returns the port at which this task listens; None for a task that is alone."""
+    if not (config := _tf_config()):
+        return None
+    return int(config["cluster"][config["task"]["type"]][config["task"]["index"]].rpartition(":")[2])
+
+
+def _tf_config() -> dict:
+    return json.loads(os.environ.get("TF_CONFIG", "{}"))
 
 
 class Notes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import random
 import resource
@@ -59,6 +60,8 @@ class Fault:
       inside: it happens in the process of its target, a task.
       ends: it may end the job with a line and exit code 2 or 65. It is then mended, and the job started again.
       says: a regular expression that the job's output must then have.
+      flags: of the job's training.
+      slow_writes: whether the job's writes can be slow, see `Job.slow_now`.
       leaves_gaps: the record of metrics may have gaps.
       files: the job must read files.
       lacks: returns what this machine lacks for it; empty if nothing.
@@ -72,6 +75,8 @@ class Fault:
     inside: bool = False
     ends: bool = False
     says: str = ""
+    flags: tuple[str, ...] = ()
+    slow_writes: bool = False
     leaves_gaps: bool = False
     files: bool = False
     lacks: Callable[[], str] = str
@@ -168,6 +173,11 @@ def make_read_only(job, injection: Injection) -> Callable[[], None]:
     return lambda: job.disk.set_writable(True)
 
 
+def slow_down(job, injection: Injection) -> Callable[[], None]:
+    job.slow_now.touch()
+    return job.slow_now.unlink
+
+
 def unmount(job, injection: Injection) -> Callable[[], None]:
     job.disk.unmount()
     return job.disk.mount
@@ -220,11 +230,23 @@ def flip_bit(status, injection: Injection) -> None:
     """Flips one bit of a weight that every replica has, on this one."""
     import tensorflow as tf
 
-    variable = status.state.trainer.model.trainable_variables[-1]
-    (own,) = status.strategy.distribution.experimental_local_results(variable.value)
+    own = _weight(status)
     bits = tf.bitcast(own, tf.int32).numpy()
     bits[0] ^= 1 << 10
     own.assign(tf.bitcast(bits, tf.float32))
+
+
+def write_nan(status, injection: Injection) -> None:
+    """Makes a weight NaN on this replica, once: not again after the run has returned to a good state."""
+    own = _weight(status)
+    own.assign(own * math.nan)
+
+
+def _weight(status):
+    """Returns this replica's copy of a weight that every replica has."""
+    variable = status.state.trainer.model.trainable_variables[-1]
+    (own,) = status.strategy.distribution.experimental_local_results(variable.value)
+    return own
 
 
 def expect_nan(status, injection: Injection) -> None:
@@ -237,6 +259,7 @@ _TRAINING = ("training task",)
 _WORKERS = ("two_workers", "mesh")
 _DISK = {"targets": ("host",), "seconds": (0.5, 4), "leaves_gaps": True, "lacks": machine.enter}
 _DATA = {"targets": ("host",), "ends": True, "seconds": (4, 8), "files": True}
+_ROLLBACK, _RETURNS = ("--on_nonfinite=rollback",), "returns from step"
 _ROWS = [
     Fault("SIGKILL", send(signal.SIGKILL), _ANY),
     Fault("SIGTERM", send(signal.SIGTERM), _ANY),
@@ -254,12 +277,14 @@ _ROWS = [
     Fault("disk full", fill_disk, **_DISK),
     Fault("disk read-only", make_read_only, **_DISK),
     Fault("disk unmounted", unmount, **_DISK, ends=True),
+    Fault("a second per write", slow_down, ("host",), seconds=(2, 8), slow_writes=True, lacks=machine.lacks_compiler),
     Fault("data file removed", spoil_data(os.remove), **_DATA),
     Fault("data file truncated", spoil_data(lambda path: os.truncate(path, 3000)), **_DATA),
     Fault("data file changed", spoil_data(overwrite), **_DATA),
     Fault("checkpoint corrupted", spoil_checkpoint(overwrite), ("host",), seconds=(0, 8)),
     Fault("checkpoint removed", spoil_checkpoint(os.remove), ("host",), seconds=(0, 8)),
     Fault(NAN, expect_nan, _TRAINING, inside=True, ends=True, says="is nan|not finite"),
+    Fault("NaN in a weight", write_nan, _TRAINING, SYNCHRONOUS, inside=True, flags=_ROLLBACK, says=_RETURNS),
     Fault("bit flip in a weight", flip_bit, _TRAINING, _WORKERS, inside=True, says="holds other values of"),
 ]
 FAULTS = {row.name: row for row in _ROWS}

@@ -11,11 +11,13 @@ import math
 import os
 import time
 
-from .plan import CLASSES, EXAMPLES, PLAN, Notes, arrays, task_name
+from .plan import CLASSES, EXAMPLES, PLAN, Notes, arrays, task_name, task_port
 
 if __name__ == "__main__":  # before imports that take seconds, in which it may be struck
     NOTES = Notes(os.environ[PLAN], task_name())
     NOTES.write("starts", os.getpid())
+    if port := task_port():
+        NOTES.write("listens", port)
 
 import crankshaft  # isort: skip  # first: it imports TensorFlow more quickly than TensorFlow itself does
 import tensorflow as tf
