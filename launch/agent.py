@@ -28,7 +28,7 @@ from .cluster.memory import TaskMemory
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
 from .command_line import checks
 from .errors import EXIT_FAILED, EXIT_RETURNED, CrankshaftError, UsageError, fail, print_line, setting
-from .host import process
+from .host import imports, process
 from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def run(config: Config) -> Config | int:
     if obstacle:
         logging.warning("--max_restarts=%d: %s; the task is not restarted in its place", config.max_restarts, obstacle)
         return config
+    imports.keep()  # once, not in each fork
     with Children(stopped_seconds(config.step_timeout_seconds)) as children:
         return _Agent(config, children).run()
 

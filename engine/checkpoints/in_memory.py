@@ -25,7 +25,6 @@ from .slots import Slots, StoredSnapshot, newest_whole
 from .store import Checkpoints
 
 _SHARE = 0.25  # of the available memory, that snapshots may take
-_TEXT_BYTES = 1 << 12  # texts that processes exchange have few lengths, since each is compiled
 
 
 class Snapshots:
@@ -153,8 +152,7 @@ class Snapshots:
 
     def _from_first(self, text: str) -> str:
         """Returns the first process's text."""
-        mine = "" if self._checkpoints.writer.process else text
-        return self._exchange_text(mine.ljust(-(-len(mine) // _TEXT_BYTES) * _TEXT_BYTES))[0]
+        return self._exchange_text("" if self._checkpoints.writer.process else text)[0]
 
     def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
         """Returns whether two snapshots would take too much of the memory."""

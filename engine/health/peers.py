@@ -92,6 +92,7 @@ class Peers:
         self._ended: set[str] = set()  # peers' earlier processes
         self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as last sent
         self._socket: socket.socket | None = None
+        self._is_over = False
         self._flags = 0  # for resolving the others' addresses
         self._sockaddrs: dict[int, tuple] = {}
 
@@ -166,15 +167,21 @@ class Peers:
         return hmac.digest(self._secret, data, "sha256") if self._secret else b""
 
     def listen(self, seconds: float) -> None:
-        """Receives datagrams for that time."""
+        """Receives datagrams for that time, or until `wake`."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        while not self._is_over and (left := end - time.monotonic()) > 0:
             poll = select.poll()  # select() takes no descriptor above 1023
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(left * 1000):
                 return
             with contextlib.suppress(Exception):  # any foreign datagram, or an error about an ended peer
                 self._take(self._socket.recv(_MAX_BYTES))
+
+    def wake(self) -> None:
+        """Ends `listen`, in another thread, and later ones."""
+        self._is_over = True
+        with contextlib.suppress(OSError):
+            self._socket.sendto(b"", self._socket.getsockname())
 
     def _take(self, datagram: bytes) -> None:
         data = datagram[_SIGNATURE_BYTES:] if self._secret else datagram

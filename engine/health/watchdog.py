@@ -159,6 +159,8 @@ class Watchdog:
         if self._thread is None:
             return
         self._closing.set()
+        if self._peers.is_open:
+            self._peers.wake()
         self._thread.join(_JOIN_SECONDS)
         self._thread = None
         self._send(self._farewell or reason, self._lost)

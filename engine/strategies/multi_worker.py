@@ -25,7 +25,7 @@ from .replicated import Replicated
 from .workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
-_PIECE_BYTES = 1 << 20  # see `exchange_bytes`
+_LEAST_BYTES, _PIECE_BYTES = 1 << 9, 1 << 20  # see `exchange_bytes`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +106,10 @@ class MultiWorker(Replicated):
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         lengths = self.exchange(len(value))
-        # A number has eight bytes; long values have few sizes, since each size is compiled.
-        piece = 8 if max(lengths) < _PIECE_BYTES else _PIECE_BYTES
-        padded = value.ljust(-(-max(lengths) // piece) * piece, b"\0")
+        # Few sizes, since each is compiled.
+        least = max(_LEAST_BYTES, 1 << (max(lengths) - 1).bit_length()) if max(lengths) else 0
+        pieces = -(-max(lengths) // _PIECE_BYTES)
+        padded = value.ljust(min(least, pieces * _PIECE_BYTES), b"\0")
         rows = self._exchanged(np.frombuffer(padded, np.int64)) if padded else [np.zeros(0)] * len(lengths)
         return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
 

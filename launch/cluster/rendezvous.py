@@ -10,6 +10,7 @@ import contextlib
 import errno
 import faulthandler
 import json
+import math
 import os
 import socket
 import threading
@@ -23,9 +24,12 @@ from ..errors import EXIT_PORT_TAKEN, RunError, UsageError, setting
 from . import children, listeners
 from .cluster import Cluster, split
 
-_POLL_SECONDS = 0.1
-_CONNECT_SECONDS = 2.0  # for a host that does not answer at all
+_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.01, 0.1  # tasks that were forked together come at about the same time
+# For a host that does not answer at all. First calls wait less: one that finds neither a task's listener nor its
+# server, as that is about to start, may stay without an answer.
+_FIRST_CONNECT_SECONDS, _CONNECT_SECONDS = 0.05, 2.0
 _LOG_AFTER_SECONDS = 5.0  # after which a waiting task logs what it waits for
+_SERVER_SECONDS = 1.0  # for the chief's server, before the others
 _LEFT_SECONDS = 10.0  # a task that has come always answers, except for a moment as TensorFlow takes over
 # The first message of an HTTP/2 server, as TensorFlow's: a frame of settings, here without any (RFC 9113, 3.4 and 6.5).
 # Its first three bytes are its length. An acknowledgement of settings, which no server begins with, means: not ready.
@@ -33,7 +37,6 @@ _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
 _ANSWERS = {_READY: "ready", _STARTING: "starting"}
 
 _LONGEST_NOTE = 1 << 20
-_HERE = ("ready", "serving")
 
 
 class ClusterError(RunError):
@@ -53,8 +56,13 @@ class Wait:
         self._task, self._began, self._has_logged = task, time.monotonic(), False
 
     @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.monotonic() - self._began
+
+    @property
     def left_seconds(self) -> float:
-        return self._began + self.timeout_seconds - time.monotonic()
+        return self.timeout_seconds - self.seconds
 
     @property
     def is_over(self) -> bool:
@@ -171,13 +179,16 @@ def refuse_other_hosts(cluster: Cluster):
 class Rendezvous:
     """Waits for the peers of this task, and within its context answers at its address that this task is here.
 
-    Each task arrives twice: as it starts, and once it is ready for TensorFlow's server, which answers from then on.
+    Each task arrives twice: as it starts, and once it is ready for TensorFlow's server, which answers from then on. The
+    chief's server starts first. The others' call it, and a call that came too early would be repeated only after a
+    second (by TCP, RFC 6298, 2.1, and by gRPC as TensorFlow sets it in grpc_channel.cc).
     """
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
         self._greeting = _STARTING
         self._callers = 0
+        self._chief_ready_at = math.inf  # for the last time
         self._seen: dict[tuple[str, str], float] = {}  # by peer, when it answered last
 
     def __enter__(self) -> Rendezvous:
@@ -221,11 +232,11 @@ class Rendezvous:
             )
         wait, peers = Wait(self._cluster.task, timeout_seconds), self._cluster.peers
         while True:
-            answer_seconds = min(_CONNECT_SECONDS, max(wait.left_seconds, _POLL_SECONDS))
+            answer_seconds = max(_FIRST_CONNECT_SECONDS, min(wait.seconds / 4, wait.left_seconds, _CONNECT_SECONDS))
             replies = {peer: answers(peer[1], answer_seconds) for peer in peers}
             if new_attempt:
                 replies = {peer: reply if reply != "serving" else "" for peer, reply in replies.items()}
-            here = [peer for peer in peers if replies[peer] in _HERE or (replies[peer] and not ready)]
+            here = [peer for peer in peers if (self._is_ready(peer, replies[peer]) if ready else replies[peer])]
             if len(here) == len(peers):
                 return
             now = time.monotonic()
@@ -244,7 +255,15 @@ class Rendezvous:
                 raise ClusterError(
                     missing(away, f"{event} within {setting('cluster_timeout_seconds')}={timeout_seconds:g}")
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(min(max(wait.seconds / 10, _FIRST_POLL_SECONDS), _POLL_SECONDS))
+
+    def _is_ready(self, peer: tuple[str, str], answer: str | None) -> bool:
+        """Returns whether this task may start its server, as far as a peer, with this answer, is concerned."""
+        if peer != self._cluster.addresses[0]:
+            return answer in ("ready", "serving")
+        now = time.monotonic()
+        self._chief_ready_at = now if answer == "ready" else self._chief_ready_at
+        return answer == "serving" or now - self._chief_ready_at > _SERVER_SECONDS
 
 
 def missing(peers: Sequence[tuple[str, str]], event: str) -> str:

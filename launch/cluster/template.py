@@ -240,7 +240,7 @@ def _main() -> None:
         if import_libraries():
             return
         gc.disable()
-        gc.freeze()
+        imports.keep()  # here, as a fork would count a million objects first
         warnings.simplefilter("ignore", DeprecationWarning)  # Python's: TensorFlow's import has started threads
         requests.send(b"!")
         request = serve(requests)

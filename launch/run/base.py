@@ -89,6 +89,7 @@ class BaseRun:
       snapshots: those in memory; None if it takes none.
       rollback: the hook that takes the run back after an error in its numbers, if it does.
       resumed_from: the step of the checkpoint that it was resumed from; None without one.
+      is_from_memory: whether that checkpoint is a snapshot that the attempt before has left in memory.
       is_ready: whether its steps were checked and their compiler was chosen.
       loop: the outer loop.
       signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
@@ -110,6 +111,7 @@ class BaseRun:
     snapshots: Snapshots | None = None
     rollback: Rollback | None = None
     resumed_from: int | None = None
+    is_from_memory: bool = False
     is_ready: bool = False
     loop: Loop = dataclasses.field(init=False)
     signals: Signals = dataclasses.field(init=False)

@@ -56,6 +56,7 @@ def _newest_or_in_memory(run: BaseRun) -> Manifest | None:
     step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
     if step is None:
         return manifest
+    run.is_from_memory = True
     saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"
     run.log(f"step {step:,} is taken from memory, where the attempt before left it: {saved}")
     return newest(run, run.checkpoints)

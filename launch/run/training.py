@@ -140,8 +140,9 @@ def _make_ready(run: BaseRun) -> None:
     if run.is_ready or (run.train_steps is not None and run.step >= run.train_steps):
         return
     run.is_ready = True
-    # A mistake in the evaluation shows now, not after an epoch.
-    _find_monitored(run, run.strategy.evaluation.trace() if run.evaluates else ())
+    # A mistake in the evaluation shows now, not after an epoch; the attempt that has left its state in memory had none.
+    is_needed = not run.is_from_memory or any(isinstance(hook, (Monitor, KerasCallbacks)) for hook in run.hooks)
+    _find_monitored(run, run.strategy.evaluation.trace() if run.evaluates and is_needed else ())
     run.log(choose_jit(run))
     if run.train_steps is not None and jit_choice.is_short(run.train_steps - run.step):
         run.strategy.training.unrolls = False
