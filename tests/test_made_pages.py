@@ -7,7 +7,14 @@ import sys
 
 from tests.pages import ROOT
 
-OTHER_LIBRARIES = {"ddp", "nanogpt", "tensor_parallel", "jax_scan", "keras_jax_fit"}  # PyTorch, JAX; Keras on another
+OTHER_LIBRARIES = {
+    "ddp",
+    "ddp_recovering",
+    "nanogpt",
+    "tensor_parallel",
+    "jax_scan",
+    "keras_jax_fit",
+}  # PyTorch, JAX; Keras on another
 CODE = """
 import importlib, runpy, sys
 sys.argv, names = sys.argv[1:3], sys.argv[3:]
