@@ -119,8 +119,8 @@ class Template:
             pipes.append(pipe)
             descriptors.append(number if stream is None else stream if isinstance(stream, int) else stream.fileno())
         cores, blocked, stopped_seconds = kept
-        request = {"command": [*command], "env": {**env}, "cwd": cwd or os.getcwd(), "numbers": [*range(3), *pass_fds]}
-        request["kept"] = [*cores], [*blocked], stopped_seconds
+        request = {"command": [*command], "env": {**env}, "kept": ([*cores], [*blocked], stopped_seconds)}
+        request |= {"cwd": cwd or os.getcwd(), "numbers": [*range(3), *pass_fds]}
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [report, *descriptors, *pass_fds])
         finally:
