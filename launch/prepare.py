@@ -33,11 +33,13 @@ from .command_line import help, own_files, own_flags, parsing, registry
 from .command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
 from .errors import UsageError
 from .host import process
+from .host.signals import interruptible
 
 if TYPE_CHECKING:
     from .run.shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_KEPT = "complete shards are kept, and the same command continues"
 _here: list[Any] = []  # in a process of the pool: the request, and its loaded data
 _Written = Iterator[tuple[Shard, dict[str, int]]]
 
@@ -62,31 +64,20 @@ class Flags:
 def main(argv: list[str]) -> None:
     """Writes shards by the command line, and exits the process."""
     process.prepare_streams()
-    interrupts: list[int] = []
-
-    def interrupt(number: int, frame: Any) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt  # which the import of a module in C turns into another error
-
-    if (before := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:  # else it is ignored, or others'
-        signal.signal(signal.SIGINT, interrupt)
     try:
         usage = "crankshaft prepare --input=... --output_dir=... [flags]"
-        values, _ = own_flags.read(argv, Flags, help.doc_of(__name__), usage)
-        flags = Flags(**values)
-        if not flags.output_dir:
-            raise UsageError("--output_dir is missing; name a folder for the shards")
-        code = _run(flags)
-    except (Exception, KeyboardInterrupt) as error:  # the border of the program
-        kept = "complete shards are kept, and the same command continues"
-        if interrupts or isinstance(error, KeyboardInterrupt):
-            code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {kept}")
-        elif isinstance(error, OSError):
-            code = errors.fail(errors.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {kept}")
-        else:
-            code = errors.fail(*explanations.explain(error, has_debug=False))
-    finally:
-        signal.signal(signal.SIGINT, before)
+        with interruptible():
+            values, _ = own_flags.read(argv, Flags, help.doc_of(__name__), usage)
+            flags = Flags(**values)
+            if not flags.output_dir:
+                raise UsageError("--output_dir is missing; name a folder for the shards")
+            code = _run(flags)
+    except KeyboardInterrupt:
+        code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {_KEPT}")
+    except OSError as error:
+        code = errors.fail(errors.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {_KEPT}")
+    except Exception as error:  # the border of the program
+        code = errors.fail(*explanations.explain(error, has_debug=False))
     sys.exit(code)
 
 

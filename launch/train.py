@@ -27,6 +27,7 @@ from .benchmark.result import check_baseline
 from .command_line import checks, help, own_files, parsing
 from .command_line import config as configs
 from .host import process
+from .host.signals import interruptible
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
 
@@ -75,19 +76,20 @@ def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
     config, passed = None, dict[str, Any]()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a script is a task that starts with it blocked
-        own_files.check_trainer(trainer_class)
-        passed = parse(argv)
-        config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)
-        for name, value in config.script_flags.items():  # of the run that is read, for the script
-            flags.FLAGS[name].value = value
-        checks.check(config)
-        check_baseline(config)
-        if config.max_restarts:
-            attempt = agent.run(config)
-            if isinstance(attempt, int):
-                process.leave(attempt)
-            config = attempt
-        code = assembly.execute(config, data, hooks).code
+        with interruptible():
+            own_files.check_trainer(trainer_class)
+            passed = parse(argv)
+            config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)
+            for name, value in config.script_flags.items():  # of the run that is read, for the script
+                flags.FLAGS[name].value = value
+            checks.check(config)
+            check_baseline(config)
+            if config.max_restarts:
+                attempt = agent.run(config)
+                if isinstance(attempt, int):
+                    process.leave(attempt)
+                config = attempt
+            code = assembly.execute(config, data, hooks).code
         if code != errors.EXIT_RETURNED:
             _print_run_dir(config)
     except KeyboardInterrupt:  # before the first step or after the last: in between, Ctrl-C makes the loop save and end

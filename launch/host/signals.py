@@ -117,6 +117,30 @@ os.register_at_fork(
 )
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raises KeyboardInterrupt on Ctrl-C, also where an extension module has turned that into another error."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    is_ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if is_ours:  # else it is ignored, or another's
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if interrupts:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, before)
+
+
 class Signals:
     """SIGTERM, Ctrl-C and SIGHUP: the first makes the run save and end, a second one ends the process at once.
 

@@ -387,7 +387,7 @@ def test_runs_of_one_process_are_each_as_if_alone():
 
 @pytest.mark.slow
 def test_runs_leave_no_thread_and_no_file_open_whatever_they_read(tmp_path):
-    command = [sys.executable, OPEN, tmp_path, "8"]
+    command = [sys.executable, OPEN, tmp_path, "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
