@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from absl import logging
@@ -27,8 +26,9 @@ _LATE_SECONDS = 5.0  # of an attempt that runs while a worker waits here; one th
 # For the tasks of an attempt that ends to come; and beyond the timeout, for another half of the network to decide,
 # or for the lock of a process that has ended to become free.
 _GRACE_SECONDS = 10.0
-_READ_SECONDS = 60.0  # for the others to read who is a member: they may be looking up the name of a host that is lost
-_MOST_CALLS = 32  # at once
+_READ_SECONDS = (
+    60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
+)
 
 
 class TooFewError(ClusterError):
@@ -70,13 +70,13 @@ class Members:
           UsageError: this task's port is in use, or run_dir can't be locked.
         """
         others = [number for number in range(self._workers.num_workers) if number != self._own]
-        addresses = [self._workers.addresses[number][1] for number in others]
         began, ran_at, self.is_late = time.monotonic(), -math.inf, False
         self._wait = self._new_wait()
-        with Rendezvous(self._workers) as here, ThreadPoolExecutor(min(_MOST_CALLS, len(others))) as pool:
+        with Rendezvous(self._workers) as here:
             here.announce({"absent": sorted(self._absent)})
             while not is_stopped():
-                replies = dict(zip(others, pool.map(rendezvous.call, addresses), strict=True))
+                # Not by threads: one that has just looked up a name may hold a lock of the C library in the next fork.
+                replies = {number: rendezvous.call(self._workers.addresses[number][1]) for number in others}
                 notes = {number: note for number, (_, note) in replies.items() if note is not None}
                 for note in notes.values():
                     if self._own in (members := self._numbers(note, "members")):
