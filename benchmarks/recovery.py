@@ -250,8 +250,8 @@ def main() -> None:
     parser.add_argument("--starts", type=int, help="measure so many starts of four workers instead")
     parser.add_argument("flags", nargs="*", help="of Crankshaft's training, after --")
     arguments = parser.parse_args()
-    if arguments.torch_python and not runs_with(arguments.torch_python, "torch", "numpy", "crankshaft"):
-        parser.error(f"--torch_python={arguments.torch_python} can't import torch, numpy and crankshaft")
+    if arguments.torch_python and not runs_with(arguments.torch_python, "torch", "numpy"):
+        parser.error(f"--torch_python={arguments.torch_python} can't import torch and numpy")
     with tempfile.TemporaryDirectory(prefix="crankshaft-recovery-") as folder:
         print(f"{cpu_model()}, {len(usable_cores())} cores, load {os.getloadavg()[0]:.2f}\n", flush=True)
         if arguments.starts:

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..race import parse_peer_arguments, write_result
 from ..workloads import BATCH_SIZE, WORKLOADS, Workload
 
 
@@ -67,6 +66,8 @@ def evaluate(model: nn.Module, examples: tuple[torch.Tensor, torch.Tensor]) -> d
 
 
 def main() -> None:
+    from ..race import parse_peer_arguments, write_result  # here, as others use this model without
+
     arguments = parse_peer_arguments(__doc__)
     dist.init_process_group("gloo")
     data = WORKLOADS[arguments.workload].load()
