@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -219,6 +221,39 @@ def test_batches_that_python_makes_are_read_once(data):
     theirs.fit(data(), **how)
     assert len(crankshaft.fit(ours, data(), **how).history.history["loss"]) == 3
     check_alike(ours, theirs)
+
+
+def test_a_generator_of_images_is_read_as_by_keras():
+    images, both = np.repeat(X, 4, 1).reshape(20, 2, 2, 3), []
+    for fit in FITS:
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input([2, 2, 3]), keras.layers.Flatten(), keras.layers.Dense(1)])
+        made.compile("adam", "mse")
+        flow = keras.preprocessing.image.ImageDataGenerator().flow(images, Y, batch_size=8, shuffle=False)
+        fit(made, flow, epochs=2, verbose=0, shuffle=False)
+        both.append(made)
+    check_alike(both[1], both[0])
+
+
+def test_tensorboard_files_have_what_keras_writes(tmp_path):
+    """Tags by folder: the graph, each batch's and each epoch's figures, the learning rate."""
+    written = []
+    for number, fit in enumerate(FITS):
+        folder = tmp_path / str(number)
+        board = keras.callbacks.TensorBoard(folder, update_freq=1, write_graph=True, histogram_freq=1, profile_batch=2)
+        fit(model(), X, Y, epochs=2, validation_data=(X, Y), callbacks=[board], **HOW)
+        events = [(each.parent.name, event) for each in folder.rglob("*.v2") for event in _events(each)]
+        named = ((part, event.step, value.tag) for part, event in events for value in event.summary.value)
+        tags = {(part, re.sub(r"_\d+", "", tag), step) for part, step, tag in named}  # layers are numbered
+        profiled = any(folder.rglob("*.xplane.pb"))
+        written.append((tags, profiled, any(event.graph_def for _, event in events)))
+    assert written[1][0] ^ written[0][0] == set()
+    assert written[1][1:] == written[0][1:]
+    assert {("train", "epoch_learning_rate", 1), ("train", "batch_loss", 4), ("train", "keras", 0)} <= written[0][0]
+
+
+def _events(path):
+    return tf.compat.v1.train.summary_iterator(str(path))
 
 
 SPARSE = {
