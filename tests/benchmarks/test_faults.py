@@ -26,8 +26,8 @@ def test_the_cost_of_a_fault_is_counted_from_the_restart_that_follows():
     notes = [(1.0, "begins", 0), (1.9, "step", 8), (2.1, "step", 12)]  # a task goes on for a moment
     notes += [(5.0, "begins", 4), (5.1, "step", 8), (5.2, "step", 12), (5.3, "step", 16), (9.1, "step", 20)]
     assert costs([kill, term], notes) == [
-        {"fault": "kill", "seconds": 3.3, "steps_lost": 8},
-        {"fault": "term", "seconds": 0.1, "steps_lost": 0},
+        {"fault": "kill", "seconds": 3.3, "steps_lost": 8, "seconds_lost": 0.1},
+        {"fault": "term", "seconds": 0.1, "steps_lost": 0, "seconds_lost": 0.0},
     ]
 
 
