@@ -18,6 +18,7 @@ import tensorflow as tf
 from ..internals.tensorflow import weak_method
 from .source import Source, Spec
 
+_LARGE_BYTES = 1 << 20
 _PIECE_BYTES = 64 << 20
 _AROUND_BYTES = 2 << 20  # Linux may map this much around a requested page
 
@@ -250,13 +251,16 @@ def _file_of(array: np.ndarray) -> mmap.mmap | None:
 
 
 def as_tensor(array) -> tf.Tensor:
-    """Converts the whole array. One in a file is read into the tensor's own memory, without a copy."""
-    if not isinstance(array, Mapped):
-        return tf.convert_to_tensor(array)
-    if array.dtype.kind not in "iuf" or not array.dtype.isnative or not array.nbytes:
-        return tf.convert_to_tensor(array[:])
+    """Converts the whole array. A large one is copied once, one in a file read into the tensor's own memory."""
+    in_file = isinstance(array, Mapped)
+    is_large = isinstance(array, np.ndarray) and array.nbytes >= _LARGE_BYTES  # TensorFlow would copy it twice
+    if not (in_file or is_large) or array.dtype.kind not in "iuf" or not array.dtype.isnative or not array.nbytes:
+        return tf.convert_to_tensor(array[:] if in_file else array)
     memory = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)  # aligned to a page
-    array.copy_to(memory)
+    if in_file:
+        array.copy_to(memory)
+    else:
+        memory[...] = array
     return tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
 
 
