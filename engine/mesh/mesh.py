@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -67,6 +67,13 @@ class Axis:
             return value[tf.newaxis]
         with all_replicas_context() as replica:
             return collectives.all_gather(replica, value)
+
+    def gather_rows(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Concatenates the replicas' rows of tensors, of any number on each, in their order. Replica code."""
+        if self.size == 1:
+            return list(values)
+        with all_replicas_context() as replica:
+            return replica.all_gather(list(values), axis=0)
 
     def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
         """Returns this replica's piece of the sum: [n, ...] of a value [size * n, ...]. Replica code."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.tensorflow import all_replicas_context, is_only_replica, timestamp
+from ..internals.tensorflow import is_only_replica, timestamp
 from ..internals.variables import tf_variable
 from ..mesh import collectives
 from ..mesh.mesh import Axis, Mesh
@@ -323,8 +323,7 @@ class Reduction(tf.Module):
         values = of_examples(tf.cast(values, tf.float32), count)
         if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
-        with all_replicas_context() as replica:
-            values, indices = replica.all_gather([values, indices], axis=0)
+        values, indices = step_context().mesh.everyone.gather_rows([values, indices])
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ..errors import UsageError, setting
-from ..internals.tensorflow import all_replicas_context, is_only_replica
-from ..mesh import collectives
+from ..internals.tensorflow import is_only_replica
 from .context import step_context
 
 
@@ -58,13 +57,11 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     def gathered(values):
         def gradient(upstream):
             upstream = upstream if present is None else tf.where(present, upstream, tf.zeros_like(upstream))
-            with all_replicas_context() as replica:
-                own = collectives.all_reduce(replica, upstream)[first : first + rows]
+            own = step.mesh.data.all_reduce(upstream)[first : first + rows]
             padding = [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)]
             return tf.pad(own, padding)
 
-        with all_replicas_context() as replica:
-            return replica.all_gather(values[:rows], axis=0), gradient
+        return step.mesh.data.gather_rows([values[:rows]])[0], gradient
 
     # A replica without examples computes a padded one that counts in nothing; its number must be valid.
     return gathered(values), first if present is None else tf.where(present, first, 0)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...errors import UsageError
-from ...internals.tensorflow import all_replicas_context
+from ...internals.tensorflow import is_only_replica
 from ...internals.variables import mark_shard, own_copy
 from ...reduction.wire import fetch
 from ...step.context import step_context
@@ -258,19 +258,16 @@ class Embedding(tf.Module):
 
     def _assigned_rows(self, ids: tf.Tensor, there: tf.Tensor | None, admits: bool) -> tf.Tensor:
         keys = admission.as_key(ids)
-        context = tf.distribute.get_replica_context()
         if admits:
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
-            if context.num_replicas_in_sync == 1:
+            if is_only_replica() or step_context().mesh.everyone.size == 1:
                 return self._sharded(keys, seen)
             if (present := step_context().present) is not None:
                 seen *= tf.cast(present, tf.int64)
             # All replicas assign the same rows to the same ids, so that their tables stay equal. An id in examples that
             # replicas share, each computing its shard of the model, is seen once.
             seen = step_context().mesh.once(seen)
-            with all_replicas_context() as replica:
-                keys_of_all, seen_of_all = replica.all_gather([keys, seen], axis=0)
-            self._sharded(keys_of_all, seen_of_all)
+            self._sharded(*step_context().mesh.everyone.gather_rows([keys, seen]))
         return self._sharded(keys)
 
     def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:
@@ -292,7 +289,7 @@ class Embedding(tf.Module):
         """Reads rows [n], possibly repeated, as [n, width]; `NO_ROW` is zeros or any row."""
         if not self.shards:
             raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
-        if isinstance(self.shards[0], tf.distribute.DistributedValues):
+        if isinstance(self.shards[0], tf.distribute.DistributedValues) or step_context().mesh.everyone.size > 1:
             # The table is local, so looking up once saves nothing. And replicas exchange gradients of a known size
             # only: TensorFlow 2.21's collectives use the shape of a loop's first step for all steps.
             mine = own_copy(self.shards[0])
