@@ -303,7 +303,32 @@ def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.
 
 def variable_without_value(shape: Sequence[int], dtype: tf.DType, name: str, trainable: bool | None) -> tf.Variable:
     """Creates a variable in a graph without memory: its device and colocation are known, its value is not."""
-    return resource_variable_ops.UninitializedVariable(shape=shape, dtype=dtype, name=name, trainable=trainable)
+    return resource_variable_ops.UninitializedVariable(
+        shape=shape, dtype=dtype, name=name, trainable=trainable, distribute_strategy=tf.distribute.get_strategy()
+    )
+
+
+@contextlib.contextmanager
+def elementwise_equality() -> Iterator[None]:
+    """Makes == and != compare tensors' elements in functions traced within a `tf.Graph`, as TensorFlow does elsewhere.
+
+    There it compares objects by default, as TensorFlow 1 did.
+    """
+    before = tf.Tensor.__eq__, tf.Tensor.__ne__
+
+    def in_function(compare: Callable, otherwise: Callable) -> Callable:
+        def method(self, other):
+            elements = other is not None and tf.compat.v1.get_default_graph().building_function
+            return (compare if elements else otherwise)(self, other)
+
+        return method
+
+    tf.Tensor.__eq__ = in_function(tf.equal, before[0])
+    tf.Tensor.__ne__ = in_function(tf.not_equal, before[1])
+    try:
+        yield
+    finally:
+        tf.Tensor.__eq__, tf.Tensor.__ne__ = before
 
 
 class TemporaryVariable(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -47,13 +47,18 @@ def create(name: str, **settings: Any) -> Strategy:
 
 def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mesh:
     """Lays out the replicas as requested."""
-    sizes, replicas = options.mesh, distribution.num_replicas_in_sync
+    model = model_axis(options.mesh, distribution.num_replicas_in_sync)
+    return Mesh(distribution, model, options.shard_optimizer)
+
+
+def model_axis(sizes: Mapping[str, int], replicas: int) -> int:
+    """Returns the size of the axis `model` of a mesh. Raises `UsageError` if its sizes do not lay out the replicas."""
     model = sizes.get("model", 1)
     if sizes.get("data", replicas // model) * model != replicas:
         layout = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
         fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
         raise UsageError(f"{setting('mesh', layout)} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
-    return Mesh(distribution, model, options.shard_optimizer)
+    return model
 
 
 def _multi_worker(options: StrategyOptions) -> Strategy:

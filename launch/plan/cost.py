@@ -21,6 +21,7 @@ from ...engine.inventory import Inventory
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.state import TrainState
 from ...engine.trainer import Trainer
+from .quantities import Product
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
 _MATMULS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -33,9 +34,16 @@ _BACKWARD_CONVOLUTIONS = (
     "DepthwiseConv2dNativeBackpropFilter",
 )
 # Ops that call another graph, and the attributes that name it.
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-_LOOPS = ("While", "StatelessWhile")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+LOOPS = ("While", "StatelessWhile")
+
+
+# Ops that only name, reshape or describe values.
+FREE = {
+    *("Const", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "NoOp", "Placeholder", "PreventGradient"),
+    *("ReadVariableOp", "Reshape", "Shape", "ShapeN", "Size", "Squeeze", "StopGradient", "VarHandleOp"),
+}
 
 
 class NotCountableError(ValueError):
@@ -118,42 +126,77 @@ def update_cost(trainer: Trainer) -> Cost:
         if isinstance(optimizer, KerasOptimizer):
             kept += [variable.value for variable in optimizer.keras_optimizer.variables]
         known = {id(variable) for variable in updated}
-        dense = sum(_variable_bytes(v) for v in updated if id(v) not in sparse)
-        slots = sum(_variable_bytes(v) for v in kept if id(v) not in known and tuple(v.shape) not in shapes)
+        dense = sum(variable_bytes(v) for v in updated if id(v) not in sparse)
+        slots = sum(variable_bytes(v) for v in kept if id(v) not in known and tuple(v.shape) not in shapes)
         moved += 3 * dense + 2 * slots
         held += dense + slots
     return Cost({}, float(moved), float(held))
 
 
 def graph_cost(graph: tf.Graph) -> Cost:
-    """Counts the products in a function's graph, and in those that it calls.
-
-    A loop counts as often as it runs; of branches the one with most operations counts.
-    """
+    """Counts the products in a function's graph, and in those that it calls; see `executed`."""
     seen: set[int] = set()
     cost = NOTHING
-    for op in _needed(graph):
-        if op.type in _CALLS:
-            cost += graph_cost(_callee(op, "f"))
-        elif op.type in _BRANCHES:
-            cost += max(map(graph_cost, graphs.all_called(op)), key=lambda branch: branch.total_flops)
-        elif op.type in _LOOPS:
-            body = graph_cost(_callee(op, "body"))
-            if body.flops:
-                cost += dataclasses.replace(body * _trips(op), resident_bytes=body.resident_bytes)
-        elif (count := _operations(op)) is not None:
+    for op, times in executed(graph):
+        if (count := _operations(op)) is not None:
             tensors = [*op.inputs, *op.outputs]
             new = {id(tensor): tensor for tensor in tensors if id(tensor) not in seen}
             seen.update(new)
             cost += Cost(
-                {op.outputs[0].dtype.name: float(count)},
-                float(sum(map(_tensor_bytes, tensors))),
+                {op.outputs[0].dtype.name: times * count},
+                times * sum(map(_tensor_bytes, tensors)),
                 float(sum(map(_tensor_bytes, new.values()))),
             )
     return cost
 
 
-def _needed(graph: tf.Graph) -> Iterator[tf.Operation]:
+def products(graph: tf.Graph) -> tuple[Product, ...]:
+    """Lists the products in a function's graph, and in those that it calls, those of one size together."""
+    counts: dict[Product, float] = {}
+    for op, times in executed(graph):
+        if (count := _operations(op)) is not None:
+            size = float(sum(map(_tensor_bytes, [*op.inputs, *op.outputs])))
+            one = Product(op.outputs[0].dtype.name, float(count), size)
+            counts[one] = counts.get(one, 0.0) + times
+    return tuple(dataclasses.replace(one, count=count) for one, count in counts.items())
+
+
+def passes(graph: tf.Graph) -> tuple[float, float]:
+    """Counts a worker's ops, and the bytes that they read and write: (ops, bytes). Ops of no data are left out.
+
+    Optimizers' kernels count as ops; what they move is `update_cost`'s.
+    """
+    ops = moved = 0.0
+    for op, times in executed(graph):
+        if op.type in FREE or server_of(op) or not (size := sum(map(bytes_of, [*op.inputs, *op.outputs]))):
+            continue
+        ops += times
+        moved += 0.0 if op.type.startswith("ResourceApply") else times * size
+    return ops, moved
+
+
+def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation, float]]:
+    """Yields the ops that a function executes, with those of functions that it calls, each with how often.
+
+    A loop counts as often as it runs, once if that is unknown and it has no products; of branches the one with most
+    operations counts.
+
+    Raises:
+      NotCountableError: a loop with products runs as often as only running it shows.
+    """
+    for op in needed(graph):
+        if op.type in CALLS:
+            yield from executed(_callee(op, "f"), times)
+        elif op.type in BRANCHES:
+            yield from executed(max(graphs.all_called(op), key=lambda each: graph_cost(each).total_flops), times)
+        elif op.type in LOOPS:
+            body = _callee(op, "body")
+            yield from executed(body, times * (_trips(op) if graph_cost(body).flops else 1.0))
+        else:
+            yield op, times
+
+
+def needed(graph: tf.Graph) -> Iterator[tf.Operation]:
     """Yields the ops that a function's outputs and effects need."""
     queue = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
     seen = set(queue)
@@ -249,7 +292,7 @@ def _counts_from(op: tf.Operation, index: int) -> int | None:
 def _value(tensor: tf.Tensor) -> int | None:
     """Returns a scalar known from the graph: a constant, or another loop's count, as a gradient's loop needs."""
     known = tf.get_static_value(tensor)
-    if known is None and tensor.op.type in _LOOPS:
+    if known is None and tensor.op.type in LOOPS:
         first = _counts_from(tensor.op, tensor.value_index)
         return None if first is None else first + _trips(tensor.op)
     return known
@@ -288,7 +331,46 @@ def _tensor_bytes(tensor: tf.Tensor) -> int:
     return tensor.dtype.size * math.prod(_shape(tensor))
 
 
-def _variable_bytes(variable: tf.Variable) -> int:
+def bytes_of(tensor: tf.Tensor) -> int:
+    """Returns the bytes of a tensor, at most where its number of rows depends on the data; 0 of a handle or text."""
+    if tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return 0
+    if tensor.shape.rank is None:  # of an op that a function's caller knows more of
+        return tensor.dtype.size * _rows(tensor)
+    return tensor.dtype.size * math.prod(_rows(tensor) if size is None else size for size in tensor.shape)
+
+
+def _rows(tensor: tf.Tensor) -> int:
+    """Returns the most rows of a tensor whose number depends on the data: those of what it is computed from."""
+    queue, seen, most = [(tensor, 1)], {id(tensor)}, 1
+    for each, parts in queue:
+        if each.shape.rank and each.shape[0] is not None:
+            most = max(most, -(-each.shape[0] // parts))
+            continue
+        op = each.op
+        parts *= op.get_attr("num_partitions") if op.type == "DynamicPartition" else 1
+        new = [x for x in op.inputs if x.dtype != tf.resource and x.shape.rank != 0 and id(x) not in seen]
+        seen.update(map(id, new))
+        queue += [(x, parts) for x in new]
+    return most
+
+
+def server_of(op: tf.Operation) -> str:
+    """Returns the parameter server that executes an op, its own or its variable's; "" of a worker's."""
+    devices = [op.device, *(_home(each) for each in op.inputs if each.dtype == tf.resource)]
+    return next((device for device in devices if "/job:ps" in device), "")
+
+
+def _home(handle: tf.Tensor) -> str:
+    """Returns the device of a variable by its handle, perhaps one that functions capture."""
+    for outside, inside in getattr(handle.graph, "captures", ()):
+        if inside is handle:
+            return _home(outside)
+    return handle.device
+
+
+def variable_bytes(variable: tf.Variable) -> int:
+    """Returns the bytes of a variable, or of one replica's shard."""
     return variable.dtype.size * variable.shape.num_elements()
 
 

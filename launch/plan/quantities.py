@@ -94,6 +94,7 @@ class Work:
       input_bytes: that one host reads from files per step; 0 for data in memory.
       checkpoint_bytes: of one checkpoint, over all hosts.
       steps: of the whole run; None if unknown.
+      host_bytes: of one worker's host, beside its devices: examples in arrays.
     """
 
     hosts: int
@@ -109,6 +110,7 @@ class Work:
     input_bytes: float
     checkpoint_bytes: float
     steps: int | None
+    host_bytes: float = 0.0
 
     @property
     def flops(self) -> dict[str, float]:

@@ -144,7 +144,7 @@ class BaseRun:
             run_inputs, steps = inputs.saved_inputs(config, strategy), config.train_steps or 1
         else:
             run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
-            steps = _train_steps(config, run_inputs.feeds["train"], limits)
+            steps = train_steps(config, run_inputs.feeds["train"], limits)
         earlier = kept.take(config, run_inputs, steps)
         state = earlier.restarted() if earlier else build_state(config, strategy, run_inputs, steps)
         strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
@@ -332,7 +332,7 @@ def parallel_micro_batches(config: Config) -> int:
     return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_PER_MICRO_BATCH else 1
 
 
-def _train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], int | None]]) -> int | None:
+def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], int | None]]) -> int | None:
     """Returns the step at which a run ends; None where only its caller knows. `feed` is of its training data."""
     order = feed.order
     if order.shift % config.sync_every_steps:

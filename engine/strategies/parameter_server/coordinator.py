@@ -28,7 +28,7 @@ from ...health.watchdog import FIRST_CALL_FACTOR
 from ...internals.tensorflow import ends_executor
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
-_OPEN_PER_WORKER = 2  # leases that are out at once
+OPEN_PER_WORKER = 2  # leases that are out at once
 _MAX_RETRIES = 3  # of a lease that raises
 _PROBE_SECONDS = 0.5
 _REPEATED = ("Start cancelling closures", "Remote function on worker", "Cluster update failed")
@@ -130,7 +130,7 @@ class Leases:
         self._cluster = cluster
         self._timeout_seconds = timeout_seconds
         self._describe, self._fault_of_data = describe, fault_of_data
-        slots = _OPEN_PER_WORKER * len(cluster.workers)
+        slots = OPEN_PER_WORKER * len(cluster.workers)
         self.counters = Counters(slots)
         self.ledger = Ledger()
         self._free = [(slot, 0, 0) for slot in range(slots)]  # with the steps and starts counted there

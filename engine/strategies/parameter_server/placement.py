@@ -102,7 +102,7 @@ class Placement:
 
     def _create(self, next_creator, **keywords):
         name, path = _name_and_path(keywords)
-        size = _bytes(*_shape_and_dtype(keywords))
+        size = _bytes(*shape_and_dtype(keywords))
         beside = "colocate_with" in keywords
         if not beside:
             # As in the strategy's `colocate_vars_with`.
@@ -177,7 +177,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
 
     def record(next_creator, **keywords):
         name, path = _name_and_path(keywords)
-        shape, dtype = _shape_and_dtype(keywords)
+        shape, dtype = shape_and_dtype(keywords)
         size = _bytes(shape, dtype)
         variable = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
         op = variable.handle.op
@@ -213,7 +213,7 @@ def _name_and_path(keywords: dict) -> tuple[str, str]:
     return name, "/".join(filter(None, [tf.get_current_name_scope(), name]))
 
 
-def _shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
+def shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
     """Returns the shape and dtype of a variable to be created. Traces a function for the initial value."""
     value, shape, dtype = keywords.get("initial_value"), keywords.get("shape"), keywords.get("dtype")
     if shape is None or dtype is None:

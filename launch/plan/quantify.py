@@ -1,0 +1,176 @@
+"""Computes what a configuration's step needs, from its rehearsal: the planner's first half. Host code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from ...engine.data import combined
+from ...engine.data.arrays import Mapped
+from ...engine.data.feeds import ReadFeed, ResidentFeed
+from ...engine.data.reader import example_bytes
+from ...engine.data.source import Split
+from ...engine.internals.variables import tf_variable
+from ...engine.inventory import Inventory
+from ...engine.mesh import shards
+from ...engine.optimizers.keras_adapter import KerasOptimizer
+from ...engine.strategies.parameter_server.feed import ReadByWorkersFeed
+from ...engine.strategies.parameter_server.strategy import ParameterServer
+from ..command_line.config import Config
+from ..errors import UsageError, setting
+from . import cost
+from .cost import bytes_of, server_of, variable_bytes
+from .memory import OUTSIDE, peak
+from .quantities import Memory, Message, Work
+from .rehearsal import Layout, Rehearsal, rehearse
+
+_ON_ONE_HOST = ("one_device", "mirrored", "tpu")
+_BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
+
+
+def quantify(config: Config, hosts: int, devices: int = 1, micro_batches: int = 1) -> Work:
+    """Computes what one step needs, without training and without the memory of its variables.
+
+    Args:
+      config: of training; its cluster, if it has one, gives the number of parameter servers.
+      hosts: workers.
+      devices: of each host; one_device and parameter_server use one, --num_virtual_devices others.
+      micro_batches: of a replica's batch that a CPU's cores compute in parallel, see `base.parallel_micro_batches`.
+
+    Raises:
+      UsageError: the strategy can't use so many, or a step's needs are known only by running it.
+    """
+    rehearsal = rehearse(config, _layout(config, hosts, devices), micro_batches)
+    try:
+        products = cost.products(rehearsal.graph)
+        operations, moved = cost.passes(rehearsal.graph)
+    except cost.NotCountableError as error:
+        raise UsageError(f"{config.model_entry.name} can't be planned: {error}") from None
+    layout, strategy = rehearsal.layout, rehearsal.strategy
+    if strategy.updates_here:
+        moved += cost.update_cost(rehearsal.state.trainer).bytes
+    messages = [*rehearsal.messages, *_crossing(rehearsal)]
+    return Work(
+        hosts=layout.hosts,
+        replicas=layout.replicas,
+        servers=layout.servers,
+        memory=_memory(rehearsal),
+        server_bytes=float(max(strategy.placement.loads)) if isinstance(strategy, ParameterServer) else 0.0,
+        products=products,
+        operations=operations,
+        moved_bytes=moved,
+        messages=_merged(messages),
+        examples=config.global_batch_size,
+        input_bytes=_input_bytes(rehearsal, config.global_batch_size),
+        checkpoint_bytes=float(sum(tf_variable(v).dtype.size * shards.size(v) for v in rehearsal.state.variables())),
+        steps=rehearsal.steps,
+        host_bytes=sum(_host_bytes(split) for split in rehearsal.inputs.splits.values()),
+    )
+
+
+def _layout(config: Config, hosts: int, devices: int) -> Layout:
+    """Returns the layout of replicas on these hosts. Raises `UsageError` if the strategy can't use them."""
+    name = config.strategy
+    if hosts < 1:
+        raise UsageError(f"{hosts} hosts can't train; use 1 or more")
+    if hosts > 1 and name in _ON_ONE_HOST:
+        raise UsageError(
+            f"{setting('strategy', name)} uses one host, not {hosts}; use {setting('strategy')}=multi_worker or "
+            "parameter_server"
+        )
+    servers = len(config.cluster.job("ps")) if name == "parameter_server" and config.cluster else 0
+    if name == "parameter_server" and not servers:
+        raise UsageError(f"{setting('strategy', name)} needs servers; give their number by {setting('num_ps')}=N")
+    one = name in ("one_device", "parameter_server")
+    return Layout(name, hosts, 1 if one else config.num_virtual_devices or devices, servers)
+
+
+def _memory(rehearsal: Rehearsal) -> Memory:
+    """Returns the bytes on a replica's device: variables, and what a step holds, or a sync if that holds more."""
+    graphs = filter(None, (rehearsal.graph, rehearsal.sync))
+    most = max((peak(graph, rehearsal.gradients) for graph in graphs), key=lambda each: each.total)
+    of_optimizer = {id(v) for v in _slots(rehearsal)}
+    here = [v for v in rehearsal.variables if "/job:ps" not in v.device]
+    optimizer = sum(variable_bytes(v) for v in here if id(v) in of_optimizer)
+    weights = sum(variable_bytes(v) for v in here if id(v) not in of_optimizer)
+    weights += sum(map(bytes_of, _pulled(rehearsal)))
+    return Memory(float(weights), float(optimizer), most.gradients, most.total - most.gradients, _data(rehearsal))
+
+
+def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
+    """Yields the variables that only updates use: those of optimizers, and of the reduction."""
+    trainer = rehearsal.state.trainer
+    for optimizer in Inventory(trainer).optimizers.values():
+        updated = {id(tf_variable(v)) for v in optimizer.updated_variables}
+        kept = list(optimizer.variables)
+        if isinstance(optimizer, KerasOptimizer):
+            kept += optimizer.keras_optimizer.variables
+        yield from (v for v in map(tf_variable, kept) if id(v) not in updated)
+    yield from trainer.reduction.variables
+
+
+def _data(rehearsal: Rehearsal) -> float:
+    """Returns the bytes of resident examples and a step's batch, or of the blocks of batches that wait."""
+    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
+    each = example_bytes(split)
+    batch = feed.order.batch_size / rehearsal.shares * each
+    if isinstance(feed, ResidentFeed):
+        return float(each * len(split) + batch)
+    steps = feed.order.block_steps if isinstance(feed, (ReadFeed, ReadByWorkersFeed)) else 1
+    return float(_BLOCKS_AHEAD * steps * batch)
+
+
+def _host_bytes(split: Split) -> float:
+    """Returns the bytes of a split's arrays in memory; 0 of what is in files."""
+    arrays = combined.first(split).as_arrays() if split.by_index else ()
+    return float(sum(each.nbytes for each in tf.nest.flatten(arrays) if not isinstance(each, (Mapped, type(None)))))
+
+
+def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
+    """Returns the bytes that a host reads per step: its share of a batch; 0 of arrays and resident examples."""
+    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
+    if isinstance(feed, ResidentFeed) or (split.by_index and split.as_arrays() is not None):
+        return 0.0
+    hosts = 1 if rehearsal.layout.servers else min(rehearsal.layout.hosts, rehearsal.shares)
+    return float(example_bytes(split) * batch_size / hosts)
+
+
+def _pulled(rehearsal: Rehearsal) -> list[tf.Tensor]:
+    """Returns the values that a worker pulls for its next step; it holds those for this one, of the same sizes."""
+    return [
+        each
+        for each in rehearsal.graph.outputs
+        if server_of(each.op) or any(server_of(before.op) for before in each.op.inputs)
+    ]
+
+
+def _crossing(rehearsal: Rehearsal) -> Iterator[Message]:
+    """Yields the tensors that a step sends between a worker and its servers, each as often as it is sent."""
+    if not rehearsal.layout.servers:
+        return
+    sent: dict[tuple[int, str], str] = {}
+    sizes: dict[int, int] = {}
+
+    def note(tensor: tf.Tensor, target: str) -> None:
+        source = server_of(tensor.op)
+        if source != target and tensor.op.type not in OUTSIDE - {"ReadVariableOp"} and (size := bytes_of(tensor)):
+            sent[id(tensor), target] = "push" if target else "pull"
+            sizes[id(tensor)] = size
+
+    for op, _ in cost.executed(rehearsal.graph):
+        for tensor in op.inputs:
+            note(tensor, server_of(op))
+    for tensor in rehearsal.graph.outputs:
+        note(tensor, "")
+    for (tensor_id, _), kind in sent.items():
+        yield Message(kind, float(sizes[tensor_id]), rehearsal.layout.servers, "hosts")  # type: ignore[arg-type]
+
+
+def _merged(messages: list[Message]) -> tuple[Message, ...]:
+    """Returns equal messages as one, with their count."""
+    return tuple(
+        Message(one.kind, one.bytes, one.members, one.link, one.count * number)
+        for one, number in Counter(messages).items()
+    )

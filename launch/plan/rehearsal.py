@@ -1,0 +1,317 @@
+"""Rehearses a run's step: traces what one replica does, of any number, in a graph whose variables have no value.
+
+Host code, and nothing is run. The engine's own code is traced, on a mesh whose axes record what they would send.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from ...engine.data import form
+from ...engine.data.combined import CombinedFeed
+from ...engine.data.feeds import RepeatedFeed
+from ...engine.data.source import unknown_dimensions
+from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
+from ...engine.mesh import collectives
+from ...engine.mesh.mesh import Axis, Mesh
+from ...engine.reduction.all_reduce import Reduction
+from ...engine.state import TrainState
+from ...engine.step.context import StepContext
+from ...engine.strategies import FeedOptions, devices
+from ...engine.strategies.parameter_server.coordinator import OPEN_PER_WORKER, ClusterAddresses
+from ...engine.strategies.parameter_server.feed import LeaseFeed
+from ...engine.strategies.parameter_server.leases import Counters
+from ...engine.strategies.parameter_server.placement import Placement, Rule, shape_and_dtype
+from ...engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
+from ...engine.strategies.replicated import Replicated
+from ..command_line import checks, rules
+from ..command_line.config import Config
+from ..errors import UsageError
+from ..run import base
+from ..run import data as datas
+from ..run import inputs as run_inputs
+from .cost import bytes_of
+from .quantities import Message
+
+_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+@dataclasses.dataclass
+class Layout:
+    """Where replicas are: `devices` on each of `hosts`, of a strategy by its name; `servers` beside them."""
+
+    strategy: str
+    hosts: int
+    devices: int
+    servers: int = 0
+
+    @property
+    def replicas(self) -> int:
+        return self.hosts * self.devices
+
+
+@dataclasses.dataclass
+class Rehearsal:
+    """One replica's step, traced.
+
+    Attributes:
+      layout: of the replicas.
+      strategy, state, inputs, steps: of the run.
+      shares: of a batch, each computed by one replica, or by several with shards of the model.
+      graph: of a step.
+      sync: the graph that syncs replicas after each `sync_period_steps`; None if they always are in sync.
+      messages: that the step sends, and the sync.
+      gradients: the `id`s of the tensors that are gradients of variables, and of the messages made of them.
+      variables: all that were created.
+    """
+
+    layout: Layout
+    strategy: _Replicas | _Servers
+    state: TrainState
+    inputs: run_inputs.Inputs
+    steps: int | None
+    shares: int
+    graph: tf.Graph
+    sync: tf.Graph | None
+    messages: list[Message]
+    gradients: set[int]
+    variables: list[tf.Variable]
+
+
+class _Record:
+    """What a replica sends, and of which tensors, in the code that is traced now."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.tensors: set[int] = set()
+        self.count = 1.0
+
+    def add(self, kind: str, bytes: float, members: int, link: str) -> None:
+        self.messages.append(Message(kind, float(bytes), members, link, self.count))  # type: ignore[arg-type]
+
+
+class _RehearsedAxis(Axis):
+    """An axis of replicas of which the first alone is traced.
+
+    Args:
+      name: of the axis.
+      size: replicas in each of its groups.
+      groups: of them on one host.
+      layout: of all replicas.
+      gathers_small: whether small values are summed by a gather between hosts, as `collectives.all_reduce` does.
+      record: of what is sent.
+    """
+
+    size, rank = 1, 0
+
+    def __init__(self, name: str, size: int, groups: int, layout: Layout, gathers_small: bool, record: _Record):
+        super().__init__(name)
+        self.size, self._groups, self._layout, self._record = size, groups, layout, record
+        self._gathers_small = gathers_small
+        self._is_local = size * groups <= layout.devices
+
+    def all_reduce(self, value):
+        if self.size == 1:
+            return value
+        if self._gathers_small and self._layout.hosts > 1 and collectives.is_small(value, self.size):
+            return tf.add_n(tf.unstack(self.all_gather(value)))
+        return self._sent("all_reduce", value, tf.identity(value))
+
+    def all_gather(self, value):
+        if self.size == 1:
+            return value[tf.newaxis]
+        return self._sent("all_gather", value, tf.broadcast_to(value[tf.newaxis], [self.size, *value.shape]))
+
+    def gather_rows(self, values):
+        return values if self.size == 1 else [tf.concat(tf.unstack(self.all_gather(each)), 0) for each in values]
+
+    def reduce_scatter(self, value):
+        return value if self.size == 1 else self.all_to_all(value)[: value.shape[0] // self.size]
+
+    def all_to_all(self, value):
+        return value if self.size == 1 else self._sent("reduce_scatter", value, tf.raw_ops.DeepCopy(x=value))
+
+    def _sent(self, kind: str, value: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
+        size = bytes_of(result if kind == "all_gather" else value)
+        if self._is_local:
+            self._record.add(kind, size, self.size, "devices")
+        elif kind == "reduce_scatter":  # each device of a host sends to all others
+            self._record.add(kind, size * self._layout.devices, self._layout.hosts, "hosts")
+        else:  # by rings, each through a host once
+            self._record.add(kind, size * self._groups, self.size, "hosts")
+        self._record.tensors |= {id(value), id(result)}
+        return result
+
+
+def _mesh(layout: Layout, model: int, shard_optimizer: bool, record: _Record) -> Mesh:
+    """Returns the mesh of these replicas."""
+    replicas, made = layout.replicas, Mesh(None, model, shard_optimizer)
+    plain = model == 1 and not shard_optimizer
+    axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "everyone": (replicas, 1)}
+    for name, (size, groups) in axes.items():
+        setattr(made, name, _RehearsedAxis(name, size, groups, layout, plain, record))
+    return made
+
+
+class _Replicas(Replicated):
+    """The first replica of several."""
+
+    def __init__(self, layout: Layout, micro_batches: int, options: FeedOptions, steps_per_loop: int, mesh: Mesh):
+        distribution = tf.distribute.OneDeviceStrategy("CPU:0")
+        super().__init__(layout.strategy, distribution, options, steps_per_loop, micro_batches, mesh)
+        self._layout = layout
+
+    @property
+    def num_replicas(self) -> int:
+        return self._layout.replicas
+
+    @property
+    def sync_graph(self) -> tf.Graph:
+        """The graph that syncs replicas after a period."""
+
+        def sync() -> None:
+            with StepContext(mesh=self.mesh):
+                self.state.trainer.reduction.sync()
+
+        return tf.function(lambda: self.distribution.run(sync), autograph=False).get_concrete_function().graph
+
+
+class _Placement(Placement):
+    """Places variables on servers that do not exist."""
+
+    def build(self) -> None:
+        for server in range(len(self.loads)):
+            with tf.device(f"/job:ps/replica:0/task:{server}/device:CPU:0"):
+                self._anchors.append(variable_without_value([], tf.int32, f"anchor_{server}", trainable=False))
+
+
+class _Servers(ParameterServer):
+    """The first worker of several, and the servers of its variables."""
+
+    def __init__(self, layout: Layout, placement: tuple[Rule, ...], options: FeedOptions, steps_per_loop: int):
+        servers = tuple(f"plan:{number}" for number in range(layout.servers))
+        workers = tuple(f"plan:{number}" for number in range(layout.hosts))
+        cluster = ClusterAddresses("plan:0", workers, servers)
+        distribution = tf.distribute.OneDeviceStrategy("CPU:0")
+        super().__init__(distribution, ServerOptions(cluster), options, steps_per_loop)
+        self._coordinator = SimpleNamespace(strategy=distribution)  # of no use to feeds that bring nothing
+        self.placement = _Placement(distribution, layout.servers, placement)
+
+    def build(self, make: Callable[[], TrainState]) -> TrainState:
+        self.placement.build()
+        self.placement.plan(make)
+        with self.distribution.scope(), self.placement.creator_scope():
+            return make()
+
+    def bind(self, state, train_feed=None, eval_feed=None) -> None:
+        self._leases: Any = SimpleNamespace(counters=Counters(OPEN_PER_WORKER * len(self.cluster.workers)))
+        super().bind(state, train_feed, eval_feed)
+
+    @property
+    def computes_on(self) -> tuple[str, int]:
+        return _CPU, len(self.cluster.workers)
+
+
+class _Batch(LeaseFeed, RepeatedFeed):
+    """A batch without values."""
+
+    @property
+    def operand_specs(self):
+        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._values),)
+
+
+def rehearse(config: Config, layout: Layout, micro_batches: int = 1) -> Rehearsal:
+    """Traces a step of a run's configuration. Loads its data, and allocates no variable.
+
+    Args:
+      config: of training.
+      layout: of its replicas.
+      micro_batches: of a replica's batch, computed in parallel.
+
+    Raises:
+      UsageError: the strategy has no such layout, or a step's cost differs by step.
+    """
+    config = dataclasses.replace(config, run_dir=None)
+    record = _Record()
+    options = FeedOptions(
+        config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
+    )
+    if layout.servers:
+        placement = tuple(Rule(*rule) for rule in config.placement_rules)
+        strategy: _Replicas | _Servers = _Servers(layout, placement, options, config.steps_per_loop)
+    else:
+        model = devices.model_axis(rules.mesh_shape(config.mesh), layout.replicas)
+        mesh = _mesh(layout, model, config.shard_optimizer, record)
+        strategy = _Replicas(layout, micro_batches, options, config.steps_per_loop, mesh)
+    shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
+    checks.check_batch(config.global_batch_size, shares)
+    inputs = run_inputs.build(config, datas.load(config), strategy)
+    if unknown_dimensions(form.element_spec(inputs.example)):
+        raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")
+    if isinstance(inputs.feeds["train"], CombinedFeed):
+        raise UsageError("a step takes a batch of each of several inputs; plan each of them alone")
+    steps, variables = base.train_steps(config, inputs.feeds["train"], ()), list[tf.Variable]()
+
+    def create(_, **keywords):
+        """Creates a variable without a value where it would be."""
+        shape, dtype = shape_and_dtype(keywords)
+        made = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
+        variables.append(made)
+        return made
+
+    def trace() -> Rehearsal:
+        state = base.build_state(config, strategy, inputs, steps)
+        gradients = _noted(state.trainer.reduction)
+        batch = config.global_batch_size // shares
+        values = tf.nest.map_structure(
+            lambda x: tf.compat.v1.placeholder(x.dtype, [batch, *x.shape[1:]]), inputs.example
+        )
+        strategy.bind(state, _Batch(values, config.global_batch_size))
+        record.messages.clear()
+        graph, sync = strategy.training.one_step(0).graph, None
+        if (period := state.trainer.reduction.sync_every_steps) and isinstance(strategy, _Replicas):
+            record.count = 1.0 / period
+            sync = strategy.sync_graph
+        found = gradients | record.tensors
+        return Rehearsal(layout, strategy, state, inputs, steps, shares, graph, sync, record.messages, found, variables)
+
+    return _in_graph(trace, create)
+
+
+def _noted(reduction: Reduction) -> set[int]:
+    """Returns a set that will hold the `id`s of the gradients that a reduction sums, or that it applies unsummed."""
+    noted, summed = set[int](), reduction.sum
+
+    def sum_and_note(gradients, count, *arguments, **named):
+        total, examples = summed(gradients, count, *arguments, **named)
+        for each in (*gradients, *total.values):
+            noted.add(id(each.values if isinstance(each, tf.IndexedSlices) else each))
+        return total, examples
+
+    reduction.sum = sum_and_note  # type: ignore[method-assign]
+    return noted
+
+
+def _in_graph(trace: Callable[[], Rehearsal], create: Callable) -> Rehearsal:
+    """Calls `trace` in a graph, whose variables `create` makes, in its own thread: Keras numbers layers there."""
+    results: list[Rehearsal | BaseException] = []
+
+    def run() -> None:
+        try:
+            with tf.Graph().as_default(), tf.variable_creator_scope(create), elementwise_equality():
+                results.append(trace())
+        except BaseException as error:  # raised again by the caller's thread
+            results.append(error)
+
+    thread = threading.Thread(target=run, name="rehearsal")
+    thread.start()
+    thread.join()
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]

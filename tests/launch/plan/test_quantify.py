@@ -1,0 +1,147 @@
+"""What a step needs, by hand-computed values, and beside what the engine itself stores and sends."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.internals import graphs
+from crankshaft.engine.strategies.syncs import Syncs
+from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line import parsing
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.plan.cost import bytes_of
+from crankshaft.launch.plan.memory import peak
+from crankshaft.launch.plan.quantify import quantify
+from crankshaft.launch.run import base, inputs
+from crankshaft.launch.run import data as datas
+
+WIDER = ("--model=mlp", "--input=digits", "--train_steps=8", "--global_batch_size=32")
+MLP = (*WIDER, "--model_arg=hidden_units=16")
+TOKENS = ("--model=transformer_lm", "--input=text", "--input_arg=context=16", "--model_arg=layers=2")
+LM = (*TOKENS, "--model_arg=width=16", "--model_arg=heads=2", "--train_steps=8", "--global_batch_size=8")
+MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=2")
+VALUES = 784 * 16 + 16 + 16 * 10 + 10
+FEW = 256  # bytes of a step's scalars: counts, the number of the step, a learning rate
+
+
+def configured(*flags, workers=0, servers=0):
+    passed = parsing.from_argv(["crankshaft train", *flags])
+    jobs = {"chief": 1 if servers else 0, "worker": workers, "ps": servers}
+    ports = iter(range(1000, 2000))
+    cluster = {job: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for job, count in jobs.items() if count}
+    task = {"type": "chief" if servers else "worker", "index": 0}
+    environment = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} if workers else {}
+    return configs.configure(passed, None, False, environment, owns_process=False)
+
+
+def quantified(*flags, hosts=1, servers=0):
+    several = "parameter_server" if servers else "multi_worker"
+    more = (f"--strategy={several}",) if hosts > 1 or servers else ()
+    return quantify(configured(*flags, *more, workers=hosts if more else 0, servers=servers), hosts)
+
+
+def test_an_mlp_by_hand():
+    work = quantified(*MLP)
+    assert 4 * VALUES <= work.memory.weights < 4 * VALUES + FEW
+    assert 8 * VALUES <= work.memory.optimizer < 8 * VALUES + FEW  # Adam's m and v
+    assert 4 * 784 * 16 <= work.memory.gradients <= 4 * VALUES
+    assert work.memory.data == (5844 + 32) * (784 + 1)  # bytes of examples, and of a batch of them
+    assert 12 * VALUES <= work.checkpoint_bytes < 12 * VALUES + FEW
+    # Forward, the same for the weights' gradients, and the inputs' gradient of all layers but the first.
+    assert work.flops == {"float32": 2 * (2 * 32 * (784 * 16 + 16 * 10)) + 2 * 32 * 16 * 10}
+    assert (work.replicas, work.examples, work.steps, work.input_bytes, work.messages) == (1, 32, 8, 0.0, ())
+
+
+def test_two_workers_and_servers_by_hand():
+    (sent,) = quantified(*MLP, hosts=2).messages  # gathered, since it is small; with the number of examples
+    assert (sent.kind, sent.bytes, sent.members, sent.link) == ("all_gather", 2 * 4 * (VALUES + 1), 2, "hosts")
+    many = quantified(*WIDER, "--model_arg=hidden_units=4096", hosts=32)
+    assert {sent.kind for sent in many.messages} == {"all_reduce"}
+    buckets = 784 * 4096, 4096 + 4096 * 10 + 10 + 1  # the first layer's kernel fills one
+    assert {sent.bytes: sent.wire_bytes for sent in many.messages} == {4 * n: 2 * 31 / 32 * 4 * n for n in buckets}
+    work, total = quantified(*MLP, hosts=2, servers=2), Counter()
+    for message in work.messages:
+        total[message.kind] += message.wire_bytes
+    assert 4 * VALUES <= total["pull"] < 4 * VALUES + 4 * FEW
+    assert 4 * VALUES <= total["push"] < 4 * VALUES + 4 * FEW
+    assert work.memory.optimizer < FEW
+    assert 12 * VALUES <= work.server_bytes < 12 * VALUES + FEW  # one has all: the rest is not worth a message
+
+
+def sent_by_the_engine(config):
+    """Returns the bytes that the first replica of a real strategy puts into each collective of its traced step."""
+    strategy = base.make_strategy(config)
+    run_inputs = inputs.build(config, datas.load(config), strategy)
+    state = base.build_state(config, strategy, run_inputs, 8)
+    strategy.bind(state, run_inputs.feeds["train"])
+    traced = [strategy.training.one_step(0).graph]
+    if state.trainer.reduction.sync_every_steps:
+        traced.append(Syncs(strategy.distribution, state.trainer.reduction).sync.get_concrete_function().graph)
+    ops = [op for graph in traced for op in graphs.operations(graph)]
+    ours = [op for op in ops if op.type.startswith("Collective") and op.device.endswith("CPU:0")]
+    return Counter(bytes_of(op.inputs[0]) for op in ours)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (*WIDER, "--model_arg=hidden_units=256", *MIRRORED, "--mesh=data:2", "--shard_optimizer=true"),
+        (*LM, *MIRRORED, "--mesh=model:2"),
+        (*MLP, *MIRRORED, "--sync_every_steps=4"),
+        pytest.param((*MLP, *MIRRORED, "--powersgd_rank=2"), marks=pytest.mark.slow),
+        pytest.param((*LM, *MIRRORED, "--mesh=model:2", "--recompute=true"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_rehearsal_sends_what_the_engine_sends(flags):
+    config, sent = configured(*flags), Counter()
+    for message in quantify(config, 1).messages:
+        own = message.bytes / message.members if message.kind == "all_gather" else message.bytes
+        sent[int(own)] += round(message.count * (config.sync_every_steps if message.count < 1 else 1))
+    assert sent == sent_by_the_engine(config)
+
+
+def test_a_model_of_two_gigabytes_takes_no_memory_to_plan():
+    def memory(name):
+        return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+    before, most = memory("VmRSS"), memory("VmHWM")
+    work = quantified(*WIDER, "--model_arg=hidden_units=22000,22000")
+    assert work.memory.weights > 1.9e9
+    assert memory("VmHWM") < max(most, before + (256 << 20))
+
+
+def test_tensors_are_held_from_their_making_to_their_last_use():
+    @tf.function(autograph=False)
+    def step(x):
+        first = tf.sin(x)
+        second = tf.cos(first)
+        third = tf.nn.relu(second)  # in place
+        return tf.reduce_sum(third * first)
+
+    graph = step.get_concrete_function(tf.TensorSpec([250, 1000])).graph
+    assert peak(graph).total == pytest.approx(2e6, rel=1e-5)
+
+
+def test_recompute_holds_less():
+    kept, again = (quantified(*LM, f"--recompute={recompute}").memory for recompute in ("false", "true"))
+    assert again.activations < 0.8 * kept.activations
+
+
+@pytest.mark.parametrize(
+    ("flags", "hosts", "line"),
+    [
+        ((), 2, "one host, not 2; use"),
+        ((), 0, "0 hosts"),
+        (("--strategy=multi_worker",), 5, "does not divide over 5 replicas"),
+        ((*MIRRORED, "--mesh=model:3"), 1, "does not lay out 2 replicas"),
+    ],
+)
+def test_what_a_strategy_cannot_use_is_one_line(flags, hosts, line):
+    config = configured(*MLP, *flags, workers=hosts if "--strategy=multi_worker" in flags else 0)
+    with pytest.raises(UsageError, match=line) as raised:
+        quantify(config, hosts)
+    assert "\n" not in str(raised.value)
