@@ -1,0 +1,172 @@
+"""What the planner predicts beside what a run takes: memory, of real processes. A script, not a test.
+
+`python -m benchmarks.plan_validation [--cases=mlp:one_device,cnn:two_workers] [--json=FILE]`. Memory is the sum, over
+the job's processes, of the most that each had (VmHWM), minus that of a job of the same tasks with a model and data of a
+few bytes. TensorFlow, its threads and what each process imports are in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .markdown import table
+from .workloads import BATCH_SIZE, WORKLOADS
+
+_POLL_SECONDS = 0.02
+_COMMON = ("--jit=off", "--mode=train", "--progress=off", "--train_steps=12")
+_LANGUAGE_MODEL = (
+    *("--model=transformer_lm", "--input=text", "--input_arg=context=256"),
+    *("--model_arg=layers=6", "--model_arg=width=384", "--model_arg=heads=6"),
+)
+_NOTHING = ("--model=logistic", "--input=synthetic", "--input_arg=shape=1", "--input_arg=examples=1024")
+_NAMES = (*WORKLOADS, "language_model")
+_MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=2")
+
+
+class Tasks(NamedTuple):
+    """How a job's tasks are started, and how the planner is asked for them.
+
+    Attributes:
+      command: of `crankshaft`, before the flags.
+      flags: of train.
+      workers, servers: processes; 0 servers without.
+      devices: of each worker, in one process here.
+      shares: of a batch.
+    """
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    workers: int = 1
+    devices: int = 1
+    servers: int = 0
+    shares: int = 1
+
+
+TASKS = {
+    "one_device": Tasks(("train",), ()),
+    "two_mirrored": Tasks(("train",), _MIRRORED, devices=2, shares=2),
+    "two_workers": Tasks(("local", "--workers=2", "--"), ("--strategy=multi_worker",), 2, shares=2),
+    "2+2_servers": Tasks(("local", "--workers=2", "--ps=2", "--"), ("--strategy=parameter_server",), 2, servers=2),
+    "mesh_1x2": Tasks(("train",), (*_MIRRORED, "--mesh=model:2"), devices=2),
+    "mesh_2x1": Tasks(("train",), (*_MIRRORED, "--mesh=data:2", "--shard_optimizer=true"), devices=2, shares=2),
+}
+
+
+def flags(workload: str, tasks: Tasks) -> tuple[str, ...]:
+    """Returns a workload's flags of train, with a batch for these tasks."""
+    own = _LANGUAGE_MODEL if workload == "language_model" else WORKLOADS[workload].flags
+    each = 12 if workload == "language_model" else BATCH_SIZE
+    return (*own, *_COMMON, *tasks.flags, f"--global_batch_size={each * tasks.shares}")
+
+
+def measured_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
+    """Runs a job, and returns the sum of the most bytes that each of its processes had. Raises `SystemExit`."""
+    command = [sys.executable, "-m", "crankshaft", *tasks.command, *train_flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    most: dict[int, int] = {}
+    try:
+        while process.poll() is None:
+            for pid in (process.pid, *_descendants(process.pid)):
+                most[pid] = max(most.get(pid, 0), _peak_bytes(pid))
+            time.sleep(_POLL_SECONDS)
+    finally:
+        process.terminate()
+        printed = process.communicate()[0]
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{printed[-2000:]}")
+    return float(sum(most.values()))
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            pids = [int(child) for child in children.read_text().split()]
+        except OSError:  # it has ended
+            continue
+        for child in pids:
+            yield child
+            yield from _descendants(child)
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0
+    return int(found[1]) << 10 if found else 0
+
+
+def predicted_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
+    """Returns what the planner predicts for a job's processes together.
+
+    The devices of a process share its copy of resident examples.
+    """
+    from crankshaft.launch.command_line import config as configs
+    from crankshaft.launch.command_line import parsing
+    from crankshaft.launch.plan.quantify import quantify
+    from crankshaft.launch.run import base
+
+    environment = {}
+    if tasks.workers > 1:
+        jobs = {"worker": tasks.workers, **({"chief": 1, "ps": tasks.servers} if tasks.servers else {})}
+        cluster = {
+            job: [f"127.0.0.1:{1000 * place + n + 1}" for n in range(size)]
+            for place, (job, size) in enumerate(jobs.items(), 1)
+        }
+        task = {"type": "chief" if tasks.servers else "worker", "index": 0}
+        environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    passed = parsing.from_argv(["crankshaft train", *train_flags])
+    config = configs.configure(passed, None, False, environment)
+    work = quantify(config, tasks.workers, tasks.devices, base.parallel_micro_batches(config))
+    memory = work.memory
+    worker = work.host_bytes + memory.data + tasks.devices * (memory.total - memory.data)
+    coordinator = work.host_bytes if tasks.servers else 0.0
+    return tasks.workers * worker + coordinator + tasks.servers * work.server_bytes
+
+
+def main() -> None:
+    """Runs the cases one after the other, and prints a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    fitting = [
+        f"{name}:{tasks}" for tasks in TASKS for name in _NAMES if name == "language_model" or "1x2" not in tasks
+    ]
+    fitting = [case for case in fitting if case != "wide_deep:mesh_2x1"]  # whose tables no mesh has
+    parser.add_argument("--cases", default=",".join(fitting), help="WORKLOAD:TASKS, separated by commas")
+    parser.add_argument("--json", help="a file for the figures")
+    arguments = parser.parse_args()
+    empty: dict[str, float] = {}
+    rows, figures = [], []
+    for case in arguments.cases.split(","):
+        workload, _, name = case.partition(":")
+        tasks = TASKS[name]
+        if name not in empty:
+            nothing = (
+                *_NOTHING,
+                *_COMMON,
+                *(flag for flag in tasks.flags if "mesh" not in flag and "shard" not in flag),
+            )
+            empty[name] = measured_bytes(tasks, nothing)
+        predicted = predicted_bytes(tasks, flags(workload, tasks))
+        measured = measured_bytes(tasks, flags(workload, tasks)) - empty[name]
+        figures.append({"case": case, "predicted_bytes": predicted, "measured_bytes": measured})
+        rows.append(
+            [workload, name, f"{predicted / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{predicted / measured:.2f}"]
+        )
+        print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(table(["workload", "tasks", "predicted MiB", "measured MiB", "ratio"], rows, names=2))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    main()
