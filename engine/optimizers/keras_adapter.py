@@ -100,7 +100,8 @@ class KerasOptimizer(Optimizer):
         return settings
 
     def restore_settings(self, values):
-        for name in values.keys() & self.built_settings.keys():
+        now = {**settings_of(self.keras_optimizer), "weight_decay": self.weight_decay}
+        for name in [name for name in values.keys() & self.built_settings.keys() if values[name] != now[name]]:
             of_engine = name == "weight_decay" and self._weight_decay is not None
             setattr(self if of_engine else self.keras_optimizer, name, values[name])
 
