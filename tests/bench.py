@@ -151,7 +151,10 @@ def distribution():
 
 @pytest.fixture(scope="session")
 def bench(distribution):
-    """bench(trainer, source, batch_size, replicas, ...): a `Bench`."""
+    """bench(trainer, source, batch_size, replicas, ...): a `Bench`.
+
+    With `unrolls`, small steps are unrolled as in long runs, which takes five traces of the step instead of one.
+    """
 
     def make(
         trainer: Trainer,
@@ -162,6 +165,7 @@ def bench(distribution):
         num_classes: int | None = None,
         shuffle: bool = True,
         jit: bool = False,
+        unrolls: bool = False,
         reduction: Reduction | None = None,
         feed: FeedOptions | None = None,
         eval_source=None,
@@ -186,6 +190,7 @@ def bench(distribution):
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
         train_feed = strategy.feed(source, batch_size, options.seed if shuffle else None, known)
         strategy.bind(state, train_feed, eval_feed)
+        strategy.training.unrolls = unrolls and strategy.training.unrolls
         if (feed and not feed.resident_bytes) or not all(each.by_index for each in (source, eval_source or source)):
             _KEPT.append(strategy)
         return Bench(strategy, state)

@@ -105,6 +105,7 @@ class Compiled(TwoCounts):
 
 def test_what_a_function_that_a_step_calls_applies_counts_in_each_trace(bench):
     data = np.arange(1, 17, dtype=np.float32), np.ones(16, np.int32)
-    made = bench(Compiled(), data, 2, optimizer="sgd", learning_rate=0.5, clip_norm=1.0, block_steps=8)
+    how = {"optimizer": "sgd", "learning_rate": 0.5, "clip_norm": 1.0}
+    made = bench(Compiled(), data, 2, block_steps=8, unrolls=True, **how)
     made.train(5)
     assert made.state.step == 5

@@ -70,7 +70,7 @@ FEEDS = {
     ("replicas", "feed", "options"),
     [
         (3, "held", {}),
-        (4, "read", {}),
+        pytest.param(4, "read", {}, marks=pytest.mark.slow),
         (3, "stream", {}),
         pytest.param(4, "held", {"shard_optimizer": True}, marks=pytest.mark.slow),
     ],

@@ -58,7 +58,8 @@ def test_replicas_learn_what_one_device_learns(curves, model, others):
 )
 def test_small_steps_alone_are_unrolled(bench, trainer, options, traces):
     """Four in the loop's body and one for what is left, which the executor runs on one replica, if calls have four."""
-    made, times = bench(trainer, images(64), 16, num_classes=4, **options), _times_traced(trainer)
+    made = bench(trainer, images(64), 16, num_classes=4, unrolls=True, **options)
+    times = _times_traced(trainer)
     made.train(4)
     assert len(times) == traces
 
@@ -66,7 +67,8 @@ def test_small_steps_alone_are_unrolled(bench, trainer, options, traces):
 @pytest.mark.parametrize("feed", [None, FeedOptions(resident_bytes=0)], ids=["resident", "streamed"])
 def test_an_epochs_smaller_last_batch_is_traced_once(bench, feed):
     trainer = Mlp((8,))
-    made, times = bench(trainer, images(72), 16, num_classes=4, feed=feed), _times_traced(trainer)
+    made = bench(trainer, images(72), 16, num_classes=4, feed=feed, unrolls=True)
+    times = _times_traced(trainer)
     made.train(10)
     assert len(times) == 5 + 1
 
@@ -138,7 +140,7 @@ def test_where_calls_are_cut_changes_no_bit(bench, case):
     """
     trainer, source, options = CUT[case]
     options = {"num_classes": 4, **({} if "tables" in case else {"ema_decay": 0.99}), **options}
-    made = bench(trainer(), source(), 16, **options)
+    made = bench(trainer(), source(), 16, unrolls=True, **options)
     put_back, found = made.state.copied(), []
     for calls_of in (46, 1, 7):
         put_back()
