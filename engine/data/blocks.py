@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from ..internals.tensorflow import runtime
 from ..mesh.mesh import Mesh
 from .arrays import as_kept, is_on_gpus, on_each_device
 from .order import Order, replica_range
@@ -103,8 +104,8 @@ class Devices:
 
 
 @functools.lru_cache(maxsize=64)  # calls of `fit` on the same data, and models of a search, trace it once
-def _examples_of(order: Order) -> tf.types.experimental.ConcreteFunction:
-    """Returns `order.examples`, traced."""
+def _examples_of(order: Order, runtime: object) -> tf.types.experimental.ConcreteFunction:
+    """Returns `order.examples`, traced in this runtime of TensorFlow, which tests may replace."""
     # The arithmetic needs no AutoGraph, which would take longer than all else of a short run.
     return tf.function(order.examples, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
 
@@ -119,7 +120,7 @@ class Indices(Blocks):
         self._mesh = devices.mesh
 
         def open_at(block: int):
-            examples = _examples_of(order)
+            examples = _examples_of(order, runtime())
             with tf.device("CPU:0"):
                 first = examples(tf.constant(block, tf.int64))
             yield first

@@ -124,6 +124,11 @@ def abort_collectives(reason: str) -> None:
 SEEDED = threading.RLock()
 
 
+def runtime() -> object:
+    """Returns TensorFlow's runtime of this process, to which functions that it compiles belong."""
+    return context.context()
+
+
 def random_state() -> dict[str, Any]:
     """Returns TensorFlow's global seed and its generator, for `restore_random_state`."""
     eager = context.context()
