@@ -17,6 +17,7 @@ from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import FIELDS, GROUPS
 from crankshaft.launch.command_line.rules import default_of, fields
 from crankshaft.launch.monitor import report, server
+from crankshaft.launch.plan import main as plan
 
 PAGES = pathlib.Path(__file__).parent
 _MADE = re.compile(r"(<!-- made of .* -->\n).*(<!-- end -->\n)", re.DOTALL)
@@ -89,6 +90,7 @@ def _flags() -> str:
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.Flags)}")
     for name, command in (
         ("manifest", manifest),
+        ("plan", plan),
         ("prepare", prepare),
         ("monitor", server),
         ("report", report),

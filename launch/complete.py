@@ -48,10 +48,11 @@ def _candidates(words: list[str]) -> list[str]:
 def _flags(before: list[str]) -> dict[str, dataclasses.Field]:
     """Returns the flags of the command that the words begin with; after --, those of its tasks."""
     command = before[0]
-    own = None
-    if command in COMMANDS and command != "train" and "--" not in before:
-        own = getattr(import_module(COMMANDS[command][0]), "Flags", None)
-    return fields(own) if own else FIELDS
+    if command not in COMMANDS or command == "train" or "--" in before:
+        return FIELDS
+    module = import_module(COMMANDS[command][0])
+    own = fields(module.Flags) if hasattr(module, "Flags") else FIELDS
+    return {**own, **FIELDS} if getattr(module, "TAKES_FLAGS_OF_TRAIN", False) else own
 
 
 def _beginning(start: str, candidates: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from crankshaft.launch import ask, local, manifest, prepare
 from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.command_line.rules import fields
 from crankshaft.launch.monitor import report, server
+from crankshaft.launch.plan import main as plan
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
@@ -24,6 +25,7 @@ OF_COMMAND = {
     "train": OF_TRAIN,
     "local": set(fields(local.Flags)),
     "manifest": set(fields(manifest.Flags)),
+    "plan": set(fields(plan.Flags)) | OF_TRAIN,
     "prepare": set(fields(prepare.Flags)),
     "monitor": set(fields(server.Flags)),
     "report": set(fields(report.Flags)),
@@ -155,7 +157,16 @@ def test_names_in_docstrings_and_comments_exist():
 
 
 # What only a command line calls, and lines of benchmark mode.
-COMMANDS = ("local.py", "manifest.py", "ask.py", "prepare.py", "monitor", "benchmark", "command_line/own_flags.py")
+COMMANDS = (
+    "local.py",
+    "manifest.py",
+    "ask.py",
+    "prepare.py",
+    "monitor",
+    "benchmark",
+    "plan",
+    "command_line/own_flags.py",
+)
 
 
 def test_errors_and_the_engine_name_no_flag():

@@ -34,7 +34,10 @@ def check(config: Config) -> None:
             f"{setting('max_restarts', config.max_restarts)} is for programs with a command line; leave it out, or use "
             "crankshaft.main"
         )
-    _check_strategy(config)
+    if config.cluster:
+        discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
+        rendezvous.check_bindable(config.cluster)
+    check_strategy(config)
     _check_metrics(config)
     _check_amounts(config)
     _check_sync_periods(config)
@@ -190,10 +193,8 @@ def check_tables(config: Config, model: str) -> None:
         )
 
 
-def _check_strategy(config: Config) -> None:
-    if config.cluster:
-        discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
-        rendezvous.check_bindable(config.cluster)
+def check_strategy(config: Config) -> None:
+    """Raises `UsageError` for flags of where a run's steps are computed that can't be combined."""
     if config.is_evaluator and not config.run_dir:
         raise UsageError(f"an evaluator finds its checkpoints in {setting('run_dir')}; give the run's")
     if config.is_evaluator and config.remote:

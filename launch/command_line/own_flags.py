@@ -23,6 +23,7 @@ def read(
     words: str = "write --NAME=VALUE",
     takes_words: bool = False,
     has_tasks: bool = False,
+    takes_others: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the values that a command line gives a command's flags, and its words; for --help, shows them and exits.
 
@@ -34,6 +35,7 @@ def read(
       words: what to do about a word that is not a flag.
       takes_words: whether the command takes such words, before its flags and after.
       has_tasks: whether it starts tasks, whose flags of crankshaft train follow --.
+      takes_others: whether it takes other flags too, which are words then.
 
     Raises:
       UsageError: a flag is unknown or its value wrong, or a word is not a flag.
@@ -45,8 +47,9 @@ def read(
     for name in parsing.names(argv[1:]) if has_tasks else ():
         if name not in own and {name, name.removeprefix("no")} & FIELDS.keys():
             raise UsageError(f"--{name} is a flag of the tasks; write it after --, see --help")
-    values, rest = parsing.read(parsing.without_flagfiles(argv[1:]), own, between=takes_words)
-    if rest and not takes_words:
+    given = parsing.without_flagfiles(argv[1:])
+    values, rest = parsing.read(given, own, known_only=takes_others, between=takes_words or takes_others)
+    if rest and not (takes_words or takes_others):
         raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
     return values, rest
 

@@ -19,7 +19,9 @@ Bound = Literal["compute", "memory", "network", "input", "dispatch"]
 # Of a step: two products for each one of the forward pass.
 _BACKWARD_SHARE = 2 / 3
 # Snapshots in memory: `--snapshot_seconds=auto`.
-_SNAPSHOT_SECONDS, _SNAPSHOT_SHARE = 2.0, 0.005
+_SNAPSHOT_SECONDS, _SNAPSHOT_SHARE, _SNAPSHOTS = 2.0, 0.005, 2
+# Of a process that has started TensorFlow, with CUDA's libraries on GPUs.
+_PROCESS_BYTES = {"cpu": 0.6e9, "gpu": 3e9, "tpu": 3e9}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +31,11 @@ class Estimate:
     Attributes:
       work: of one step.
       fits: whether the devices' and the hosts' memory suffices.
+      host_bytes: that a worker's task needs on its host.
       compute_seconds, memory_seconds: of one step, in products that the rate of operations limits, and in all else.
       dispatch_seconds: in which the host starts operations, and the loop's own.
-      network_seconds: of all messages, if nothing else happened.
+      network_seconds: of all messages, if nothing else happened; exposed_network_seconds: those not during the backward
+        pass.
       input_seconds: to read a step's examples from files.
       step_seconds: of a step of one worker, without failures.
       bound: what takes most of that.
@@ -39,7 +43,7 @@ class Estimate:
       checkpoint_seconds: to write one, beside training.
       checkpoint_stall_seconds: for which training waits meanwhile.
       checkpoint_interval_seconds: the best one, see `best_interval`.
-      snapshot_interval_seconds: between snapshots in memory; None without.
+      snapshot_interval_seconds: between snapshots in memory.
       failures_per_hour: of all hosts, with or without the loss of a host.
       failure_seconds: what a failure costs that leaves the hosts: recovery, and the repeated steps.
       lost_host_seconds: the same where a host is lost.
@@ -50,10 +54,12 @@ class Estimate:
 
     work: Work
     fits: bool
+    host_bytes: float
     compute_seconds: float
     memory_seconds: float
     dispatch_seconds: float
     network_seconds: float
+    exposed_network_seconds: float
     input_seconds: float
     step_seconds: float
     bound: Bound
@@ -61,7 +67,7 @@ class Estimate:
     checkpoint_seconds: float
     checkpoint_stall_seconds: float
     checkpoint_interval_seconds: float
-    snapshot_interval_seconds: float | None
+    snapshot_interval_seconds: float
     failures_per_hour: float
     failure_seconds: float
     lost_host_seconds: float
@@ -88,15 +94,24 @@ def estimate(work: Work, hardware: Hardware) -> Estimate:
     hours = None if work.steps is None else work.steps / steps_per_sec / saved["goodput"] / 3600
     price = hardware.price_per_host_hour
     cost = None if price is None or hours is None else hours * price * (work.hosts + work.servers)
-    return Estimate(
-        work=work, fits=fits(work, hardware), steps_per_sec=steps_per_sec, hours=hours, cost=cost, **step, **saved
-    )
+    host_bytes = _host_bytes(work, hardware)
+    fits = work.memory.total <= device_bytes(work, hardware)
+    fits = fits and max(host_bytes, work.server_bytes) <= 1e9 * hardware.host_memory_gb
+    totals = {"steps_per_sec": steps_per_sec, "hours": hours, "cost": cost}
+    return Estimate(work=work, fits=fits, host_bytes=host_bytes, **totals, **step, **saved)
 
 
-def fits(work: Work, hardware: Hardware) -> bool:
-    """Returns whether the memory of devices and of servers suffices."""
-    device_bytes = 1e9 * hardware.device_memory_gb / _sharing(work, hardware)
-    return work.memory.total <= device_bytes and work.server_bytes <= 1e9 * hardware.host_memory_gb
+def device_bytes(work: Work, hardware: Hardware) -> float:
+    """Returns the memory that each replica may take."""
+    return 1e9 * hardware.device_memory_gb / _sharing(work, hardware)
+
+
+def _host_bytes(work: Work, hardware: Hardware) -> float:
+    """Returns the memory of a worker's task on its host: the process, snapshots, and on CPUs the replicas."""
+    local = work.replicas / work.hosts
+    state = 0 if work.servers else min(work.checkpoint_bytes, local * (work.memory.weights + work.memory.optimizer))
+    on_device = work.memory.data + local * (work.memory.total - work.memory.data) if hardware.kind == "cpu" else 0.0
+    return _PROCESS_BYTES[hardware.kind] + _SNAPSHOTS * state + work.host_bytes + on_device
 
 
 def _sharing(work: Work, hardware: Hardware) -> float:
@@ -118,7 +133,7 @@ def _step_seconds(work: Work, hardware: Hardware) -> dict:
     sharing = _sharing(work, hardware)
     compute, memory = sharing * compute, sharing * memory
     dispatch = hardware.step_seconds + sharing * work.operations * hardware.operation_seconds
-    network = sum(message_seconds(message, work, hardware) for message in work.messages)
+    network = _network_seconds(work, hardware)
     reading = work.input_bytes / (1e9 * hardware.read_gb_per_sec)
     device = compute + memory + dispatch
     exposed = max(0.0, network - hardware.network_overlap * _BACKWARD_SHARE * (compute + memory))
@@ -129,24 +144,33 @@ def _step_seconds(work: Work, hardware: Hardware) -> dict:
         "memory_seconds": memory,
         "dispatch_seconds": dispatch,
         "network_seconds": network,
+        "exposed_network_seconds": exposed,
         "input_seconds": reading,
         "step_seconds": seconds,
         "bound": "input" if reading > device + exposed else max(parts, key=parts.__getitem__),
     }
 
 
-def message_seconds(message: Message, work: Work, hardware: Hardware) -> float:
-    """Returns the seconds that a step's transfers of one kind take.
+def message_seconds(message: Message, hardware: Hardware) -> float:
+    """Returns the seconds that a step's collectives of one kind and size take.
 
-    A ring of n members passes n - 1 messages in turn, twice for an all-reduce, each of 1/n of the tensor; an
-    all-gather's are whole, since its bytes are of the tensor after it is gathered. All members send at once. Between
-    workers and servers, each server sends to all workers.
+    A ring of n members passes n - 1 messages in turn, twice for an all-reduce, each of 1/n of the bytes, which for an
+    all-gather are of the tensor after it is gathered. All members send at once.
     """
-    members, seconds = message.members, hardware.message_seconds
-    if message.kind in ("pull", "push"):
-        return message.count * seconds(message.link, message.bytes * max(1.0, work.hosts / members))
-    turns = (members - 1) * (2 if message.kind == "all_reduce" else 1)
-    return message.count * turns * seconds(message.link, message.bytes / members)
+    turns = (message.members - 1) * (2 if message.kind == "all_reduce" else 1)
+    return message.count * turns * hardware.message_seconds(message.link, message.bytes / message.members)
+
+
+def _network_seconds(work: Work, hardware: Hardware) -> float:
+    """Returns the seconds of all of a step's messages, one collective after the other.
+
+    What a worker pulls comes from all servers at once, then it pushes likewise, and each server serves all workers.
+    """
+    seconds = sum(message_seconds(each, hardware) for each in work.messages if each.kind not in ("pull", "push"))
+    for kind in ("pull", "push"):
+        if size := sum(each.count * each.bytes for each in work.messages if each.kind == kind):
+            seconds += hardware.message_seconds("hosts", size * max(1.0, work.hosts / work.servers))
+    return seconds
 
 
 def _failures(work: Work, hardware: Hardware) -> dict:
@@ -154,17 +178,20 @@ def _failures(work: Work, hardware: Hardware) -> dict:
     rate = hosts / (3600 * hardware.hours_between_failures)  # per second
     lost, stays = (share * rate for share in (hardware.lost_host_share, 1 - hardware.lost_host_share))
     local = work.replicas / work.hosts * (work.memory.weights + work.memory.optimizer)
-    own = min(work.checkpoint_bytes, local) if not work.servers else work.checkpoint_bytes / work.servers
+    own = work.checkpoint_bytes / work.servers if work.servers else min(work.checkpoint_bytes, local)
     stall, write = own / (1e9 * hardware.copy_gb_per_sec), own / (1e9 * hardware.write_gb_per_sec)
     restore = own / (1e9 * hardware.read_gb_per_sec)
     interval = max(best_interval(stall, 1 / (lost or rate)), write)
-    snapshots = None if work.servers else max(_SNAPSHOT_SECONDS, stall / _SNAPSHOT_SHARE)
-    repeats = interval if snapshots is None else min(interval, snapshots)
-    # A replica on another host has the state in memory; if none has, the last checkpoint that was written whole.
-    survives = snapshots is not None and work.hosts > 1 and own == work.checkpoint_bytes
+    # The servers' variables are copied to the coordinator.
+    copy = hardware.message_seconds("hosts", work.checkpoint_bytes) if work.servers else stall
+    snapshots = max(_SNAPSHOT_SECONDS, copy / _SNAPSHOT_SHARE)
+    repeats = min(interval, snapshots)
+    # Another host, a replica's or the coordinator's, has the state in memory; if none has, a checkpoint that was
+    # written whole.
+    survives = work.servers > 0 or (work.hosts > 1 and own == work.checkpoint_bytes)
     on_loss = repeats if survives else interval + stall
     recovery = hardware.lost_host_seconds + (0 if survives else restore + write)
-    saving = 1 + stall / interval + (stall / snapshots if snapshots else 0)
+    saving = 1 + stall / interval + copy / snapshots
     factor = saving * slowdown(repeats, hardware.recovery_seconds, stays) * slowdown(on_loss, recovery, lost)
     return {
         "checkpoint_seconds": write,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..command_line import parsing
-from ..command_line.rules import Integer, Number, OtherTypeError, Text, ValueType, default_of, fields, flag
+from ..command_line.rules import Integer, Number, OneOf, OtherTypeError, Text, ValueType, default_of, fields, flag
 from ..command_line.values import short
-from ..errors import UsageError, nearest, setting
+from ..errors import UsageError, nearest
 
 _PUBLISHED = Path(__file__).with_name("published.json")
 _REQUIRED: Any = dataclasses.MISSING
@@ -81,6 +81,7 @@ class Hardware:
 
     name: str = flag(Text("a name"), "", "What it is.")
     sources: Mapping[str, str] = flag(_Mapping((), Text("a source")), {}, "Where figures are from, by name.")
+    kind: str = flag(OneOf(("cpu", "gpu", "tpu")), _REQUIRED, "Of the devices.")
     devices_per_host: int = flag(Integer(1, 1024), _REQUIRED, "Devices that train; a host's CPUs are one.")
     device_memory_gb: float = flag(_POSITIVE, _REQUIRED, "Memory of one device.")
     host_memory_gb: float = flag(_POSITIVE, _REQUIRED, "Memory of one host.")
@@ -117,7 +118,7 @@ class Hardware:
         """
         if dtype not in self.matmul_tflops:
             raise UsageError(
-                f"{setting('on', self.name)} has no matmul_tflops of {dtype}, in which the model computes; add it "
+                f"--on={self.name} has no matmul_tflops of {dtype}, in which the model computes; add it "
                 f"(it has {', '.join(self.matmul_tflops)})"
             )
         rate = between(self.matmul_tflops[dtype], (flops / 2) ** (1 / 3))
@@ -137,7 +138,7 @@ class Hardware:
         """
         points = self.network_seconds if link == "hosts" else self.link_seconds
         if points is None:
-            raise UsageError(f"{setting('on', self.name)} has no link_seconds, the time of a message between devices")
+            raise UsageError(f"--on={self.name} has no link_seconds, the time of a message between devices")
         (before, earlier), (last, latest) = points[-2:]
         beyond = max(0.0, message_bytes - last) * max(0.0, latest - earlier) / (last - before)
         latency = between(points, 0)
@@ -164,7 +165,7 @@ def read(name_or_path: str) -> Hardware:
         return of({"name": name_or_path, **published[name_or_path]}, name_or_path)
     if not os.path.exists(os.path.expanduser(name_or_path)) and os.sep not in name_or_path:
         cure = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
-        raise UsageError(f"{setting('on', name_or_path)} is neither a file nor published hardware; {cure}")
+        raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {cure}")
     return of(parsing.read_file("on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
 
 
@@ -174,15 +175,32 @@ def of(figures: Mapping[str, Any], source: str) -> Hardware:
     coerced: dict[str, Any] = {"name": source}
     for name, value in figures.items():
         if name not in known:
-            raise UsageError(f"{setting('on', source)}: {name} is unknown; {nearest(name, known)}")
+            raise UsageError(f"--on={source}: {name} is unknown; {nearest(name, known)}")
         try:
             coerced[name] = known[name].metadata["info"].kind.coerce(value)
         except (OtherTypeError, ValueError) as error:
             why = str(error) or f"it takes {known[name].metadata['info'].kind.expected}"
             shown = "nothing" if value in (None, "") else short(value)
-            raise UsageError(f"{setting('on', source)}: {name} is {shown}; {why}") from None
+            raise UsageError(f"--on={source}: {name} is {shown}; {why}") from None
     for name, field in known.items():
         if name not in coerced and default_of(field) is dataclasses.MISSING:
             info = field.metadata["info"]
-            raise UsageError(f"{setting('on', source)} has no {name} ({info.help[:-1]}); add it: {info.kind.expected}")
+            raise UsageError(f"--on={source} has no {name} ({info.help[:-1]}); add it: {info.kind.expected}")
     return Hardware(**coerced)
+
+
+def as_yaml(hardware: Hardware) -> str:
+    """Returns a file for `read`, with what each figure is."""
+    lines = []
+    for name, field in fields(Hardware).items():
+        if (value := getattr(hardware, name)) not in (None, {}):
+            shown = json.dumps(_plain(value))
+            lines += [f"# {field.metadata['info'].help}", f"{name}: {shown}"]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Returns a figure as a file has it, tables as mappings."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return {str(int(size)): figure for size, figure in value} if isinstance(value, tuple) else value

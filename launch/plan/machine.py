@@ -50,9 +50,9 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
     samples = {}
     with tf.device(device):
         for dtype in dtypes:
-            samples[dtype] = _matmul_rates(size, dtype, clock)
+            samples[dtype] = matmul_rates(size, dtype, clock)
         if kind == "GPU" and "float32" in dtypes and tf.config.experimental.tensor_float_32_execution_enabled():
-            samples["float32_without_tf32"] = _without_tf32(lambda: _matmul_rates(size, "float32", clock))
+            samples["float32_without_tf32"] = _without_tf32(lambda: matmul_rates(size, "float32", clock))
         array_bytes = min(_CACHES_AN_ARRAY * (cache_bytes or 64 << 20), _MOST_ARRAY_BYTES)
         memory = _triad_rates(array_bytes, clock)
         cache = _triad_rates(cache_bytes // 4, clock) if cache_bytes else None
@@ -83,7 +83,8 @@ def last_cache_bytes(cpus: set[int], folder: Path = Path("/sys/devices/system/cp
     return sum(caches[max(caches)].values()) if caches else _DEFAULT_CACHE_BYTES
 
 
-def _matmul_rates(size: int, dtype: str, clock) -> list[float]:
+def matmul_rates(size: int, dtype: str, clock=time.perf_counter) -> list[float]:
+    """Returns samples of 1e9 operations a second in products of two square matrices, on the current device."""
     # Divided so that products of products stay about as large.
     left, right = (tf.cast(tf.random.stateless_normal([size, size], [seed, 0]) / size**0.5, dtype) for seed in (0, 1))
 

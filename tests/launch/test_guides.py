@@ -70,7 +70,7 @@ HOLDS = {
 }
 # Whole runs of minutes together, of several processes some of them.
 SLOW = {"data", "files", "tables", "language_models", "keras", "parameter_servers", "mesh", "model", "workers"}
-SLOW |= {"monitoring", "resume", "benchmark", "lengths", "from_keras"}
+SLOW |= {"monitoring", "resume", "benchmark", "lengths", "from_keras", "plan"}
 PAGES = [pytest.param(n, marks=pytest.mark.slow) if RUNNING[n].stem in SLOW else n for n in RUNNING]
 RECIPES = dict.fromkeys(block.section for block in blocks(COOKBOOK) if block.section and block.language == "python")
 

@@ -12,6 +12,7 @@ from crankshaft.launch.plan.estimate import best_interval, estimate, message_sec
 from crankshaft.launch.plan.quantities import Memory, Message, Product, Work
 
 FIGURES = {
+    "kind": "gpu",
     "devices_per_host": 2,
     "device_memory_gb": 1,
     "host_memory_gb": 4,
@@ -87,10 +88,18 @@ def test_messages_travel_during_the_backward_pass():
     messages = (Message("all_reduce", 4e8, 2, "hosts"),)
     work = dataclasses.replace(WORK, hosts=2, replicas=2, messages=messages)
     seconds = 2 * (0.001 + 0.2)
-    assert message_seconds(messages[0], work, _hardware()) == pytest.approx(seconds)
+    assert message_seconds(messages[0], _hardware()) == pytest.approx(seconds)
     alone = estimate(WORK, _hardware()).step_seconds
     assert estimate(work, _hardware(network_overlap=0)).step_seconds == pytest.approx(alone + seconds)
     assert estimate(work, _hardware()).step_seconds == pytest.approx(alone + seconds - alone * 2 / 3)
+
+
+def test_a_server_sends_to_all_workers():
+    """Four workers pull 0.2 GB each, in two tensors, from two servers, which send 0.4 GB each; and push as much."""
+    messages = (Message("pull", 1e8, 2, "hosts", 2), Message("push", 2e8, 2, "hosts"))
+    found = estimate(dataclasses.replace(WORK, hosts=4, servers=2, messages=messages), _hardware(network_overlap=0))
+    assert found.exposed_network_seconds == found.network_seconds == pytest.approx(2 * (0.001 + 0.4))
+    assert found.examples_per_sec == pytest.approx(4 * 64 / found.step_seconds)
 
 
 def test_input_bounds_a_step_that_reads_more_than_it_computes():
@@ -134,7 +143,10 @@ def test_published_hardware_is_read_and_has_sources(name):
     ("text", "line"),
     [
         ("devices_per_host: 0", "devices_per_host is 0; it takes an integer from 1"),
-        ("devices_per_host: 8", "has no device_memory_gb (Memory of one device); add it: a number above 0"),
+        (
+            "{kind: gpu, devices_per_host: 8}",
+            "has no device_memory_gb (Memory of one device); add it: a number above 0",
+        ),
         ("network_seconds: 0.1", "network_seconds is 0.1; it takes a table such as {0: 0.00002, 1e9: 0.04}"),
         ("network_second: {0: 1}", "network_second is unknown; did you mean network_seconds or link_seconds"),
         ("matmul_tflops: {float23: 4}", "matmul_tflops is {'float23': '4'}; float23 is unknown; did you mean float32"),
