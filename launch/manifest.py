@@ -5,6 +5,7 @@ For example:
   crankshaft manifest slurm --workers=8 --time=12:00:00 -- --model=cnn --input=digits --run_dir=/shared/runs/first
   crankshaft manifest kubernetes --workers=8 --image=registry/me:1 -- train_mine.py --run_dir=/runs/first
   crankshaft manifest jobset --workers=4 --ps=2 --image=registry/me:1 -- --model=wide_deep --run_dir=/runs/second
+  crankshaft manifest slurm --plan=plan.json --workers=64 -- --model=cnn --input=digits --run_dir=/shared/runs/third
   crankshaft manifest dockerfile
 
 After -- come flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and its flags.
@@ -15,18 +16,21 @@ all tasks see.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from . import errors, explanations
 from .command_line import help, own_flags, rules
-from .command_line.rules import Boolean, Integer, Text, flag
+from .command_line.rules import Boolean, Integer, Path, Text, flag
 from .errors import UsageError
 from .host import process
 from .manifests import kubernetes, slurm
 from .manifests.job import Job
+from .plan import saved
 
 _PROGRAM = "crankshaft manifest"
 _TARGETS = ("slurm", "kubernetes", "jobset", "dockerfile")
@@ -35,6 +39,7 @@ _OF = {"time": ("slurm",), "image": ("kubernetes", "jobset"), "claim": ("kuberne
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
 _TIME = re.compile(r"(?:(\d{1,2})-([01]?\d|2[0-3])|(\d{1,3})):([0-5]\d):([0-5]\d)")
 _IMAGE = re.compile(r"[\w.-][\w./:@-]*")
+_MEMORY_MARGIN = 1.1  # a plan's memory is within 10 %
 _LEAST_SECONDS = 300  # of a time limit; the tasks are requested to save two minutes before it
 _SIZES = (64, 16 << 20)  # MiB
 
@@ -64,6 +69,7 @@ class Flags:
     """The values of a command line, before the --."""
 
     name: str = flag(_matching(_NAME, "small letters, digits and hyphens, 40 at most"), "train", "The job's.")
+    plan: str | None = flag(Path(), None, "Result of crankshaft plan: workers, ps, GPUs and memory that are not set.")
     workers: int = flag(Integer(1, 1000), 2, "Processes that train together.")
     ps: int = flag(Integer(0, 1000), 0, "Parameter servers: the workers then have a coordinator.")
     evaluator: bool = flag(Boolean(), False, "With --ps: a task that evaluates each checkpoint.")
@@ -106,8 +112,23 @@ def _text(argv: list[str]) -> str:
         if command:
             raise UsageError(f"{command[0]!r} has no use with {_PROGRAM} {target}, whose image runs any command")
         return kubernetes.dockerfile()
+    if "plan" in values:
+        values = {**_planned(values["plan"], values.get("workers")), **values}
     job = _job(target, Flags(**values), command)
     return slurm.script(job) if target == "slurm" else kubernetes.manifest(job, as_job_set=target == "jobset")
+
+
+def _planned(path: str, workers: int | None) -> dict[str, Any]:
+    """Returns the flags of a plan's requests, for so many workers. Raises `UsageError`."""
+    plan = saved.read(path)
+    hosts = workers or (next(iter(plan)) if len(plan) == 1 else None)
+    if hosts not in plan:
+        problem = f"is not for --workers={workers}" if workers else "is for several numbers of hosts"
+        raise UsageError(f"{path} {problem}; use --workers={' or '.join(map(str, plan))}")
+    each = plan[hosts]
+    mebibytes = math.ceil(_MEMORY_MARGIN * max(each.host_bytes, each.server_bytes) / 2**20)
+    values = {"workers": hosts, "ps": each.servers, "gpus_per_worker": each.gpus_per_host}
+    return {**values, "memory": f"{max(mebibytes, _SIZES[0])}Mi"}
 
 
 def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
@@ -128,4 +149,5 @@ def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
             raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
     elif not os.path.isabs(run_dir) and "://" not in run_dir:
         raise UsageError(f"--run_dir={run_dir} is not an absolute path; give one that all nodes see")
-    return Job(**vars(flags), program=program, words=tuple(words))
+    needs = {name: value for name, value in vars(flags).items() if name != "plan"}
+    return Job(**needs, program=program, words=tuple(words))

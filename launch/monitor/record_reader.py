@@ -99,6 +99,11 @@ class RecordReader:
         """A value that changes whenever more is read."""
         return self._identity, self._offset, self.problem
 
+    @property
+    def num_workers(self) -> int:
+        """How many workers are known; 0 if the run has not named any."""
+        return len(self._workers)
+
     def poll(self, seconds: float) -> None:
         """Reads new events, for so many seconds at most."""
         try:

@@ -17,6 +17,7 @@ from ...engine.errors import reason
 from ...engine.machine.files import folder_below, open_regular
 from ..benchmark import report
 from ..errors import UsageError
+from ..plan import saved
 from .record_reader import RecordReader
 
 _LOGS, _LOG_BYTES = 8, 16 << 10
@@ -46,6 +47,7 @@ class MonitoredRun:
         self.name = os.path.basename(os.path.abspath(path))
         self._result, self._open_flags = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
         self._folder = path if is_folder else None
+        self._planned = RunDir(path).plan
         self._record = RecordReader(RunDir(path).events, clock) if is_folder else None
         if not is_folder:
             report.read(path)
@@ -72,7 +74,8 @@ class MonitoredRun:
             with contextlib.suppress(OSError):
                 folder = stack.enter_context(folder_below(self._folder, NAMES.logs)) if self._folder else None
             logs = _newest(folder)
-            marks = [self._record.revision if self._record else (), find, _mark(self._result), logs]
+            files = (self._result, self._planned)
+            marks = [self._record.revision if self._record else (), find, *map(_mark, files), logs]
             revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
             shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
             if self._record:
@@ -80,8 +83,17 @@ class MonitoredRun:
             if revision != seen:
                 record = self._record.view(find, _LANES) if self._record else {}
                 tails = {name: _end(folder, name) for name, *_ in logs}
-                shown["view"] = {**record, "result": _benchmark(self._result, self._open_flags), "logs": tails}
+                result = _benchmark(self._result, self._open_flags)
+                shown["view"] = {**record, "result": result, "logs": tails, "plan": self._plan()}
         return shown
+
+    def _plan(self) -> dict[str, Any]:
+        """Returns the plan's figures for the run's number of workers; {} without a plan for it."""
+        with contextlib.suppress(UsageError):
+            if self._record and os.path.lexists(self._planned):
+                plan = saved.read(self._planned, os.O_NOFOLLOW)
+                return vars(plan[hosts]) if (hosts := self._record.num_workers or 1) in plan else {}
+        return {}
 
 
 def _benchmark(path: str, flags: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
 import re
 import shlex
@@ -14,6 +15,7 @@ import yaml
 
 from crankshaft.launch import manifest
 from crankshaft.launch.cluster import discovery, kubernetes
+from tests.launch.plan.test_saved import PLAN
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ("--model=mlp", "--input=digits", "--run_dir=/runs/first")
@@ -156,6 +158,20 @@ def test_slurm_begins_again_unless_a_restart_would_repeat_the_end(capsys, tmp_pa
 def test_files_that_the_tasks_read_need_not_be_here(capsys):
     words = ("--run_dir=/r", "--config=/nowhere/a.yaml", "--flagfile=/nowhere/b", "--data_dir=/nowhere")
     assert "--flagfile=/nowhere/b" in printed(capsys, "slurm", "--time=1-23:59:59", "--memory=1.5Gi", "--", *words)
+
+
+def test_requests_are_a_plans_but_for_what_is_set(capsys, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(PLAN))
+    text = printed(capsys, "slurm", f"--plan={plan}", "--workers=64", "--cpus=1", "--", *RUN)
+    assert "#SBATCH --ntasks=67\n" in text  # 64 workers, 2 servers, a coordinator
+    assert "#SBATCH --gpus-per-task=8\n" in text
+    assert "#SBATCH --mem-per-cpu=3380M\n" in text  # 3 GiB, and a tenth
+    assert "#SBATCH --ntasks=4\n" in printed(capsys, "slurm", f"--plan={plan}", "--workers=4", "--ps=0", "--", *RUN)
+    for workers, says in ((), "is for several numbers of hosts"), (("--workers=5",), "is not for --workers=5"):
+        with pytest.raises(SystemExit):
+            manifest.main(["crankshaft manifest", "slurm", f"--plan={plan}", *workers, "--", *RUN])
+        assert f"{plan} {says}; use --workers=4 or 64\n" in capsys.readouterr().err
 
 
 def test_words_reach_a_task_of_slurm_as_they_were_given(capsys, tmp_path):

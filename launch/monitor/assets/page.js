@@ -295,6 +295,21 @@ function renderSpent(view) {
   }), [false, true, true]);
 }
 
+// What is worse than planned by more than a plan's error is marked: 15 % of a rate, 10 % of memory.
+function renderPlan(view) {
+  const { plan = {}, windows = {}, latest = {} } = view, spent = latest.end?.goodput?.seconds ?? latest.window?.spent;
+  const percent = (value) => `${Math.round(100 * value)} %`, mebibytes = (value) => `${number(value)} MiB`;
+  const rows = [
+    ["examples a second", plan.examples_per_sec, last(windows.examples_per_sec), number, (planned, actual) => actual < 0.85 * planned],
+    ["memory", plan.servers ? null : plan.host_bytes / 2 ** 20, last(windows.memory_mb), mebibytes, (planned, actual) => actual > 1.1 * planned],
+    ["steps wait for the network and other workers", plan.network_share, last(windows.reduce_fraction), percent, (planned, actual) => actual > planned + 0.15],
+    ["goodput", plan.goodput, spent?.total > 0 ? spent.steps / spent.total : null, percent, (planned, actual) => actual < planned - 0.15],
+  ].filter(([, planned, actual]) => Number.isFinite(planned) && Number.isFinite(actual));
+  $("plan").hidden = !rows.length;
+  table($("plan-table"), ["", "planned", "actual"], rows.map(([name, planned, actual, shown]) => [name, shown(planned), make("td", shown(actual), "figure state")]), [false, true, true],
+    rows.map(([, planned, actual, , isWorse]) => (isWorse(planned, actual) ? "slow" : "")));
+}
+
 const health = ({ name, state, why }) => make("td", `${state}${why ? `: ${why.replace(`${name} `, "").replace(/^\([^)]*\) /, "")}` : ""}`, "state");
 
 function renderWorkers(view) {
@@ -397,7 +412,7 @@ function render() {
   const focus = { ...runs[chosen.focus], index: chosen.focus };
   if (!focus.view) return;
   for (const section of [renderSummary, renderCurves, renderBenchmark]) attempt(section, focus);
-  for (const section of [renderSpent, renderWorkers, renderServers, renderNotes, renderLogs]) attempt(section, focus.view);
+  for (const section of [renderPlan, renderSpent, renderWorkers, renderServers, renderNotes, renderLogs]) attempt(section, focus.view);
   attempt(renderConfiguration);
   renderState(focus);
 }

@@ -14,6 +14,7 @@ from crankshaft.launch.monitor.record_reader import RecordReader
 from crankshaft.launch.monitor.run import MonitoredRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_report import MORE, RESULT
+from tests.launch.plan.test_saved import PLAN
 from tests.waiting import PATIENCE
 
 HOSTILE = "<img src=x onerror=document.title='hacked'></script><script>document.title='hacked'</script>"
@@ -61,6 +62,7 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
         write(tmp_path / name / "events.jsonl", events(seed))
         (tmp_path / name / "logs").mkdir()
         (tmp_path / name / "logs" / "worker-0.log").write_text(f"\x1b[31m{HOSTILE}\x1b[0m\n")
+    (tmp_path / "first" / "plan.json").write_text(json.dumps(PLAN))
     names = ["first", NAMED]
     shown = [MonitoredRun(str(tmp_path / name)).shown(60) for name in names]
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
@@ -72,6 +74,10 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     assert page.inner_text("#configuration-table tr:nth-child(2)").split("\t") == ["learning_rate", "0.001", "0.002"]
     assert page.inner_text("#log-text").strip() == HOSTILE
+    # 8,000 examples a second were planned for 4 workers; all else is as planned, or within a plan's error.
+    slow = page.eval_on_selector_all("#plan-table tr.slow", "rows => rows.map(row => row.cells[0].innerText)")
+    assert slow == ["examples a second"]
+    assert page.locator("#plan-table tr").count() == 4  # with the waits and goodput; the memory is the coordinator's
     page.emulate_media(color_scheme="light")
     # By keyboard alone: to the other run, along a curve.
     page.focus("#runs input[type=radio]")
@@ -146,6 +152,7 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     os.symlink(secret / "line.jsonl", run_dir / "events.jsonl")
     os.symlink(secret / "result.json", run_dir / "result.json")
     os.symlink(secret / "logs", run_dir / "logs")
+    os.symlink(secret / "result.json", run_dir / "plan.json")
     shown = json.dumps(MonitoredRun(str(run_dir)).shown(60))
     assert "events.jsonl can't be read: it is a link" in shown
     assert "SECRET" not in shown

@@ -1,0 +1,42 @@
+"""What a plan that was written says to who uses it, and what is not a plan."""
+
+import json
+
+import pytest
+
+from crankshaft.launch.errors import UsageError
+from crankshaft.launch.plan import saved
+
+BYTES = {"host_bytes": 3 * 2**30, "server_bytes": 2**30}
+STEP = {"seconds": 0.2, "bound": "compute", "compute_seconds": 0.1, "memory_seconds": 0.05, "dispatch_seconds": 0.0}
+PLAN = {
+    "hosts": [
+        {"hosts": hosts, "servers": 2, "gpus_per_host": 8, **BYTES, "goodput": 0.9, "examples_per_sec": 2e3 * hosts}
+        | {"step": STEP}
+        for hosts in (4, 64)
+    ]
+}
+
+
+def test_a_plan_is_read_by_its_number_of_hosts(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    plan = saved.read(str(tmp_path / "plan.json"))
+    assert list(plan) == [4, 64]
+    assert (plan[64].examples_per_sec, plan[64].network_share) == (128e3, pytest.approx(0.25))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ('{"hosts": [{}]}', "KeyError"),
+        (json.dumps(PLAN).replace("0.9", "-1"), "goodput is -1"),
+        (json.dumps(PLAN).replace('"servers": 2', '"servers": 2.5'), "servers is 2.5"),
+        (json.dumps(PLAN).replace("0.9", "NaN"), "goodput is nan"),
+    ],
+)
+def test_what_is_not_a_plan_is_one_line(tmp_path, text, says):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UsageError, match=f"plan.json is not a plan .*{says}.*; give a file of crankshaft plan"):
+        saved.read(str(tmp_path / "plan.json"))
