@@ -19,7 +19,7 @@ from .markdown import table
 from .race import ROOT, run_script
 
 HOUR, DAY = 3600.0, 86_400.0
-STEP_SECONDS, JITTER, STEPS = 0.2, 0.25, 300
+STEP_SECONDS, JITTER, STEPS = 0.2, 0.25, 100
 
 
 def published() -> list[list[str]]:
