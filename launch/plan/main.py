@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +27,12 @@ from .. import errors, explanations, terminal
 from ..cluster import tf_config
 from ..command_line import checks, help, own_flags, parsing, paths
 from ..command_line import config as configs
-from ..command_line.rules import Number, Path, Text, flag
+from ..command_line.rules import Boolean, Number, Path, Text, flag
 from ..errors import UsageError, setting
 from ..host import process
 from ..host.files import write_json, write_text
 from ..host.signals import interruptible
-from . import hardware, report
+from . import hardware, plot, report, simulation
 from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
 
@@ -61,6 +62,8 @@ class Flags:
         "Hardware: h100, a100, l4, tpu-v5e, or a YAML or JSON file; by default this machine, which is measured.",
     )
     hosts: str = flag(Text("numbers, e.g. 1,8,64", _check_hosts), "1", "Numbers of hosts to plan for.")
+    simulate: bool = flag(Boolean(), False, "Simulate each number of hosts for 30 days: failures, jitter, leases.")
+    plot: str | None = flag(Path(), None, "Plot examples per second and goodput by hosts: a .png, .svg or .pdf.")
     price_per_host_hour: float | None = flag(Number(above=0, upper=1e9), None, "In any currency; also of a server.")
     measure: str | None = flag(Path(), None, "Measure this machine, write it to this file, which --on takes, and end.")
 
@@ -92,6 +95,10 @@ def _run(argv: list[str]) -> int:
         print(f"[plan] this machine is in {flags.measure}; plan with it by --on={flags.measure}")
         return 0
     paths.check_results({"result_json": passed.get("result_json"), "run_dir": None})
+    if flags.plot:
+        plot.check(flags.plot)
+    if flags.simulate:
+        simulation.check()
     machine = hardware.read(flags.on) if flags.on else None
     counts = sorted({int(each) for each in flags.hosts.split(",")})
     for count in counts:  # finds mistakes before TensorFlow starts
@@ -99,7 +106,9 @@ def _run(argv: list[str]) -> int:
     machine = machine or _measured()
     if flags.price_per_host_hour:
         machine = dataclasses.replace(machine, price_per_host_hour=flags.price_per_host_hour)
-    result = plan(passed, counts, machine)
+    result = plan(passed, counts, machine, simulates=flags.simulate)
+    if flags.plot:
+        plot.write(flags.plot, result["hosts"])
     if path := passed.get("result_json"):
         write_json(path, result)
     print(terminal.drawable(report.text(result, machine, terminal.columns()), sys.stdout), flush=True)
@@ -151,13 +160,16 @@ def configured(passed: Mapping[str, Any], hosts: int, devices: int) -> Config:
     return config
 
 
-def plan(passed: Mapping[str, Any], counts: Sequence[int], machine: Hardware) -> dict[str, Any]:
+def plan(
+    passed: Mapping[str, Any], counts: Sequence[int], machine: Hardware, simulates: bool = False
+) -> dict[str, Any]:
     """Returns the plan of a run as plain JSON, see `docs/plan.md`. Starts TensorFlow.
 
     Args:
       passed: values of train's flags.
       counts: numbers of hosts.
       machine: each of them.
+      simulates: whether each is simulated too.
 
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
@@ -168,6 +180,10 @@ def plan(passed: Mapping[str, Any], counts: Sequence[int], machine: Hardware) ->
         advice = [" ".join(map(_word, changes.items())) for changes in _cures(passed, short, machine)]
     config = planned[-1][0]
     entries = [report.entry(each, of.strategy, machine) | _recomputed(passed, each, machine) for of, each in planned]
+    if simulates:
+        for (of, each), shown in zip(planned, entries, strict=True):
+            dues = filter(None, (of.checkpoint_every_steps, of.eval_every_steps, of.summary_every_steps))
+            shown["simulated"] = simulation.entry(simulation.scenario(each, machine, min(dues, default=math.inf)))
     return {
         "model": config.model_entry.name,
         "strategy": config.strategy,

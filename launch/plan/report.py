@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from . import simulation
 from .estimate import Estimate
 from .hardware import Hardware
 
@@ -66,6 +67,8 @@ def text(plan: dict[str, Any], machine: Hardware, columns: int) -> str:
     lines = [title, "", table(plan["hosts"], machine, columns)]
     if assumed:
         lines += ["", f"Assumptions: {', '.join(assumed)}."]
+    if "simulated" in plan["hosts"][0]:
+        lines += ["", *simulation.lines({each["hosts"]: each["simulated"] for each in plan["hosts"]})]
     if not plan["fits"]:
         lines += [
             "",
@@ -126,6 +129,9 @@ def _rows(entries: Sequence[dict[str, Any]], hardware: Hardware) -> list[tuple[s
     row("checkpoint", size, "checkpoint", "bytes")
     row("written in", time, "checkpoint", "seconds")
     row("best interval", time, "checkpoint", "interval_seconds")
+    if "simulated" in entries[0]:
+        row("simulated examples per second", _count, "simulated", "examples_per_sec")
+        row("simulated goodput", "{:.1%}".format, "simulated", "goodput")
     row("failures per day", lambda each: f"{24 * each:.2g}", "failures", "per_hour")
     row("a failure costs", time, "failures", "seconds")
     row("a lost host costs", time, "failures", "lost_host_seconds")

@@ -129,6 +129,8 @@ def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = m
         lost_hosts=hardware.lost_host_share,
         recovery_seconds=hardware.recovery_seconds,
         lost_host_seconds=hardware.lost_host_seconds,
+        stragglers_per_host_hour=hardware.slow_host_share * _HOUR / Scenario.straggler_seconds,
+        straggler_factor=hardware.slow_host_factor,
     )
 
 
@@ -147,6 +149,11 @@ class Outcome:
     goodput: float
     spent: dict[str, float]
     failures: int
+
+
+def check() -> None:
+    """Raises `UsageError` if simpy, which simulations need, is missing."""
+    _simpy()
 
 
 def _simpy() -> Any:
@@ -387,7 +394,10 @@ def lines(entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
       entries: by the number of hosts.
     """
     hosts = saturation({number: each["examples_per_sec"] for number, each in entries.items()})
-    at = f"at {hosts:,} hosts: one more adds less than half of what each of the first adds" if hosts else "nowhere"
+    at = "nowhere"
+    if hosts:
+        more = min(number for number in entries if number > hosts)
+        at = f"between {hosts:,} and {more:,} hosts, where one more adds less than half of what each of the first adds"
     found = [f"Simulated, it saturates {at}."]
     most = hosts or max(entries)
     gains = entries[most]["limits"].items()

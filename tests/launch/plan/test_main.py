@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from crankshaft.launch.plan import hardware
+from crankshaft.launch.plan import hardware, saved
 from crankshaft.launch.plan import main as command
 from tests.launch.plan.test_estimate import FIGURES
 
@@ -72,6 +72,22 @@ def test_a_plan_as_a_table_and_as_json(plan, tmp_path):
     assert two["step"]["flops"] == pytest.approx(one["step"]["flops"] / 2)
     assert "in all" in out
     assert "goodput" in out
+
+
+def test_a_simulation_and_a_plot_stand_beside_the_plan(plan, tmp_path):
+    for module in ("simpy", "matplotlib"):
+        pytest.importorskip(module, reason="pip install crankshaft[plan]")
+    path, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
+    code, out, errors = plan(*MLP, "--simulate", f"--plot={drawn}", f"--result_json={path}", step_jitter=0.0)
+    assert (code, errors) == (0, [])
+    (one,) = json.loads(path.read_text())["hosts"]
+    # No other host to wait for: failures and checkpoints alone, 7 of them in 30 days.
+    assert one["simulated"]["goodput"] == pytest.approx(one["goodput"], abs=0.01)
+    assert "simulated goodput" in out
+    assert "Simulated, it saturates nowhere." in out
+    assert "<svg" in drawn.read_text()
+    assert list(saved.read(str(path))) == [1]
+    assert "is not a name that ends in .png, .svg or .pdf" in plan(*MLP, "--plot=plan.gif")[2][0]
 
 
 def test_advice_fits_and_is_flags_to_copy(plan, tmp_path):
