@@ -138,7 +138,7 @@ def _training(folder: Path, steps: int, workers: int) -> list[str]:
 
 def torchrun(folder: Path, steps: int, python: str) -> Program:
     start = [python, "-m", "torch.distributed.run", f"--nproc-per-node={WORKERS}", "--max-restarts=1000"]
-    start += ["--monitor-interval=0.1", "--master-port", str(free_ports(1)[0])]
+    start += ["--monitor-interval=0.1", "--standalone"]
     training = ["benchmarks.peers.ddp_recovering", f"--steps={steps}", f"--examples={WORKLOAD.examples}"]
     return Program([([*start, "-m", *training], {})], folder)
 

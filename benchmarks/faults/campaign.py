@@ -175,7 +175,9 @@ def costs(happened: list[Happened], notes: list[tuple[float, str, int]]) -> list
         next_at = next((at for at, event, step in notes if event == "step" and at >= since and step > reached), None)
         seconds = None if next_at is None or next_at >= end else round(next_at - each.at, 2)
         lost = max(0, reached - restart[2]) if restart else 0
-        kept_at = next((at for at, event, step in notes if restart and event == "step" and step >= restart[2]), each.at)
+        attempt = [row for row in notes if row[0] < each.at and row[1] in ("begins", "step")]
+        began = max((index for index, row in enumerate(attempt) if row[1] == "begins"), default=0)
+        kept_at = next((at for at, _, step in attempt[began:] if restart and step >= restart[2]), each.at)
         row = {"fault": each.injection.fault, "seconds": seconds, "steps_lost": lost}
         found.append({**row, "seconds_lost": round(max(0.0, each.at - kept_at), 2)})
     return found
