@@ -135,7 +135,8 @@ STEPS = 160
 
 
 @pytest.mark.slow
-def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(start_workers, inside, tmp_path):
+@pytest.mark.parametrize("sharded", [(), ("--shard_optimizer",)], ids=["replicas", "shards of each"])
+def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(start_workers, inside, tmp_path, sharded):
     """Of three workers the last is lost, then the chief: each time two continue, and from a checkpoint on all three."""
     weighing.write(tmp_path / "files")
     flags = (*weighing.flags(tmp_path / "files"), f"--train_steps={STEPS}")
@@ -152,7 +153,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
         return re.search(pattern, workers.output(chief))
 
     advance()
-    workers = start_workers(3, program, until, *flags, *own, *elastic)
+    workers = start_workers(3, program, until, *flags, *own, *elastic, *sharded)
     outputs = {"shows": lambda: [workers.output(index)[-3000:] for index in range(3)], "pause": 0.5}
     for lost, chief in ((2, 0), (0, 1)):
         all_three = newest(run_dir)
