@@ -58,7 +58,7 @@ def sample(bench, steps=1, calls_of=None, **options):
         (1, {}),
         (8, {"accumulate_steps": 4, "replicas": 2}),
         (8, {"accumulate_steps": 2, "parallel_micro_batches": 2, "replicas": 2}),
-        (4, {"accumulate_steps": 2, "parallel_micro_batches": 2}),
+        pytest.param(4, {"accumulate_steps": 2, "parallel_micro_batches": 2}, marks=pytest.mark.slow),
         (5, {"accumulate_steps": 5}),  # of 3 and 4 examples
         (4, {"accumulate_steps": 4, "jit": True}),
     ],
