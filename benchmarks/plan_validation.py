@@ -4,10 +4,6 @@
 the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a model and data of a few
 bytes. TensorFlow, its threads and what each task imports are in both. Tasks are the job's largest processes: others
 only relay what tasks print, and share the memory of those that they were forked from.
-
-On CPUs, runs whose steps hold large tensors take more than predicted: glibc keeps what each thread has freed for that
-thread (arenas, see malloc(3)), and `engine/machine/allocator.py` keeps all of it in the process. The language model on
-one device takes 226 MiB less with MALLOC_ARENA_MAX=1.
 """
 
 from __future__ import annotations
