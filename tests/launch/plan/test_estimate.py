@@ -92,6 +92,9 @@ def test_messages_travel_during_the_backward_pass():
     alone = estimate(WORK, _hardware()).step_seconds
     assert estimate(work, _hardware(network_overlap=0)).step_seconds == pytest.approx(alone + seconds)
     assert estimate(work, _hardware()).step_seconds == pytest.approx(alone + seconds - alone * 2 / 3)
+    small = Message("all_reduce", 1e6, 1000, "hosts")  # a ring's 1,998 turns, or a tree's 20 and all bytes twice
+    assert message_seconds(small, _hardware(kind="cpu")) == pytest.approx(1998 * (0.001 + 1e-6))
+    assert message_seconds(small, _hardware()) == pytest.approx(20 * 0.001 + 0.002)
 
 
 def test_a_server_sends_to_all_workers():
