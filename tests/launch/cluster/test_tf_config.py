@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -306,14 +307,21 @@ def test_a_worker_that_ends_while_it_starts_is_named_before_the_time_is_up(monke
         left.join()
 
 
-def test_who_is_ready_waits_for_a_peer_that_is_not():
+def test_who_is_ready_waits_for_a_peer_that_is_not_and_for_the_chiefs_server():
     ports = free_ports(2)
-    with rendezvous.Rendezvous(on_this_host(ports)) as first, rendezvous.Rendezvous(on_this_host(ports, 1)) as second:
-        first.wait(PATIENCE)
-        with pytest.raises(rendezvous.ClusterError, match=r"worker 1 .* did not come within"):
-            first.wait(0.3, ready=True)
-        second.wait(PATIENCE, ready=True)
-        first.wait(PATIENCE, ready=True)
+    with rendezvous.Rendezvous(on_this_host(ports, 1)) as second:
+        with rendezvous.Rendezvous(on_this_host(ports)) as first:
+            first.wait(PATIENCE)
+            with pytest.raises(rendezvous.ClusterError, match=r"worker 1 .* did not come within"):
+                first.wait(0.3, ready=True)
+            waiting = threading.Thread(target=second.wait, args=[PATIENCE], kwargs={"ready": True})
+            waiting.start()
+            first.wait(PATIENCE, ready=True)
+        with socket.create_server(("", ports[0])) as server:
+            server.settimeout(0.1)
+            while waiting.is_alive():  # it may have waited for long enough, after the last "ready", by itself
+                with contextlib.suppress(TimeoutError):
+                    server.accept()[0].sendall(bytes([0, 0, 12, 4, 0, 0, 0, 0, 0]))  # SETTINGS, by which gRPC begins
 
 
 STRATEGY = """
