@@ -1,23 +1,29 @@
-"""What the planner predicts beside what a run takes: memory, of real processes. A script, not a test.
+"""What the planner predicts beside what a run takes: memory, of real processes, or time. A script, not a test.
 
-`python -m benchmarks.plan_validation [--cases=mlp:one_device,cnn:two_workers] [--json=FILE]`. Memory is the sum, over
-the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a model and data of a few
-bytes. TensorFlow, its threads and what each task imports are in both. Tasks are the job's largest processes: others
-only relay what tasks print, and share the memory of those that they were forked from.
+    python -m benchmarks.plan_validation --cases=mlp:one_device,cnn:two_workers
+    crankshaft plan --measure=this.yaml
+    python -m benchmarks.plan_validation --times=this.yaml --cases=mlp:one_device,cnn:two_workers
+
+Memory is the sum, over the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a
+model and data of a few bytes. TensorFlow, its threads and what each task imports are in both. Tasks are the job's
+largest processes: others only relay what tasks print, and share the memory of those that they were forked from. Times
+are those of a batch, from examples per second: `crankshaft plan`'s by the file's constants, and benchmark mode's.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .markdown import table
 from .workloads import BATCH_SIZE, WORKLOADS
@@ -135,6 +141,32 @@ def predicted_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
     return tasks.workers * worker + coordinator + tasks.servers * work.server_bytes
 
 
+def predicted_seconds(tasks: Tasks, train_flags: Sequence[str], machine: str) -> float:
+    """Returns the seconds that `crankshaft plan` predicts for a batch on the hardware in a file."""
+    servers = [f"--num_ps={tasks.servers}"] if tasks.servers else []
+    words = ["plan", *train_flags, *servers, f"--on={machine}", f"--hosts={tasks.workers}"]
+    plan = _result(words)
+    return plan["global_batch_size"] / plan["hosts"][0]["examples_per_sec"]
+
+
+def measured_seconds(tasks: Tasks, train_flags: Sequence[str]) -> float:
+    """Returns the seconds that a batch takes in benchmark mode."""
+    result = _result([*tasks.command, *train_flags, "--mode=benchmark"])
+    return 1 / result["steps_per_sec"]
+
+
+def _result(words: Sequence[str]) -> dict[str, Any]:
+    """Runs a command of `crankshaft`, and returns what it writes. Raises `SystemExit` if it fails."""
+    words = [word for word in words if word != "--mode=train" and not word.startswith("--train_steps")]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "result.json")
+        command = [sys.executable, "-m", "crankshaft", *words, f"--result_json={path}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
 def main() -> None:
     """Runs the cases one after the other, and prints a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,30 +175,41 @@ def main() -> None:
     ]
     fitting = [case for case in fitting if case != "wide_deep:mesh_2x1"]  # whose tables no mesh has
     parser.add_argument("--cases", default=",".join(fitting), help="WORKLOAD:TASKS, separated by commas")
+    parser.add_argument("--times", help="of a batch instead of memory, by the hardware in this file")
     parser.add_argument("--json", help="a file for the figures")
     arguments = parser.parse_args()
-    empty: dict[str, float] = {}
+    compare = _memory({}) if not arguments.times else functools.partial(_times, arguments.times)
+    unit, scale = ("ms", 1e-3) if arguments.times else ("MiB", 2.0**20)
     rows, figures = [], []
     for case in arguments.cases.split(","):
         workload, _, name = case.partition(":")
-        tasks = TASKS[name]
-        if name not in empty:
-            nothing = (
-                *_NOTHING,
-                *_COMMON,
-                *(flag for flag in tasks.flags if "mesh" not in flag and "shard" not in flag),
-            )
-            empty[name] = measured_bytes(tasks, nothing)
-        predicted = predicted_bytes(tasks, flags(workload, tasks))
-        measured = measured_bytes(tasks, flags(workload, tasks)) - empty[name]
-        figures.append({"case": case, "predicted_bytes": predicted, "measured_bytes": measured})
-        rows.append(
-            [workload, name, f"{predicted / 2**20:,.0f}", f"{measured / 2**20:,.0f}", f"{predicted / measured:.2f}"]
-        )
+        predicted, measured = (each / scale for each in compare(workload, name))
+        figures.append({"case": case, f"predicted_{unit}": predicted, f"measured_{unit}": measured})
+        shown = [f"{each:,.0f}" if each > 99 else f"{each:.3g}" for each in (predicted, measured)]
+        rows.append([workload, name, *shown, f"{predicted / measured:.2f}"])
         print(" ".join(rows[-1]), file=sys.stderr, flush=True)
-    print(table(["workload", "tasks", "predicted MiB", "measured MiB", "ratio"], rows, names=2))
+    print(table(["workload", "tasks", f"predicted {unit}", f"measured {unit}", "ratio"], rows, names=2))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def _memory(empty: dict[str, float]) -> Callable[[str, str], tuple[float, float]]:
+    """Returns what compares a case's bytes. `empty`: what jobs with a model of a few bytes take, by tasks."""
+
+    def compare(workload: str, name: str) -> tuple[float, float]:
+        tasks = TASKS[name]
+        if name not in empty:
+            plain = (flag for flag in tasks.flags if "mesh" not in flag and "shard" not in flag)
+            empty[name] = measured_bytes(tasks, (*_NOTHING, *_COMMON, *plain))
+        train_flags = flags(workload, tasks)
+        return predicted_bytes(tasks, train_flags), measured_bytes(tasks, train_flags) - empty[name]
+
+    return compare
+
+
+def _times(machine: str, workload: str, name: str) -> tuple[float, float]:
+    tasks, train_flags = TASKS[name], flags(workload, TASKS[name])
+    return predicted_seconds(tasks, train_flags, machine), measured_seconds(tasks, train_flags)
 
 
 if __name__ == "__main__":
