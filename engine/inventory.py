@@ -132,10 +132,14 @@ class Inventory:
         return list({id(each): each for each in [*keras.seed_generators(self.layers.values()), *own]}.values())
 
     @property
+    def own_layers(self) -> list[tf.keras.layers.Layer]:
+        """The outermost layers, without models that are averages of others."""
+        return [layer for path, layer in self.layers.items() if path not in self.averaged]
+
+    @property
     def models(self) -> list[tf.keras.Model]:
-        """The Keras models among the layers, without those that are averages of others."""
-        layers = (layer for path, layer in self.layers.items() if path not in self.averaged)
-        return [layer for layer in layers if isinstance(layer, keras.Trainable)]
+        """The Keras models among `own_layers`."""
+        return [layer for layer in self.own_layers if isinstance(layer, keras.Trainable)]
 
     @property
     def all_weights(self) -> list:

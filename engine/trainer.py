@@ -230,9 +230,7 @@ class Trainer(tf.Module):
 
     def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing."""
-        inventory = self._inventory
-        trained = [layer for path, layer in inventory.layers.items() if path not in inventory.averaged]
-        layers = keras.layers_of(trained, variables)
+        layers = keras.layers_of(self._inventory.own_layers, variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(

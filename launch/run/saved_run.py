@@ -240,8 +240,8 @@ class _RunView(NamedTuple):
 class ForwardModel(tf.keras.Model):
     """A Keras model that computes a trainer's `forward`: where that is more than calling `Trainer.model`.
 
-    It has the trainer's layers as its own, and looks up ids in the trainer's tables. It is not for training, and no
-    `.keras` file can hold it.
+    It has the layers of the trainer as its own, without averages of models, and looks up ids in its tables. It is not
+    for training, and no `.keras` file can hold it.
 
     Args:
       trainer: built, with the weights to predict with.
@@ -249,7 +249,7 @@ class ForwardModel(tf.keras.Model):
 
     def __init__(self, trainer: Trainer):
         super().__init__(name=type(trainer).__name__.lower(), dtype="float32", autocast=False)
-        self.trainer_layers = [*Inventory(trainer).layers.values()]
+        self.trainer_layers = Inventory(trainer).own_layers
         self.trainer = trainer
         self._forward = tf.autograph.experimental.do_not_convert(trainer.forward)
         self.built = True  # its layers are

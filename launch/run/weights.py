@@ -287,7 +287,7 @@ def _by_name(trainer: Trainer, name: str) -> Any:
 def _in_order(trainer: Trainer, name: str | None) -> list:
     """Lists the weights of `Run.model`, or of one of the models, in Keras's order."""
     is_forward = name is None and type(trainer).forward is not Trainer.forward
-    layers = Inventory(trainer).layers.values() if is_forward else [named(trainer, name or MODEL)]
+    layers = Inventory(trainer).own_layers if is_forward else [named(trainer, name or MODEL)]
     return [weight for layer in layers for weight in layer.weights]
 
 

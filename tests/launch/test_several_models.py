@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from crankshaft import Trainer, UsageError, load_model, make_optimizer, mean, minimize, open_run
 from crankshaft import run as run_
+from crankshaft.engine import Averaged
 
 
 class Vae(Trainer):
@@ -83,3 +84,21 @@ def test_one_of_several_models_is_exported_by_its_name(tmp_path):
         run_(Gan, **export, export_model="maker", output=tmp_path / "b")
     with pytest.raises(UsageError, match=r"which is missing; .* or give export_model=critic, generator$"):
         run_(Gan, **export, output=tmp_path / "c")
+
+
+class Taught(Vae):
+    def build(self):
+        super().build()
+        self.teacher = Averaged(self.model, 0.5)
+
+
+@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
+def test_a_run_s_model_is_the_one_to_predict_with_and_has_no_teacher(where):
+    points = np.ones((8, 4), np.float32)
+    with open_run(Taught, data=(points,), jit="off", progress="off", mode="train", **where) as run:
+        run.train(steps=3)
+        assert [each.shape for each in run.model.weights] == [(2, 4), (4,), (4, 2), (2,)]  # by the layers' names
+        assert len(run.models["teacher"].weights) == 2
+        run.set_weights([np.zeros_like(each) for each in run.model.get_weights()])
+        assert not run.predict(points).any()
+        assert run.models["teacher"].get_weights()[0].any()
