@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,10 +25,12 @@ def made(kind):
 @pytest.mark.parametrize(
     ("kind", "buckets"), [pytest.param("source", BUCKETS, marks=pytest.mark.slow), ("dataset", "0:3,7,12")]
 )
-def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, tmp_path):
+def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, tmp_path, capsys):
     data = (made(kind), made(kind))
     flags = {**FLAGS, "bucket_by": buckets}
     whole = run(varying.Mean, data=data, train_steps=10, run_dir=tmp_path / "whole", **flags)
+    shapes = re.findall(r"the data in buckets: \d+ batches per epoch, of (\d+) shapes", capsys.readouterr().out)
+    assert [2 < int(count) <= 6 for count in shapes] == [True] * (kind == "source")  # a dataset's are not known before
     for steps in (7, 10):
         parts = run(varying.Mean, data=data, train_steps=steps, run_dir=tmp_path / "parts", **flags)
     assert_equal_bits(tmp_path / "whole", tmp_path / "parts", "eval")

@@ -149,7 +149,8 @@ def test_a_bucket_has_one_batch_size_and_a_smaller_last_batch(recorder, of):
     made = recorder("source", of)
     steps = made.strategy.training.feed.order.steps_per_epoch
     made.train(steps)
-    sizes = collections.defaultdict(list)
+    sizes, all_padded = collections.defaultdict(list), [padded for padded, _ in batches(made)]
+    assert all_padded != sorted(all_padded)  # all buckets' batches are permuted together
     for padded, ids in batches(made):
         assert all(LENGTHS[i - 1] > {3: 0, 7: 3, 12: 7}[padded] for i in ids)
         sizes[padded].append(len(ids))
