@@ -125,7 +125,7 @@ def are_slots(descriptors: Sequence[int]) -> bool:
 
 
 def newest_whole(stored: Sequence[Mapping[int, tuple[str, int, Sequence[int]]]]) -> tuple[int, list[int]] | None:
-    """Returns the newest step of which one attempt has left every part, and who has its snapshots, by number.
+    """Returns the newest step whose parts are all here, from one attempt, and the numbers of the processes with them.
 
     Args:
       stored: by process, for the step of each of its snapshots, the snapshot's `part`. Processes may have had other

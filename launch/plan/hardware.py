@@ -112,6 +112,17 @@ class Hardware:
     lease_seconds: float = flag(_POSITIVE, 0.003, "Of the coordinator, per lease of a worker.")
     price_per_host_hour: float | None = flag(_POSITIVE, None, "In any currency.")
 
+    @property
+    def assumed(self) -> list[str]:
+        """The figures that are neither measured nor published: assumptions, and defaults."""
+        defaults = {name: default_of(field) for name, field in fields(Hardware).items()}
+        return [
+            name
+            for name, default in defaults.items()
+            if "assumption" in self.sources.get(name, "")
+            or (name not in self.sources and isinstance(default, float) and default and getattr(self, name) == default)
+        ]
+
     def matmul_seconds(self, dtype: str, flops: float) -> float:
         """Returns the seconds of one product of this many operations, by the rate of a square one with as many.
 

@@ -63,10 +63,9 @@ _PARTS = ("compute", "memory", "dispatch", "network", "input")
 def text(plan: dict[str, Any], machine: Hardware, columns: int) -> str:
     """Returns what a terminal shows of a plan."""
     title = f"{plan['model']}, batches of {plan['global_batch_size']:,}; {machine.name}"
-    assumed = [name for name, source in machine.sources.items() if source.startswith("an assumption")]
     lines = [title, "", table(plan["hosts"], machine, columns)]
-    if assumed:
-        lines += ["", f"Assumptions: {', '.join(assumed)}."]
+    if machine.assumed:
+        lines += ["", f"Assumptions: {', '.join(machine.assumed)}."]
     if "simulated" in plan["hosts"][0]:
         lines += ["", *simulation.lines({each["hosts"]: each["simulated"] for each in plan["hosts"]})]
     if not plan["fits"]:

@@ -116,3 +116,5 @@ def test_this_machine_is_measured_into_a_file_that_on_accepts(tmp_path):
         assert [size for size, _ in links] == sorted(size for size, _ in links)
         assert len(links) == 6
     assert found.sources["hours_between_failures"] == "an assumption"
+    assert {"hours_between_failures", "recovery_seconds", "lease_seconds"} <= {*found.assumed}
+    assert not {"step_seconds", "network_overlap", "matmul_tflops"} & {*found.assumed}  # measured
