@@ -137,7 +137,7 @@ class Snapshots:
             if newest is None or self._checkpoints.writer.process or {*newest.record["parts"]} - {0}:
                 return None
             if newest.step <= manifests.newest_step(self._checkpoints.directory):
-                return None
+                return None  # it is written already
             self._checkpoints.write_beside(newest.step, entries_of(newest), for_manifest(newest.record))
         return newest.step if newest.step == manifests.newest_step(self._checkpoints.directory) else None
 

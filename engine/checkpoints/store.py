@@ -208,9 +208,13 @@ class Checkpoints:
             self.wait()
 
     def write_beside(self, step: int, entries: list[SlicedVariable], record: dict) -> None:
-        """Writes a state like `write`, but alone and at once, in a thread beside the run; the log has a failure."""
+        """Writes a state like `write`, but alone, in a thread beside the run; the log has a failure.
+
+        Does nothing if the run has written this step or a later one by the time it is this thread's turn.
+        """
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{uuid.uuid4().hex}_0")
-        self._write(_Saving(int(step), folder, entries, frozenset(), record, threading.Event()))
+        saving = _Saving(int(step), folder, entries, frozenset(), record, threading.Event())
+        self._write(saving, lambda: step > manifests.newest_step(self.directory))
 
     def _new(self, step: int, entries: list[SlicedVariable], others: frozenset[int], record: dict) -> _Saving:
         """Makes a saving, whose folder all processes name alike."""
@@ -376,10 +380,12 @@ class Checkpoints:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         self._write(saving)
 
-    def _write(self, saving: _Saving) -> None:
-        """Writes this process's entries, once no other thread does."""
+    def _write(self, saving: _Saving, is_due: Callable[[], bool] = lambda: True) -> None:
+        """Writes this process's entries, once no other thread does, if `is_due` then."""
         self._writing.acquire()
         try:
+            if not is_due():
+                return
             os.makedirs(saving.folder, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another process's
                 files.make_file(os.path.join(saving.folder, _MARK))

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
+from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints.in_memory import Snapshots
 from crankshaft.engine.checkpoints.slots import Slots, are_slots, make, newest_whole
 from crankshaft.engine.machine import memory
 from tests.engine.checkpoints.checkpoint_cases import bits, fill, make_state
+from tests.runs import steps
 from tests.waiting import PATIENCE
 
 ABOUT = {"model": "mlp", "units": 3}
@@ -119,6 +121,19 @@ def test_the_newest_is_written_alone_beside_the_run_unless_a_checkpoint_is_newer
     taken.clear()
     assert taken.write_alone() is None
     taken.close()
+
+
+def test_a_checkpoint_that_the_run_writes_after_it_is_due_replaces_it(tmp_path, monkeypatch):
+    taken = snapshots_of(tmp_path, make_state(), Slots())
+    checkpoints = Checkpoints(tmp_path / "checkpoints", make_state(), keep=3, about=ABOUT)
+    looks = [-1]  # before the run has saved step 7
+    look = manifests.newest_step
+    monkeypatch.setattr(manifests, "newest_step", lambda directory: looks.pop() if looks else look(directory))
+    taken.take(4, {})
+    taken.wait()
+    checkpoints.save(7, {}, wait=True)
+    assert taken.write_alone() is None
+    assert steps(tmp_path) == [7]
 
 
 def test_a_snapshot_of_another_configuration_or_folder_is_not_used(tmp_path, slots):
