@@ -117,7 +117,7 @@ def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> d
         ]
         title, checkpoints = "record and asking" if alone else "all hooks", made.checkpoints
         ways: dict[str, Callable[[Status], None]] = {title: lambda status: None}
-        snapshots = Snapshots(checkpoints, Slots(), made.strategy.exchange_text)
+        snapshots = Snapshots(checkpoints, Slots(), made.strategy.exchange_json)
         stack.callback(snapshots.close)
         if not alone:
             ways[f"{title}, a checkpoint"] = lambda status: saving.save(checkpoints, status, used)

@@ -6,11 +6,11 @@ that it has, not only those that it would write to a checkpoint: if another's me
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -33,16 +33,17 @@ class Snapshots:
     Args:
       checkpoints: of the run: their state, and where a snapshot becomes a checkpoint.
       slots: the memory.
-      exchange_text: of all processes that train this state (`Processes.exchange_text`).
+      exchange_json: of all processes that train this state (`Processes.exchange_json`).
 
     Attributes:
       copy_seconds: of CPU time that the newest took of a thread of its own.
       is_off: whether there is too little memory.
     """
 
-    def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange_text: Callable[[str], list[str]]):
-        self._checkpoints, self._slots, self._exchange_text = checkpoints, slots, exchange_text
-        self._thread: threading.Thread | None = None
+    def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange_json: Callable[[Any], list]):
+        self._checkpoints, self._slots, self._exchange_json = checkpoints, slots, exchange_json
+        self._thread: Executor | None = None
+        self._copying: Future | None = None
         self._using = threading.Lock()  # the slots: none is written while one is read
         self.copy_seconds = 0.0
         self.is_off = False
@@ -50,19 +51,18 @@ class Snapshots:
     @property
     def is_busy(self) -> bool:
         """Whether one is being copied."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._copying is not None and not self._copying.done()
 
     def take(self, step: int, host_state: dict) -> None:
         """Takes a snapshot of the current state; returns when the variables may change again. All processes call it.
 
         Args:
           step: of the state.
-          host_state: plain JSON and NumPy scalars, read at once; the first process's is kept by all.
+          host_state: plain JSON and NumPy scalars, the same in all processes, read at once.
         """
         self.wait()
         checkpoints = self._checkpoints
         kept = manifests.as_read(checkpoints.about, host_state)
-        kept["host_state"] = json.loads(self._from_first(json.dumps(kept["host_state"])))
         entries, variables = snapshot.take(checkpoints.state)
         if self.is_off or self._lacks_memory(entries, variables):
             return
@@ -72,15 +72,16 @@ class Snapshots:
         record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
         may_change = threading.Event()
         arguments = step, record, entries, may_change
-        self._thread = threading.Thread(target=self._copy, args=arguments, name=f"snapshot-{step}")
-        self._thread.start()
-        may_change.wait()
+        self._thread = self._thread or ThreadPoolExecutor(1, "snapshots")
+        self._copying = self._thread.submit(self._copy, *arguments)
+        if any(each.is_live for each in entries):
+            may_change.wait()
 
     def wait(self) -> None:
         """Waits until nothing is being copied."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._copying is not None:
+            self._copying.result()
+            self._copying = None
 
     def clear(self) -> None:
         """Forgets all snapshots: the run has ended, or has gone back to an earlier state."""
@@ -89,8 +90,11 @@ class Snapshots:
             self._slots.clear()
 
     def close(self) -> None:
-        """Frees the memory, if this process has made it."""
+        """Ends the thread that copies, and frees the memory, if this process has made it."""
         self.wait()
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
         with self._using:
             self._slots.close()
 
@@ -104,8 +108,7 @@ class Snapshots:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
         stored = {each.step: each for each in self._of_this_run() if each.step > after}
-        parts = {step: each.part for step, each in stored.items()}
-        rows = [json.loads(row) for row in self._exchange_text(json.dumps(parts))]
+        rows = self._exchange_json({str(step): each.part for step, each in stored.items()})
         found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
             return None
@@ -114,8 +117,7 @@ class Snapshots:
         mine = stored[step] if process in (first, *more) else None
         record: Any = mine.record if mine else {}
         if 1 + len(more) < len(rows):  # a process that has lost its own needs the record too
-            texts = self._exchange_text(json.dumps(record) if process == first else "")
-            record = json.loads(texts[first])
+            record = self._exchange_json(record if process == first else None)[first]
         entries = entries_of(mine, all_of_them=process == first) if mine else []
         others = frozenset({first, *(each for each in more if rows[each][str(step)][1] in record["parts"])} - {0})
         is_written = True
@@ -125,7 +127,7 @@ class Snapshots:
             is_written = False
             logging.warning("the snapshot of step %d is lost: %s", step, error)
         # All go on alike: the first process has sealed it, or none may restore it.
-        return step if json.loads(self._exchange_text(json.dumps(is_written))[0]) else None
+        return step if self._exchange_json(is_written)[0] else None
 
     def write_alone(self) -> int | None:
         """Writes this process's newest snapshot as a checkpoint, in a thread beside the run; see `write_newest`.
@@ -149,10 +151,6 @@ class Snapshots:
         """Returns what identifies the run; a folder that was removed and created again belongs to another run."""
         folder = os.path.dirname(self._checkpoints.directory)
         return [self._checkpoints.directory, os.stat(folder).st_ino if os.path.exists(folder) else 0]
-
-    def _from_first(self, text: str) -> str:
-        """Returns the first process's text."""
-        return self._exchange_text("" if self._checkpoints.writer.process else text)[0]
 
     def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
         """Returns whether two snapshots would take too much of the memory."""

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..meter import Meter, Segment, Window
@@ -189,8 +189,14 @@ class Hook:
     def __call__(self, status: Status) -> None:
         """Acts after each call of the inner loop, due or not. May set `status.stop`."""
 
-    def settle(self, status: Status) -> None:
-        """Prepares a save: raises if the state must not be saved, and writes what must be on disk first."""
+    def settle(self, status: Status) -> Any:
+        """Prepares a save: raises if the state must not be saved, and writes what must be on disk first.
+
+        Returns what `compare` needs of every process, plain JSON; None: nothing. Each process has to return it.
+        """
+
+    def compare(self, status: Status, values: list) -> None:
+        """Raises if the state must not be saved, by what `settle` has returned in each process, in order."""
 
     def end(self, status: Status) -> None:
         """Ends the hook after the last step, or after a hook stopped the run; not after an exception."""

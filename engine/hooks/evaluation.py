@@ -70,7 +70,7 @@ class FinalWeights(Hook):
         averages = [average for each in inventory.optimizers.values() if (average := each.final_average()) is not None]
         if self._may_change or averages:
             weights = [own_copy(tf_variable(each)) for each in (*inventory.all_weights, *inventory.moving_statistics)]
-            self._hashes = lambda: hashes(weights)
+            self._hashes = lambda: hashes(weights).numpy()
             self._before = self._hashes()
         for average in averages:
             average.hand_over()

@@ -179,8 +179,8 @@ class KerasCallbacks(Windowed):
             _check(self.callbacks, _OF_MODEL)
         self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
         # All processes stop at the same steps.
-        each = status.strategy.exchange_text(json.dumps([self._at_batches, self._at_test_batches]))
-        at_batches, at_test_batches = zip(*map(json.loads, each), strict=True)
+        each = status.strategy.exchange_json([self._at_batches, self._at_test_batches])
+        at_batches, at_test_batches = zip(*each, strict=True)
         self._at_batches, self._at_test_batches = [*dict.fromkeys(itertools.chain(*at_batches))], any(at_test_batches)
         params = self._params(status)
         with self._calling():
@@ -301,7 +301,7 @@ class KerasCallbacks(Windowed):
     def end(self, status: Status) -> None:
         self._call("on_train_end", self._logs)
         if status.strategy.num_hosts > 1:  # the chief's history includes its callbacks' additions to logs
-            states = json.loads(status.strategy.exchange_text(json.dumps([*map(_state_of, self._callbacks)]))[0])
+            states = status.strategy.exchange_json([*map(_state_of, self._callbacks)])[0]
             for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
                 if state is not None and (callback is self.history or callback not in self._called):
                     _set_state(callback, state)

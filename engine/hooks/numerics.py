@@ -105,9 +105,19 @@ def check_weights(trainer, title: str, processes=None, step: int | None = None) 
       processes: that all make this call (`engine.strategies.base.Processes`), and raise together; None is this one.
       step: of a training run, any of whose steps up to it may have caused it.
     """
+    path = _nonfinite_weight(trainer)
+    _check_paths(trainer, title, processes.exchange_json(path) if processes else [path], step)
+
+
+def _nonfinite_weight(trainer) -> str:
+    """Returns the path of the first weight or moving statistic in this process that is not finite, or ""."""
     inventory = Inventory(trainer)
-    path = first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]) or ""
-    if path := next(filter(None, processes.exchange_text(path) if processes else [path]), None):
+    return first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]) or ""
+
+
+def _check_paths(trainer, title: str, paths: Iterable[str], step: int | None) -> None:
+    """Raises `NonfiniteError`, see `check_weights`, by the `_nonfinite_weight` of all processes."""
+    if path := next(filter(None, paths), None):
         line = f"{title}: variable {path} is not finite; {_cure(trainer.run_context.options)}"
         raise NonfiniteError(line, None if step is None else (1, step))
 
@@ -191,18 +201,18 @@ class NanGuard(Hook):
     def rewind(self, status: Status) -> None:
         self._unchecked = None
 
-    def settle(self, status: Status) -> None:
-        self._check_all(status)
-
-    def end(self, status: Status) -> None:
-        self._check_all(status)
-
-    def _check_all(self, status: Status) -> None:
+    def settle(self, status: Status) -> str | None:
         if self._unchecked is not None:
             unchecked, self._unchecked = self._unchecked, None
             self._check(status, *unchecked)
-        if self._ends:
-            check_weights(status.state.trainer, f"step {status.step}", status.strategy, status.step)
+        return _nonfinite_weight(status.state.trainer) if self._ends else None
+
+    def compare(self, status: Status, values: list[str]) -> None:
+        _check_paths(status.state.trainer, f"step {status.step}", values, status.step)
+
+    def end(self, status: Status) -> None:
+        if (path := self.settle(status)) is not None:
+            self.compare(status, status.strategy.exchange_json(path))
 
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.run_context.options

@@ -76,10 +76,9 @@ class Rollback(Hook):
         if status.step in self._suspects and status.step in self.left_out:
             saving.save(self._checkpoints, status, self._hooks)
 
-    def settle_all(self, status: Status) -> None:
+    def check(self, status: Status) -> None:
         """Raises what the last save would raise, while the run can return."""
-        for hook in self._hooks:
-            hook.settle(status)
+        saving.settled(status, self._hooks)
 
     def after(self, error: NonfiniteError | OutOfSyncError, restore: Callable[[], None], state: TrainState) -> None:
         """Returns to the last good state after an error.

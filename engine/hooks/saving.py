@@ -36,7 +36,8 @@ def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again:
 def settled(status: Status, hooks: Sequence[Hook]) -> dict:
     """Prepares a save, and returns what it has besides variables, plain JSON and NumPy scalars.
 
-    Each hook's `settle` is called first, so a hook that detects a bad state raises, and nothing is saved.
+    Each hook's `settle` is called first, and its `compare` with what that returned in all processes: a hook that
+    detects a bad state raises, and nothing is saved. For a snapshot in memory all processes return what the first has.
 
     Raises:
       SaveError: see `save`.
@@ -47,11 +48,16 @@ def settled(status: Status, hooks: Sequence[Hook]) -> dict:
             f"step {status.step} could not be written: the call after it was interrupted, so the variables are not "
             "those of one step; restore a checkpoint, as run.restore('latest') does, and train from there"
         )
-    for hook in hooks:
-        hook.settle(status)
+    named = by_name(hooks)
+    own = {name: value for name, hook in named.items() if (value := hook.settle(status)) is not None}
     state.input.take(status.step)
-    of_hooks = {name: values for name, hook in by_name(hooks).items() if (values := hook.host_state())}
-    return {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
+    of_hooks = {name: values for name, hook in named.items() if (values := hook.host_state())}
+    host_state = {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
+    sends = status.in_memory and status.strategy.is_chief
+    rows = status.strategy.exchange_json([own, host_state if sends else None])  # both in one round
+    for name in own:
+        named[name].compare(status, [values[name] for values, _ in rows])
+    return rows[0][1] if status.in_memory else host_state
 
 
 def restore(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +44,7 @@ class SyncCheck(Periodic):
         self._replica_names = replica_names
         self._user_periods, self._runs_users = user_periods, runs_users
         self._variables: list[tf.Variable] = []
+        self._hashes: Callable[[], tf.Tensor]
 
     def begin(self, status: Status) -> None:
         if status.strategy.num_hosts > 1 and any(status.strategy.exchange(int(self._runs_users))):
@@ -56,17 +57,21 @@ class SyncCheck(Periodic):
             and variable.dtype != tf.string  # hooks' state of this process (`TrainState.of_hooks`)
             and id(variable) not in positions
         ]
+        replicas = status.strategy.num_replicas // status.strategy.num_hosts
+        self._hashes = tf.function(lambda: hashes(self._variables, replicas), autograph=False)  # eager calls cost more
 
     def act(self, status: Status) -> None:
-        own = hashes(self._variables, status.strategy.num_replicas // status.strategy.num_hosts)
-        rows = [np.frombuffer(each, np.int64) for each in status.strategy.exchange_bytes(own.tobytes())]
-        by_replica = np.concatenate([row.reshape(own.shape) for row in rows], axis=1)
+        self.compare(status, status.strategy.exchange_json(self.settle(status)))
+
+    def settle(self, status: Status) -> str:
+        return self._hashes().numpy().tobytes().hex()
+
+    def compare(self, status: Status, values: list[str]) -> None:
+        rows = [np.frombuffer(bytes.fromhex(each), np.int64).reshape(len(self._variables), -1) for each in values]
+        by_replica = np.concatenate(rows, axis=1)
         for variable, row in zip(self._variables, by_replica.tolist(), strict=True):
             for alike in _holders(variable, len(row)):
                 self._check(status.step, variable, {replica: row[replica] for replica in alike})
-
-    def settle(self, status: Status) -> None:
-        self.act(status)
 
     def end(self, status: Status) -> None:
         self.act(status)
@@ -91,14 +96,15 @@ class SyncCheck(Periodic):
         )
 
 
-def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> np.ndarray:
+def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> tf.Tensor:
     """Returns a 64-bit hash of each variable on each replica of this process, int64 [variables, replicas]."""
-    checksums = np.empty([len(variables), replicas], np.int64)
+    rows = []
     with tf.device("CPU:0"):
-        for row, variable in zip(checksums, variables, strict=True):  # a plain variable is shared by all replicas
+        for variable in variables:  # a plain variable is shared by all replicas
             values = [tf.reshape(each.read_value(), [1, -1]) for each in per_replica.components(variable)]
-            row[:] = [tf.raw_ops.Fingerprint(data=x, method="farmhash64").numpy().view(np.int64).item() for x in values]
-    return checksums
+            row = [tf.raw_ops.Fingerprint(data=value, method="farmhash64") for value in values]
+            rows.append(tf.broadcast_to(tf.bitcast(tf.concat(row, 0), tf.int64), [replicas]))
+        return tf.stack(rows) if rows else tf.zeros([0, replicas], tf.int64)
 
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ def compute(trainer, strategy, predictions: Callable[[], Predictions], known: Co
     if strategy.num_hosts == 1:
         return made
     line = failure and f"{type(failure).__name__}: {reason(failure)}"
-    chief = json.loads(strategy.exchange_text(json.dumps([line, made.metrics]))[0])
+    chief = strategy.exchange_json([line, made.metrics])[0]
     if failure:
         raise failure
     if chief[0]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,9 +81,13 @@ class Processes:
         """Exchanges texts, like `exchange`."""
         return [text]
 
+    def exchange_json(self, value: Any) -> list:
+        """Exchanges plain JSON and NumPy scalars, like `exchange`."""
+        return [value]
+
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
         """Returns the records of a source that any process has skipped; every training process must call it."""
-        return {record for each in self.exchange_text(json.dumps([*source.bad])) for record in json.loads(each)}
+        return {record for each in self.exchange_json([*source.bad]) for record in each}
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         """Exchanges bytes, like `exchange`; also megabytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,10 @@ from .replicated import Replicated
 from .workers import OWN, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
-_LEAST_BYTES, _PIECE_BYTES = 1 << 9, 1 << 20  # see `exchange_bytes`
+_SHORT_BYTES = 4096  # a process's, exchanged in one round, if all processes' together have at most
+_SHORT_BYTES_OF_ALL = 1 << 20
+_PIECE_BYTES = 1 << 20  # sizes of what is longer are powers of two, or multiples of this: each is compiled
+_WORD = 8  # bytes of the numbers that are summed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,22 +103,27 @@ class MultiWorker(Replicated):
         return "XLA compiles no sum over workers on a CPU, nor one in a loop"
 
     def exchange(self, value: int) -> list[int]:
-        return self._exchanged(np.array([value], np.int64))[:, 0].tolist()
+        values = self.exchange_bytes(value.to_bytes(_WORD, "little", signed=True))
+        return [int.from_bytes(each, "little", signed=True) for each in values]
 
     def exchange_text(self, text: str) -> list[str]:
         return [each.decode() for each in self.exchange_bytes(text.encode())]
 
-    def exchange_bytes(self, value: bytes) -> list[bytes]:
-        lengths = self.exchange(len(value))
-        # Few sizes, since each is compiled.
-        least = max(_LEAST_BYTES, 1 << (max(lengths) - 1).bit_length()) if max(lengths) else 0
-        pieces = -(-max(lengths) // _PIECE_BYTES)
-        padded = value.ljust(min(least, pieces * _PIECE_BYTES), b"\0")
-        rows = self._exchanged(np.frombuffer(padded, np.int64)) if padded else [np.zeros(0)] * len(lengths)
-        return [row.tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
+    def exchange_json(self, value: Any) -> list:
+        text = json.dumps(value, default=lambda scalar: scalar.item())
+        return [json.loads(each) for each in self.exchange_text(text)]
 
-    def _exchanged(self, values: np.ndarray) -> np.ndarray:
-        """Exchanges int64 values between workers: returns a row per worker, all of one length."""
+    def exchange_bytes(self, value: bytes) -> list[bytes]:
+        short = max(_WORD, min(_SHORT_BYTES, _SHORT_BYTES_OF_ALL // self.num_hosts) // _WORD * _WORD)
+        rows = self._exchanged(len(value).to_bytes(_WORD, "little") + value[:short], _WORD + short)
+        lengths = [int.from_bytes(row[:_WORD], "little") for row in rows]
+        if (longest := max(lengths)) <= short:
+            return [row[_WORD:][:length] for row, length in zip(rows, lengths, strict=True)]
+        size = min(1 << (longest - 1).bit_length(), -(-longest // _PIECE_BYTES) * _PIECE_BYTES)
+        return [row[:length] for row, length in zip(self._exchanged(value, size), lengths, strict=True)]
+
+    def _exchanged(self, value: bytes, size: int) -> list[bytes]:
+        """Exchanges bytes between workers in one round, padded to `size`: a multiple of `_WORD`, the same in all."""
         if self._exchange is None:
 
             def share(values):
@@ -123,9 +132,12 @@ class MultiWorker(Replicated):
                 return collectives.all_reduce(context, tf.where(first, values, 0))
 
             self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
-        mine = tf.constant(values)[tf.newaxis] * tf.one_hot(self.host, self.num_hosts, dtype=tf.int64)[:, tf.newaxis]
+        mine = np.zeros([self.num_hosts, size // _WORD], np.int64)
+        mine[self.host] = np.frombuffer(value.ljust(size, b"\0"), np.int64)
+        mine = tf.constant(mine)
         exchange = self._exchange.get_concrete_function(mine)  # calling it would warn of each new size
-        return self.distribution.experimental_local_results(exchange(mine))[0].numpy()
+        rows = self.distribution.experimental_local_results(exchange(mine))[0].numpy()
+        return [row.tobytes() for row in rows]
 
     def silent(self, seconds: float) -> list[str]:
         return [self.host_names[worker] for worker in self._watchdog.silent(seconds)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -213,7 +212,7 @@ def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str
     previous = previous if isinstance(previous, dict) else {}
     if newest and config.trains and (position := _position(config, newest)):
         previous = {**previous, "train": {**previous.get("train", {}), "resumed": position}}
-    known = json.loads(strategy.exchange_text(json.dumps(previous))[0])
+    known = strategy.exchange_json(previous)[0]
     if position := known.get("train", {}).get("resumed"):
         position["origin"] = Origin(**position["origin"])
     return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}

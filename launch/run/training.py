@@ -53,7 +53,7 @@ def _snapshots(run: BaseRun) -> Snapshots | None:
         return None
     # The copy of a folder elsewhere is this process's own, so no other may write there what it left.
     slots = memory.inherited({} if config.remote else os.environ)
-    return Snapshots(run.checkpoints, slots, run.strategy.exchange_text)
+    return Snapshots(run.checkpoints, slots, run.strategy.exchange_json)
 
 
 def _write_snapshot(run: BaseRun) -> str | None:
@@ -105,7 +105,7 @@ def _trained(run: BaseRun) -> bool:
     try:
         run.loop.train_to(run.train_steps)
         if run.rollback:
-            run.rollback.settle_all(run.loop.status)
+            run.rollback.check(run.loop.status)
     except (NonfiniteError, OutOfSyncError) as error:
         if run.rollback is None:
             raise

@@ -247,13 +247,13 @@ class TrainerCopy:
 
     def write_back(self) -> None:
         """Gives the run the weights that were set in the copy, and as their averages."""
-        changed = np.flatnonzero(hashes(self._own) != self._known)
+        changed = np.flatnonzero(hashes(self._own).numpy() != self._known)
         if len(changed):
             _assign(self._run, [(self._theirs[position], self._own[position].numpy()) for position in changed])
 
     def _settle(self) -> None:
         hand_over_averages(self.trainer)
-        self._known = hashes(self._own)
+        self._known = hashes(self._own).numpy()
 
 
 def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | None) -> None:

@@ -96,10 +96,10 @@ class EventFiles:
         """Queues a graph, a serialised `GraphDef`, at step 0."""
         self.put(folder, 0, make)
 
-    def flush(self) -> None:
-        """Waits until all queued events are in the files."""
+    def flush(self, seconds: float | None = None) -> None:
+        """Waits until all queued events are in the files, for at most so many seconds."""
         if self._is_open:
-            self._writing.flush()
+            self._writing.flush(seconds)
 
     def close(self) -> None:
         """Writes the rest and closes the files; may be called again."""

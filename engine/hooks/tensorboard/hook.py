@@ -114,7 +114,7 @@ class TensorBoard(Windowed):
         self._files.put("train", status.step, lambda: _training_scalars(totals, figures))
 
     def settle(self, status: Status) -> None:
-        self._files.flush()  # so that a run resumed from this checkpoint has no gap
+        self._files.flush(0.0 if status.in_memory else None)  # so that a run resumed from it has no gap
 
     def end(self, status: Status) -> None:
         self._files.close()

