@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 from absl import logging
@@ -20,7 +20,7 @@ from absl import logging
 from ..errors import EXIT_FAILED, one_line, setting
 from ..internals import tensorflow
 from . import standstill
-from .peers import DEFAULT_TIMEOUT_SECONDS, Peers
+from .peers import DEFAULT_TIMEOUT_SECONDS, Heard, Peers
 
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
 _PERIOD_SECONDS = 0.5
@@ -134,6 +134,11 @@ class Watchdog:
         The next beat may take `factor` times the timeout: `FIRST_CALL_FACTOR` if something is compiled.
         """
         self._mark = (self._mark[0] + 1, step, factor)
+
+    @property
+    def heard(self) -> Mapping[int, Heard]:
+        """By worker, the last datagram of each of the others."""
+        return self._peers.heard
 
     def silent(self, seconds: float) -> list[int]:
         """Returns the workers that were silent for so many seconds without having ended."""

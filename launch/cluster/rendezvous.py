@@ -182,12 +182,15 @@ class Rendezvous:
     Each task arrives twice: as it starts, and once it is ready for TensorFlow's server, which answers from then on. The
     chief's server starts first. The others' call it, and a call that came too early would be repeated only after a
     second (by TCP, RFC 6298, 2.1, and by gRPC as TensorFlow sets it in grpc_channel.cc).
+
+    Attributes:
+      callers: how many calls it has answered.
     """
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
         self._greeting = _STARTING
-        self._callers = 0
+        self.callers = 0
         self._chief_ready_at = math.inf  # for the last time
         self._seen: dict[tuple[str, str], float] = {}  # by peer, when it answered last
 
@@ -210,7 +213,7 @@ class Rendezvous:
         with contextlib.suppress(OSError):  # the listener is shut down
             while True:
                 with self._listener.accept()[0] as caller, contextlib.suppress(OSError):
-                    self._callers += 1
+                    self.callers += 1
                     caller.sendall(self._greeting)
 
     def wait(self, timeout_seconds: float, *, ready: bool = False, new_attempt: bool = False) -> None:
@@ -225,7 +228,7 @@ class Rendezvous:
         """
         if ready:
             self._greeting = _READY
-        elif answers(self._cluster.address) and not self._callers:  # this call itself would be one
+        elif answers(self._cluster.address) and not self.callers:  # this call itself would be one
             raise UsageError(
                 f"{self._cluster.source} says that this process, on {socket.gethostname()}, is {self._cluster.task} at "
                 f"{self._cluster.address}, where another task answers; give each task an index of its own"

@@ -9,13 +9,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 
 import pytest
 import tensorflow as tf
 
 from crankshaft.engine.health.peers import Peers
 from crankshaft.engine.health.watchdog import Watchdog, default_timeout_seconds
+from crankshaft.launch.cluster.resources import free_ports
 from tests.waiting import PATIENCE, wait_until
 
 WORKER = pathlib.Path(__file__).with_name("stuck_worker.py")
@@ -23,24 +23,13 @@ NEVER = 1000.0
 STEP = 7
 
 
-def free_addresses(count: int) -> tuple[str, ...]:
-    """Addresses whose port is free for TCP and for UDP."""
-    with contextlib.ExitStack() as stack:
-        found = []
-        while len(found) < count:
-            server = stack.enter_context(socket.create_server(("", 0)))
-            with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as udp:
-                udp.bind(("", server.getsockname()[1]))
-                found.append(f"localhost:{server.getsockname()[1]}")
-        return tuple(found)
-
-
 class Job:
     """Watchdogs of one job, each on its own port. What one says at its end is in `said`, and ends nothing; nor do they
-    abort collectives, which would be those of all tests in this process."""
+    abort collectives, which would be those of all tests in this process. No timeout ends before `begin`."""
 
-    def __init__(self, workers: int, timeouts: list[float], arrived=None):
-        self.addresses = free_addresses(workers)
+    def __init__(self, timeouts: list[float], arrived=None, missing: int = 0):
+        workers = len(timeouts) + missing
+        self.addresses = tuple(f"localhost:{port}" for port in free_ports(workers))
         self.said: dict[int, str] = {}
         self.ended = threading.Event()
         names = tuple(f"worker {worker}" for worker in range(workers))
@@ -70,42 +59,56 @@ class Job:
         for watchdog in self.watchdogs:
             self.stack.enter_context(watchdog)
         for watchdog in self.watchdogs:  # what one sends counts for those who know it
-            wait_until(lambda watchdog=watchdog: len(watchdog.silent(-1.0)) == len(self.watchdogs) - 1)
-            watchdog.beat(STEP)
+            wait_until(lambda watchdog=watchdog: len(watchdog.heard) == len(self.watchdogs) - 1)
+            watchdog.beat(STEP, factor=NEVER)
         return self
 
     def __exit__(self, *_) -> None:
         self.stack.close()
+
+    def begin(self, *steps: int | None) -> None:
+        """Has each worker begin a step, or stay where it is; then, once worker 0 knows, its timeout counts."""
+        beats = {other: 1 + (step is not None) for other, step in enumerate(steps) if other}
+        for other in beats:
+            if steps[other] is not None:
+                self.watchdogs[other].beat(steps[other], factor=NEVER)
+        heard = self.watchdogs[0].heard
+        wait_until(lambda: all(heard[other].beats == number for other, number in beats.items()))
+        self.watchdogs[0].beat(steps[0])
 
     def first_line(self, worker: int) -> str:
         assert self.ended.wait(PATIENCE)
         return self.said[worker]
 
 
-def keep_beating(watchdogs, until: threading.Event) -> None:
-    while not until.wait(0.02):
-        for watchdog in watchdogs:
-            watchdog.beat(STEP)
+class Looks:
+    """A worker's arrivals: counts how often its watchdog looks at them, which is eight times within its timeout.
+
+    If it `moves`, there is another arrival each time, however busy the machine is.
+    """
+
+    def __init__(self, moves: bool, arrived: int = 0):
+        self.count, self._moves, self._arrived = 0, moves, arrived
+
+    def __call__(self) -> int:
+        self.count += 1
+        return self._arrived + self._moves * self.count
 
 
-def test_worker_that_moves_is_in_its_longer_first_call_or_has_no_timeout_is_left_alone():
-    stop = threading.Event()
-    with Job(2, [3.0, 3.0]) as moves, Job(2, [0.3, 0.3]) as begins, Job(2, [0.0, 0.0]) as unlimited:
-        for watchdog in begins.watchdogs:
-            watchdog.beat(0, factor=40.0)
-        thread = threading.Thread(target=keep_beating, args=(moves.watchdogs, stop), daemon=True)
-        thread.start()
-        time.sleep(6.5)
-        found = [job.said for job in (moves, begins, unlimited)]
-        stop.set()
-        thread.join()
-    assert found == [{}, {}, {}]
+@pytest.mark.parametrize(("timeout", "moves", "factor"), [(0.3, True, 1.0), (0.3, False, NEVER), (0.0, False, 1.0)])
+def test_worker_that_moves_is_in_its_longer_first_call_or_has_no_timeout_is_left_alone(timeout, moves, factor):
+    looks = Looks(moves), Looks(moves)
+    with Job([timeout, timeout], looks) as job:
+        for watchdog in job.watchdogs:
+            watchdog.beat(0, factor)
+        most = max(each.count for each in looks) + (20 if timeout else 3)
+        wait_until(lambda: job.said or min(each.count for each in looks) > most)
+        assert job.said == {}
 
 
 def test_worker_with_fewer_beats_is_named():
-    with Job(3, [0.8, NEVER, NEVER]) as job:
-        for ahead in (0, 2):
-            job.watchdogs[ahead].beat(STEP + 50)
+    with Job([0.8, NEVER, NEVER]) as job:
+        job.begin(STEP + 50, None, STEP + 50)
         line = job.first_line(0)
     said = (
         rf"worker 1 \({job.addresses[1]}\) has not arrived at step {STEP + 50} for \d+ s \(it last began step {STEP}\)"
@@ -114,7 +117,10 @@ def test_worker_with_fewer_beats_is_named():
 
 
 def test_worker_without_data_is_named_though_it_has_as_many_beats():
-    with Job(3, [0.8, NEVER, NEVER], arrived=[lambda: 5, lambda: 5, lambda: 4]) as job:
+    with Job([0.8, NEVER, NEVER], arrived=[lambda: 5, lambda: 5, lambda: 4]) as job:
+        heard = job.watchdogs[0].heard
+        wait_until(lambda: (heard[1].arrived, heard[2].arrived) == (5, 4))
+        job.begin(STEP, STEP, STEP)
         line = job.first_line(0)
     assert line.startswith(
         f"worker 2 ({job.addresses[2]}) has not arrived where others wait, in the call from step 7 on"
@@ -122,9 +128,11 @@ def test_worker_without_data_is_named_though_it_has_as_many_beats():
 
 
 def test_stuck_worker_that_is_named_by_another_ends_too():
-    with Job(2, [0.8, 1.5]) as job:
-        job.watchdogs[0].beat(STEP + 50)
+    with Job([0.8, 0.8]) as job:
+        job.begin(STEP + 50, None)
         assert job.first_line(0).startswith("worker 1 (")
+        wait_until(lambda: job.watchdogs[1].heard[0].lost == 1)
+        job.watchdogs[1].beat(STEP)  # its own timeout counts from here
         wait_until(lambda: 1 in job.said)
         line = job.said[1]
     assert line.startswith(f"worker 1 ({job.addresses[1]}), this process, has not arrived")
@@ -132,56 +140,55 @@ def test_stuck_worker_that_is_named_by_another_ends_too():
 
 
 def test_worker_that_moves_is_not_ended_by_what_another_says():
-    with Job(2, [0.4, 3.0]) as job:
-        stop = threading.Event()
-        for _ in range(2):
-            job.watchdogs[0].beat(STEP + 50)
-        thread = threading.Thread(target=keep_beating, args=(job.watchdogs[1:], stop), daemon=True)
-        thread.start()
-        assert job.first_line(0)
-        time.sleep(0.7)
-        stop.set()
-        thread.join()
-    assert 1 not in job.said
+    looks = Looks(False), Looks(True, arrived=-10_000)  # far behind, and on its way
+    with Job([0.4, 0.4], looks) as job:
+        job.begin(STEP, None)
+        assert job.first_line(0).startswith("worker 1 (")
+        wait_until(lambda: job.watchdogs[1].heard[0].lost == 1)
+        job.watchdogs[1].beat(STEP)
+        most = looks[1].count + 12
+        wait_until(lambda: 1 in job.said or looks[1].count > most)
+        assert 1 not in job.said
 
 
 def test_where_none_is_behind_none_is_named():
-    with Job(2, [0.5, NEVER]) as job:
+    with Job([0.5, NEVER]) as job:
+        job.begin(STEP, STEP)
         assert "no worker is behind the others" in job.first_line(0)
 
 
 def test_where_datagrams_do_not_travel_the_line_says_so():
-    job = Job(2, [0.5, NEVER])
-    job.watchdogs.pop()
-    with job:
+    with Job([0.5], missing=1) as job:
+        job.begin(STEP)
         line = job.first_line(0)
     assert f"nothing was ever heard of worker 1 ({job.addresses[1]}); let UDP through" in line
 
 
 def test_worker_that_ended_by_its_own_error_is_named_with_it():
-    with Job(2, [0.8, NEVER]) as job:
-        wait_until(lambda: job.watchdogs[0].silent(0))  # it was heard
+    with Job([0.8, NEVER]) as job:
         job.watchdogs[1].close("no space left on its disk")
+        wait_until(lambda: job.watchdogs[0].heard[1].farewell)
+        job.begin(STEP)
         assert job.first_line(0) == f"worker 1 ({job.addresses[1]}) has ended: no space left on its disk"
 
 
 def test_lost_peer_is_whom_the_first_to_notice_names():
     error = tf.errors.UnavailableError(None, None, "from remote target /job:worker/replica:0/task:2: closed")
-    with Job(3, [0.0, 0.0, 0.0]) as job:
+    with Job([0.0, 0.0, 0.0]) as job:
         with contextlib.ExitStack() as stack:
             for address in (job.addresses[0], job.addresses[2]):  # TensorFlow's servers; worker 1's is gone
                 stack.enter_context(socket.create_server(("", int(address.split(":")[1]))))
             line = job.watchdogs[2].explain_lost_peer(error)
         assert line.startswith(f"worker 1 ({job.addresses[1]}) is gone")
         job.watchdogs[2].close("LostPeerError: by whatever words its exception ended it")
-        # By now worker 2 has ended as well, and TensorFlow names it.
+        wait_until(lambda: job.watchdogs[0].heard[2].farewell)  # it has ended as well, and TensorFlow names it
         assert job.watchdogs[0].explain_lost_peer(error) == line
         assert job.watchdogs[0].explain_lost_peer(tf.errors.InvalidArgumentError(None, None, "task:1")) is None
 
 
 def test_datagrams_of_others_are_left_aside():
     datagrams = [b"", b"\xff\xfe", b"[]", b"7", b'{"worker": 1}', b'{"job": 1, "worker": 1}', b"x" * 5000]
-    addresses = free_addresses(2)
+    addresses = tuple(f"localhost:{port}" for port in free_ports(2))
     peers = Peers(0, ("worker 0", "worker 1"), addresses)
     peers.open()
     with socket.socket(type=socket.SOCK_DGRAM) as stranger:

@@ -94,17 +94,17 @@ class Program:
 
     def __init__(self, arguments: list[str], folder: pathlib.Path, environment: dict[str, str]):
         folder.mkdir(parents=True)
-        self._paths = (folder / "out", folder / "err")
-        with open(self._paths[0], "wb") as out, open(self._paths[1], "wb") as err:
+        self.out_path, self.err_path = folder / "out", folder / "err"
+        with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
             self.process = forked.start(arguments, environment, stdout=out, stderr=err)
 
     @property
     def out(self) -> str:
-        return self._paths[0].read_text(errors="replace")
+        return self.out_path.read_text(errors="replace")
 
     @property
     def err(self) -> str:
-        return self._paths[1].read_text(errors="replace")
+        return self.err_path.read_text(errors="replace")
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -286,7 +286,10 @@ def local(crank, tmp_path):
 
     def start(lines: str, *flags: str, own: tuple = ()):
         script.write_text(TASK + lines)
-        return crank.start(*flags, "--", script, *own, command="local", tensorflow=False)
+        (tmp_path / "supervisor").unlink(missing_ok=True)
+        program = crank.start(*flags, "--", script, *own, command="local", tensorflow=False)
+        (tmp_path / "supervisor").symlink_to(program.err_path)
+        return program
 
     return start
 

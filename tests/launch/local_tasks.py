@@ -25,11 +25,11 @@ def meet(name, other):  # waits until the other task is there too
 def leave(code, n=1):  # ends this task, which another may outlive(n)
     (here / f"leaves-{n}").write_text(str(os.getpid()))
     sys.exit(code)
-def outlive(n=1):  # waits until the task has ended, and a while until that is known
+def outlive(n=1):  # waits until the supervisor, which writes to `supervisor`, knows that the task has ended
     file = here / f"leaves-{n}"
     while not (file.exists() and file.read_text()): time.sleep(0.01)
-    while os.path.exists(f"/proc/{file.read_text()}"): time.sleep(0.01)
-    time.sleep(0.3)
+    log = here / "supervisor"
+    while not log.exists() or log.read_text().count("; 1 still running") < n: time.sleep(0.01)
 """
 
 # A task that only SIGKILL ends.

@@ -16,6 +16,7 @@ from crankshaft.engine.machine.requests import Requests, ask
 from crankshaft.launch import ask as launch_ask
 from tests.launch.conftest import MLP, Outcome
 from tests.runs import newest
+from tests.waiting import wait_until
 
 RUN = (*MLP, "--train_steps=10000000", "--checkpoint_every_steps=0", "--eval_every_steps=0", "--progress=off")
 
@@ -176,7 +177,9 @@ def test_a_flood_of_requests_delays_no_later_one(tmp_path):
         os.utime(tmp_path / f"{name}.request", (9e9, 9e9))  # as if they came later
     taken = [request.number for request in requests.take()]
     assert len(taken) < 50
-    (tmp_path / "ffffffffffffffff.request").write_text(content)
+    came = max(path.stat().st_ctime_ns for path in tmp_path.iterdir())
+    later = tmp_path / "ffffffffffffffff.request"
+    wait_until(lambda: later.write_text(content) and later.stat().st_ctime_ns > came)  # the clock of files is coarse
     taken += [request.number for request in requests.take()]
     assert "ffffffffffffffff" in taken
     while more := requests.take():

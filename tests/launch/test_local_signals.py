@@ -39,11 +39,11 @@ def test_a_signal_that_comes_twice_at_once_is_the_same_one_and_a_stopped_task_he
     program = local(SAVES)
     program.until(says(program, "ready", 2))
     os.kill(pids(program)[1], signal.SIGSTOP)
-    program.send(signal.SIGTERM)
-    program.until(says(program, "SIGTERM: the tasks have 30 s"))
-    program.send(signal.SIGTERM)
+    program.send(signal.SIGINT)
+    program.send(signal.SIGTERM)  # another: of one kind the kernel keeps one
     outcome = program.wait()
-    assert (outcome.code, outcome.out.count("saved\n")) == (143, 2)
+    assert outcome.code in (130, 143)  # by the one that is heard first
+    assert outcome.out.count("saved\n") == 2
     assert "error: " not in outcome.err
     until_dead(*pids(program))
 

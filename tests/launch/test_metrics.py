@@ -20,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from crankshaft.engine.hooks import Hook
+from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.host import serving
 from crankshaft.launch.run import metrics
 from tests.launch.conftest import MLP
@@ -53,15 +54,9 @@ def dashboard() -> list[str]:
     return [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.fixture
 def port():
-    return free_port()
+    return free_ports(1)[0]
 
 
 def test_a_scrape_has_the_runs_figures_by_prometheus_conventions(inside, tmp_path, port):
@@ -150,7 +145,7 @@ def test_only_a_request_to_this_host_by_its_name_or_an_address_is_answered():
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="no Prometheus is installed; Debian's package prometheus")
 def test_a_real_prometheus_scrapes_a_live_run_and_answers_the_dashboards_queries(crank, tmp_path, port):
-    own = free_port()
+    (own,) = free_ports(1)
     run = (*MLP, "--train_steps=10000000", "--eval_every_steps=0", "--progress=off", f"--metrics_port={port}")
     program = crank.start("--workers=2", "--", *run, f"--run_dir={tmp_path}/run", command="local")
     (tmp_path / "prometheus.yml").write_text(f"""

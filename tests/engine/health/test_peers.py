@@ -4,30 +4,21 @@ import contextlib
 import json
 import socket
 import threading
-import time
 import zlib
 
 import pytest
 
 from crankshaft.engine.health.peers import LastHeard, Peers
+from crankshaft.launch.cluster.resources import free_ports
 from tests.waiting import wait_until
 
 NAMES = ("worker 0", "worker 1")
 
 
-def two_addresses():
-    """Of two workers of one job, on ports that nobody had a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
-
-
 @contextlib.contextmanager
 def channels(*secrets, meets=True):
     """The channels of two workers, the first's and the second's secret, which have heard of each other."""
-    addresses = two_addresses()
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
     peers = [Peers(worker, NAMES, addresses, secret) for worker, secret in enumerate(secrets)]
     with contextlib.ExitStack() as stack:
         for each in peers:
@@ -49,6 +40,13 @@ def greet(*peers):
 def has_heard(peer, before):
     """Whether all others have told `peer` something since it had heard what is in `before`."""
     return peer.heard and all(peer.heard[other] != before.get(other) for other in peer.heard)
+
+
+def hear(listener, **expected):
+    """Has a peer listen until it has heard this of the first worker."""
+    wait_until(
+        lambda: listener.listen(0.01) or {name: getattr(listener.heard[0], name) for name in expected} == expected
+    )
 
 
 @pytest.fixture
@@ -109,7 +107,7 @@ def test_a_farewell_arrives_up_to_its_length(farewell, heard, secret):
 
 @pytest.mark.parametrize(("bind", "free"), [("", []), ("127.0.0.2", ["127.0.0.1"])])
 def test_bind_is_the_one_address_at_which_a_worker_listens(bind, free):
-    port = int(two_addresses()[0].partition(":")[2])
+    (port,) = free_ports(1)
     peers = Peers(0, NAMES, (f"of-nobody.invalid:{port}", "127.0.0.1:9"), bind=bind)
     peers.open()
     left = []
@@ -151,16 +149,14 @@ def test_a_forged_farewell_is_not_heard(secret):
             inject(listener, forged(listener, **full), b"\0" * 32 + forged(listener, **full))
             assert listener.heard[0] == before
         teller.send(2, 3, 4)
-        listener.listen(0.1)
-        assert listener.heard[0].step == 2
+        hear(listener, step=2)
 
 
 @pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
 def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(wire, secret):
     with channels(secret, secret) as (teller, listener):
         teller.send(5, 5, 5, "an error of before", -1)
-        listener.listen(0.1)
-        assert listener.heard[0].farewell == "an error of before"
+        hear(listener, farewell="an error of before")
         teller.close()
         said = sent_by(teller, wire)
         again = Peers(0, NAMES, listener.addresses, secret)  # the worker, restarted
@@ -170,8 +166,7 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(w
         inject(listener, *said)
         assert listener.heard[0].farewell is None
         again.send(6, 6, 6)
-        listener.listen(0.1)
-        assert listener.heard[0].step == 6
+        hear(listener, step=6)
         later = Peers(1, NAMES, listener.addresses, secret)  # and the listener
         listener.close()
         later.open()
@@ -189,12 +184,11 @@ def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not(wire):
         wire.clear()
         teller.send(1, 1, 1)
         teller.send(2, 2, 2, "bye")
-        listener.listen(0.1)
+        hear(listener, farewell="bye")
         inject(listener, sent_by(teller, wire)[0])
         assert listener.heard[0].farewell == "bye"
         teller.send(3, 3, 3)
-        listener.listen(0.1)
-        assert listener.heard[0].farewell is None
+        hear(listener, step=3, farewell=None)
 
 
 @pytest.mark.parametrize("secrets", [(b"a secret of the job", b"another one's secret"), (b"", b"a secret of the job")])
@@ -229,11 +223,8 @@ def test_of_many_tasks_of_which_nothing_comes_the_one_that_is_stopped_is_found()
             stack.callback(each.shutdown, socket.SHUT_RDWR)
             threading.Thread(target=greet_all, args=(each,), daemon=True).start()
         heard = LastHeard(addresses)
-        time.sleep(0.1)
         assert heard.silent(0.1) == []  # of which nothing was ever heard
         heard.note(addresses)
         assert heard.silent(60.0) == []
-        found: set[str] = set()
-        wait_until(lambda: found.update(heard.silent(0.6)) or found)
-        assert found == {"ps 19"}
-        assert heard.silent(0.6) == ["ps 19"]  # also where others are due again
+        for _ in range(2):  # also where others are due again; on a busy machine one of those may answer late once
+            wait_until(lambda: heard.silent(0.6) == ["ps 19"])

@@ -12,13 +12,13 @@ from tests.waiting import PATIENCE
 PROGRAM = """
 import ctypes, runpy, time
 watched = runpy.run_path({path!r})["watched"]
-watched.__wrapped__.__globals__.update(_LEAST_SECONDS=2.0, _EVERY_SECONDS=0.2)
+watched.__wrapped__.__globals__.update(_LEAST_SECONDS=3.0, _EVERY_SECONDS=0.2)
 with watched({seconds}):
-    time.sleep(2.5)
-    {stand_still}(4)
+    time.sleep(3.5)
+    {stand_still}(5)
 print("went on")
 """
-CASES = [(2.0, "ctypes.PyDLL(None).sleep"), (2.0, "time.sleep"), (0.0, "ctypes.PyDLL(None).sleep")]
+CASES = [(3.0, "ctypes.PyDLL(None).sleep"), (3.0, "time.sleep"), (0.0, "ctypes.PyDLL(None).sleep")]
 
 
 @pytest.fixture(scope="module")

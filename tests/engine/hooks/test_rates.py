@@ -16,7 +16,7 @@ from crankshaft.engine.strategies.replicated import FeedOptions
 from tests.engine.trainers import Squares
 
 EXAMPLES, BATCH, WIDTH = 96, 8, 4
-SECONDS = 0.05  # that a slow read takes, of one batch
+SECONDS = 0.2  # that a slow read takes, of one batch
 
 
 class Waiting(Source):
@@ -37,7 +37,7 @@ class Waiting(Source):
 
 def slow_dataset():
     def wait(x):
-        time.sleep(SECONDS / BATCH)
+        time.sleep(SECONDS / 4 / BATCH)
         return x
 
     arrays = np.ones([EXAMPLES, WIDTH], np.float32), np.arange(EXAMPLES, dtype=np.float32)
@@ -72,7 +72,7 @@ def watched(bench):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_steps_that_wait_for_a_source_say_so(watched, replicas):
     found = watched(Waiting(SECONDS), 12, replicas).window.totals.input
-    # Two reads at a time: a step takes half of SECONDS at least, nearly all of it waiting, but on a busy machine.
+    # Two reads at a time: a step takes half of SECONDS at least, nearly all of it waiting, but on a very busy machine.
     assert found["input_wait_fraction"] > 0.2
     assert found["input_wait_ms"] > 0.1e3 * SECONDS
     assert found["input_steps_ahead"] <= 4
@@ -81,7 +81,7 @@ def test_steps_that_wait_for_a_source_say_so(watched, replicas):
 def test_steps_that_wait_for_a_dataset_say_so_though_the_wait_is_in_the_loop(watched):
     calls = watched(slow_dataset(), 24).calls
     # The second epoch's shuffle reads all of it first.
-    assert max(call.input_seconds for call in calls[1:]) > 0.2 * SECONDS * EXAMPLES / BATCH
+    assert max(call.input_seconds for call in calls[1:]) > 0.05 * SECONDS * EXAMPLES / BATCH
     assert all(call.input_seconds <= call.seconds for call in calls)
 
 
@@ -99,7 +99,7 @@ def test_what_is_read_ahead_of_idle_steps_is_counted(watched):
             time.sleep(0.05)
 
     # Blocks of one step: two in the pipeline's buffer and two at work.
-    assert 1 <= watched(Waiting(), 24, hooks=[Idle()]).calls[-1].steps_ahead <= 5
+    assert 1 <= max(call.steps_ahead for call in watched(Waiting(), 24, hooks=[Idle()]).calls) <= 5
 
 
 def test_data_in_memory_reads_nothing(watched):
@@ -118,7 +118,7 @@ def test_a_run_that_waits_for_input_says_so_once(watched, caplog):
 def test_a_run_that_waits_for_nothing_does_not(watched, caplog):
     class Slow(Hook):  # so that reading is always ahead
         def __call__(self, status):
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     watched(Waiting(), 24, hooks=[InputBound("read less", share=0.9, window_seconds=1e-6), Slow()])
     assert "wait for input" not in caplog.text

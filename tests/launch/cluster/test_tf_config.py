@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -20,7 +19,7 @@ from crankshaft.launch.cluster import rendezvous, tf_config
 from crankshaft.launch.cluster.cluster import Cluster, split
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.errors import UsageError
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO = ["a:1", "b:2"]
@@ -240,16 +239,16 @@ def test_workers_that_do_not_come_are_named_by_all_who_did():
 
 
 def test_a_task_that_waits_says_once_for_whom(monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 1.0)  # the later, the longer it waits for an answer
     ports = free_ports(3)
-    third = f"worker 2 (localhost:{ports[2]}) to come, up to --cluster_timeout_seconds=0.7"
+    third = f"worker 2 (localhost:{ports[2]}) to come, up to --cluster_timeout_seconds=1.5"
     with (
         caplog.at_level("WARNING", logger="absl"),
         rendezvous.Rendezvous(on_this_host(ports, 1)),
         rendezvous.Rendezvous(on_this_host(ports)) as first,
         pytest.raises(rendezvous.ClusterError),
     ):
-        first.wait(0.7)
+        first.wait(1.5)
     assert [record.getMessage() for record in caplog.records] == [f"worker 0 waits for {third}"]
 
 
@@ -257,8 +256,8 @@ def test_worker_that_left_before_the_last_came_is_named():
     ports, over = free_ports(3), threading.Event()
 
     def come_and_leave():
-        with rendezvous.Rendezvous(on_this_host(ports, 1)):
-            time.sleep(1.0)
+        with rendezvous.Rendezvous(on_this_host(ports, 1)) as one:
+            wait_until(lambda: one.callers)
         with rendezvous.Rendezvous(on_this_host(ports, 2)):
             over.wait(PATIENCE)
 
@@ -268,7 +267,7 @@ def test_worker_that_left_before_the_last_came_is_named():
         rendezvous.Rendezvous(on_this_host(ports)) as peers,
         pytest.raises(rendezvous.ClusterError, match=r"^worker 1 \(.*\) came, left, and did not come back"),
     ):
-        peers.wait(2.0)
+        peers.wait(3.0)
     over.set()
     others.join()
 
@@ -290,15 +289,20 @@ def test_a_task_that_is_there_and_says_nothing_is_gone_after_a_while_and_one_tha
     """A stopped one: its kernel goes on to take callers."""
     silent, here = free_ports(2)
     with socket.create_server(("", silent)), rendezvous.Rendezvous(on_this_host([here])):
-        presences = [rendezvous.Presence(f"localhost:{port}", 0.5) for port in (silent, here)]
-        assert [presence.is_gone() for presence in presences] == [True, False]
+        presences = rendezvous.Presence(f"localhost:{silent}", 0.5), rendezvous.Presence(f"localhost:{here}", PATIENCE)
+        assert [(presence.is_gone(), presence.came) for presence in presences] == [(True, False), (False, True)]
 
 
 def test_a_worker_that_ends_while_it_starts_is_named_before_the_time_is_up(monkeypatch):
     monkeypatch.setattr(rendezvous, "_LEFT_SECONDS", 0.3)
     ports = free_ports(3)
     with rendezvous.Rendezvous(on_this_host(ports)) as peers:
-        left = threading.Timer(0.3, rendezvous.Rendezvous(on_this_host(ports, 1)).__enter__().__exit__)
+
+        def come_and_leave():
+            with rendezvous.Rendezvous(on_this_host(ports, 1)) as one:
+                wait_until(lambda: one.callers)
+
+        left = threading.Thread(target=come_and_leave)
         left.start()
         with pytest.raises(
             rendezvous.ClusterError, match=rf"^worker 1 \(localhost:{ports[1]}\) came, and has not answered"
@@ -312,7 +316,7 @@ def test_who_is_ready_waits_for_a_peer_that_is_not_and_for_the_chiefs_server():
     with rendezvous.Rendezvous(on_this_host(ports, 1)) as second:
         with rendezvous.Rendezvous(on_this_host(ports)) as first:
             first.wait(PATIENCE)
-            with pytest.raises(rendezvous.ClusterError, match=r"worker 1 .* did not come within"):
+            with pytest.raises(rendezvous.ClusterError, match=r"^worker 1 \("):
                 first.wait(0.3, ready=True)
             waiting = threading.Thread(target=second.wait, args=[PATIENCE], kwargs={"ready": True})
             waiting.start()
