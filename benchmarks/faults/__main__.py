@@ -17,7 +17,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 
 import crankshaft
@@ -26,6 +25,7 @@ from ..markdown import number, table
 from . import machine
 from .campaign import Campaign, Scenario
 from .job import STRATEGIES, Settings
+from .table import FAULTS
 
 
 def line_of(result: dict) -> str:
@@ -39,20 +39,28 @@ def line_of(result: dict) -> str:
 
 
 def summary(results: list[dict]) -> str:
-    """Returns the table of all results by fault and strategy."""
-    cases = defaultdict(list)
-    for result in results:
-        for fault in {each["fault"] for each in result["injections"]}:
-            cases[fault, result["settings"]["strategy"]].append(result)
-    rows = []
-    for (fault, strategy), of_it in sorted(cases.items()):
-        of_it = [result for result in of_it if not result["skipped"]]
-        costs = [each for result in of_it for each in result["costs"] if each["fault"] == fault]
-        ok = sum(not result["failed"] for result in of_it)
-        seconds = [each["seconds"] for each in costs if each["seconds"] is not None]
-        lost = [each["steps_lost"] for each in costs]
-        rows.append((fault, strategy, str(len(of_it)), str(ok), _median_and_worst(seconds), _median_and_worst(lost)))
-    return table(("fault", "strategy", "runs", "ok", "seconds to the next step", "steps lost"), rows, names=2)
+    """Returns the table of results by fault and strategy; of a run that was repeated the last one counts."""
+    last = {json.dumps([each[key] for key in ("seed", "settings", "injections")]): each for each in results}
+    found = [each for each in last.values() if not each["skipped"]]
+    strategies = [name for name in STRATEGIES if any(each["settings"]["strategy"] == name for each in found)]
+    of_strategy = {name: [each for each in found if each["settings"]["strategy"] == name] for name in strategies}
+    rows = [(fault, *(_cell(fault, of_strategy[name]) for name in strategies)) for fault in FAULTS]
+    ok = [sum(not each["failed"] for each in of_strategy[name]) for name in strategies]
+    total = [f"{good} of {len(of_strategy[name])}" for good, name in zip(ok, strategies, strict=True)]
+    rows = [row for row in rows if any(row[1:])]
+    return table(("fault", *strategies), [*rows, ("all runs, of one or two faults", *total)])
+
+
+def _cell(fault: str, results: list[dict]) -> str:
+    """Returns how many runs with a fault ended well; median and worst seconds to the next step, and of steps lost."""
+    of_it = [each for each in results if any(injection["fault"] == fault for injection in each["injections"])]
+    costs = [cost for each in of_it for cost in each["costs"] if cost["fault"] == fault]
+    ok = sum(not each["failed"] for each in of_it)
+    if not of_it:
+        return ""
+    seconds = [each["seconds"] for each in costs if each["seconds"] is not None]
+    lost = [each["steps_lost"] for each in costs]
+    return f"{ok} of {len(of_it)}: {_median_and_worst(seconds)} s; {_median_and_worst(lost)}"
 
 
 def _median_and_worst(values: list[float]) -> str:
@@ -67,7 +75,11 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="REGEX", help="faults whose name has it")
     parser.add_argument("--result_json", type=Path, help="the JSON file that is written")
     parser.add_argument("--list", action="store_true", help="print what the seeds determine, and run nothing")
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the table of such files instead")
     args = parser.parse_args()
+    if args.table:
+        print(summary([result for path in args.table for result in json.loads(path.read_text(encoding="utf-8"))]))
+        return 0
     strategies = args.strategy or STRATEGIES
     scenarios = [
         Scenario.from_seed(args.seed + index, strategy, args.only)
