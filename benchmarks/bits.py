@@ -29,6 +29,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 CORES = 2
 TIMEOUT_SECONDS = 540
@@ -123,16 +125,22 @@ def train(case: Case, folder: Path, run_dir: Path) -> str | None:
 
 def digests(run_dir: Path) -> dict[str, str]:
     """SHA-256 of each variable's dtype, shape and bytes in the run's last checkpoint, by its name there."""
+    return {
+        name: hashlib.sha256(f"{value.dtype} {value.shape}".encode() + value.tobytes()).hexdigest()
+        for name, value in saved(run_dir).items()
+    }
+
+
+def saved(run_dir: Path) -> dict[str, np.ndarray]:
+    """Each variable in the run's last checkpoint, by its name there."""
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(run_dir / "checkpoints")))
-    by_name = {}
-    for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
-        if dtype != tf.string:  # the graph of objects is not a variable
-            value = reader.get_tensor(name)
-            digest = hashlib.sha256(f"{value.dtype} {value.shape}".encode() + value.tobytes())
-            by_name[name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")] = digest.hexdigest()
-    return by_name
+    return {
+        name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): reader.get_tensor(name)
+        for name, dtype in sorted(reader.get_variable_to_dtype_map().items())
+        if dtype != tf.string  # the graph of objects is not a variable
+    }
 
 
 def evaluated(run_dir: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ is started again, as Slurm and Kubernetes do.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -16,12 +17,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from crankshaft.engine.errors import EXIT_DIVERGED, EXIT_USAGE
 from crankshaft.engine.machine.events import read
+from crankshaft.launch.cluster.resources import free_ports
 
-from ..bits import digests
+from ..bits import digests, saved
 from . import machine
 from .plan import BATCH_SIZE, EPOCHS, PLAN, RECORD, STEPS, Notes
 from .table import FAULTS
@@ -38,6 +41,7 @@ TASKS = {
     "two_workers": ("worker 0", "worker 1"),
     "mesh": ("worker 0", "worker 1"),
     "servers": ("chief", "worker 0", "worker 1", "ps 0", "ps 1"),
+    "hosts": ("worker 0", "worker 1"),
 }
 STRATEGIES = tuple(TASKS)
 _LOCAL = {
@@ -46,6 +50,8 @@ _LOCAL = {
     "mesh": ("--workers=2",),
     "servers": ("--workers=2", "--ps=2"),
 }
+# With `hosts`: each task is a command of its own, an agent, and one of them may train alone for a while.
+_ELASTIC = ("--strategy=multi_worker", "--max_restarts=9", "--min_workers=1", "--cluster_timeout_seconds=4")
 
 
 class JobFailed(Exception):
@@ -62,9 +68,9 @@ class Settings:
     precision: str
 
     @property
-    def chief(self) -> str:
-        """The task that notes the job's steps."""
-        return TASKS[self.strategy][0]
+    def chiefs(self) -> tuple[str, ...]:
+        """The tasks that note the job's steps."""
+        return TASKS[self.strategy] if self.strategy == "hosts" else TASKS[self.strategy][:1]
 
     @property
     def title(self) -> str:
@@ -84,14 +90,16 @@ class Job:
     Attributes:
       run_dir: of the run.
       data: a copy of the files, if the job reads any.
-      starts: how often the command was started.
+      lost: the tasks whose hosts are lost: they are not started again.
       slow_now: while this file exists, writes to run_dir are slow, if a fault needs that.
     """
 
     def __init__(self, settings: Settings, injections, folder: Path, data: Path):
         self.settings, self.folder = settings, folder
-        self.run_dir, self.data, self.starts = folder / "run", folder / "data", 0
-        self._log, self._process = folder / "log", None
+        self.run_dir, self.data, self.lost = folder / "run", folder / "data", set[str]()
+        self._log = folder / "log"
+        self._processes: dict[str, subprocess.Popen] = {}  # by task, or all of them in one
+        self._starts = collections.Counter[str]()
         self._notes = {task: Notes(folder, task) for task in TASKS[settings.strategy]}
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that failed
         (folder / "tmp").mkdir(parents=True)
@@ -109,12 +117,29 @@ class Job:
 
     # -- Its processes ------------------------------------------------------------------------------------------------
 
+    @property
+    def starts(self) -> int:
+        """How often a command was started."""
+        return max(self._starts.values(), default=0)
+
     def start(self) -> None:
-        self.starts += 1
-        local = _LOCAL[self.settings.strategy]
+        if self.settings.strategy != "hosts":
+            self._start("")
+            return
+        self._addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        for task in self._notes:
+            self._start(task)
+
+    def _start(self, task: str) -> None:
+        """Starts a command: that of a task, or of all of them."""
+        self._starts[task] += 1
+        local, variables = _LOCAL.get(self.settings.strategy), {}
         start = ["-m", "crankshaft", "local", *local, "--grace_seconds=10", "--"] if local else []
+        if task:
+            config = {"cluster": {"worker": self._addresses}, "task": {"type": "worker", "index": int(task[-1])}}
+            variables = {"TF_CONFIG": json.dumps(config)}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._processes[task] = subprocess.Popen(
                 [sys.executable, *start, "-m", "benchmarks.faults.training", *self._flags()],
                 stdout=log,
                 stderr=log,
@@ -123,6 +148,7 @@ class Job:
                 env={
                     **os.environ,
                     **self._variables,
+                    **variables,
                     PLAN: str(self.folder),
                     "PYTHONPATH": f"{ROOT.parent}:{ROOT}",
                     "TMPDIR": str(self.folder / "tmp"),
@@ -145,13 +171,16 @@ class Job:
         if settings.shard_optimizer:
             flags += ["--shard_optimizer"]
         several = f"--cluster_timeout_seconds={CLUSTER_TIMEOUT_SECONDS}"
-        own = {"one_device": ["--strategy=one_device"], "mesh": ["--mesh=model:2", several]}
+        own = {"one_device": ["--strategy=one_device"], "mesh": ["--mesh=model:2", several], "hosts": _ELASTIC}
         return [*flags, *own.get(settings.strategy, [several])]
 
     def processes(self, target: str) -> list[int]:
-        """Returns the process IDs that a target names now: a task, all of them ("tasks") or the "supervisor"."""
+        """Returns the process IDs that a target names now: a task, all of them ("tasks") or the "supervisor".
+
+        With `hosts`, a task's process is its agent.
+        """
         if target == "supervisor":
-            return [self._process.pid]
+            return [process.pid for process in self._processes.values()]
         if target == "tasks":
             return [pid for task in self._notes for pid in self.processes(task)]
         return [step for _, event, step in self._notes[target].read() if event == "starts"][-1:]
@@ -169,8 +198,8 @@ class Job:
 
     @property
     def steps(self) -> list[tuple[float, str, int]]:
-        """The notes of the task that notes the job's steps: when, "begins" or "step", and the step."""
-        return self._notes[self.settings.chief].read()
+        """The notes of the job's steps: when, "begins" or "step", and the step."""
+        return sorted(row for task in self.settings.chiefs for row in self._notes[task].read())
 
     @property
     def step(self) -> int:
@@ -183,8 +212,9 @@ class Job:
 
     @property
     def code(self) -> int | None:
-        """The command's exit code; None while it runs."""
-        return self._process.poll()
+        """The command's exit code; None while one runs."""
+        codes = [process.poll() for task, process in self._processes.items() if task not in self.lost]
+        return None if None in codes else next(filter(None, codes), 0)
 
     @property
     def ended_by_mistake(self) -> bool:
@@ -205,6 +235,7 @@ class Job:
             silent = time.time() - max(path.stat().st_mtime for path in signs)
             if silent > max(STEP_TIMEOUT_SECONDS, CLUSTER_TIMEOUT_SECONDS) + _HANG_SECONDS:
                 raise JobFailed(f"it hangs: no step and no line for {silent:.0f} s")
+            self._start_failed()
             return True
         deadline = time.monotonic() + _LEAVE_SECONDS
         while left := self.left():
@@ -215,10 +246,20 @@ class Job:
             time.sleep(0.05)
         if not self.code:
             return False
-        if self.starts == _MOST_STARTS or (self.ended_by_mistake and not may_end):
-            raise JobFailed(f"start {self.starts} of the job ended with {self.code}: {self.last_error()}")
-        self.start()
+        if self.ended_by_mistake and not may_end:
+            raise JobFailed(f"the job ended with {self.code}: {self.last_error()}")
+        self._start_failed()
         return True
+
+    def _start_failed(self) -> None:
+        """Starts the commands that have failed again, as schedulers do, each its own."""
+        for task, process in self._processes.items():
+            if process.poll() and task not in self.lost:
+                if self._starts[task] == _MOST_STARTS:
+                    raise JobFailed(
+                        f"start {_MOST_STARTS} of the job ended with {process.returncode}: {self.last_error()}"
+                    )
+                self._start(task)
 
     def last_error(self) -> str:
         """Returns the newest line that says why a task or the job has ended."""
@@ -241,25 +282,24 @@ class Job:
             for pid in self.left():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-        if self._process:
-            self._process.wait()
+        for process in self._processes.values():
+            process.wait()
         if self.disk:
             self.disk.remove()
 
     # -- What its run comes to ----------------------------------------------------------------------------------------
 
     def values(self) -> dict:
-        """Returns a digest of each variable, and the metrics of every row and evaluation.
+        """Returns a digest of each variable, with `hosts` its value, and the metrics of every row and evaluation.
 
         Not of windows: each attempt begins one.
         """
-        found = variables(self.run_dir)
+        found = variables(self.run_dir, saved if self.settings.strategy == "hosts" else digests)
         for event, _ in read(str(self.run_dir / "events.jsonl")):
-            if event["event"] == "evaluation":
-                found[f"evaluation {event['step']}"] = event["metrics"]
-            elif event["event"] == "row":
-                of_metrics = {name: value for name, value in event.items() if name.startswith(("train_", "eval_"))}
-                found[f"row {event['step']}"] = of_metrics
+            if (kind := event["event"]) in ("evaluation", "row"):
+                metrics = event["metrics"] if kind == "evaluation" else event
+                names = [name for name in metrics if kind == "evaluation" or name.startswith(("train_", "eval_"))]
+                found |= {f"{kind} {event['step']} {name}": metrics[name] for name in names}
         return found
 
     def check_counts(self, disturbed: int) -> None:
@@ -302,6 +342,6 @@ def is_metric(name: str) -> bool:
 _VARYING = ("save_counter", "input")  # how often it was saved; what is read ahead
 
 
-def variables(run_dir: Path) -> dict:
-    """Returns a digest of each variable at a run's end, by name."""
-    return {name: value for name, value in digests(run_dir).items() if name.split("/")[0] not in _VARYING}
+def variables(run_dir: Path, read: Callable[[Path], dict] = digests) -> dict:
+    """Returns a digest of each variable at a run's end, or what else `read` returns of it, by name."""
+    return {name: value for name, value in read(run_dir).items() if name.split("/")[0] not in _VARYING}

@@ -24,6 +24,7 @@ from . import machine
 SYNCHRONOUS = ("one_device", "two_workers", "mesh")
 SEVERAL = ("two_workers", "mesh", "servers")
 ALL = ("one_device", *SEVERAL)
+ELASTIC = ("hosts",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,13 @@ def send(number: signal.Signals) -> Callable[[Any, Injection], None]:
 def stop(job, injection: Injection) -> Callable[[], None]:
     job.send(injection.target, signal.SIGSTOP)
     return lambda: job.send(injection.target, signal.SIGCONT)
+
+
+def lose_host(job, injection: Injection) -> Callable[[], None]:
+    """Kills a task's agent, with which the kernel ends the task; it is started again once the host returns."""
+    job.lost.add(injection.target)
+    job.send(injection.target, signal.SIGKILL)
+    return lambda: job.lost.discard(injection.target)
 
 
 def take_memory(job, injection: Injection) -> None:
@@ -261,10 +269,10 @@ _DISK = {"targets": ("host",), "seconds": (0.5, 4), "leaves_gaps": True, "lacks"
 _DATA = {"targets": ("host",), "ends": True, "seconds": (4, 8), "files": True}
 _ROLLBACK, _RETURNS = ("--on_nonfinite=rollback",), "returns from step"
 _ROWS = [
-    Fault("SIGKILL", send(signal.SIGKILL), _ANY),
-    Fault("SIGTERM", send(signal.SIGTERM), _ANY),
-    Fault("SIGHUP", send(signal.SIGHUP), _ANY),
-    Fault("SIGSTOP for seconds", stop, _ANY, seconds=(0.5, 4)),
+    Fault("SIGKILL", send(signal.SIGKILL), _ANY, (*ALL, *ELASTIC)),
+    Fault("SIGTERM", send(signal.SIGTERM), _ANY, (*ALL, *ELASTIC)),
+    Fault("SIGHUP", send(signal.SIGHUP), _ANY, (*ALL, *ELASTIC)),
+    Fault("SIGSTOP for seconds", stop, _ANY, (*ALL, *ELASTIC), seconds=(0.5, 4)),
     Fault("SIGSTOP for ever", send(signal.SIGSTOP), ("task",), SEVERAL),
     Fault("no more memory", take_memory, ("task",)),
     Fault("clock jumps ahead", jump(86_400), _TRAINING, inside=True),
@@ -273,6 +281,8 @@ _ROWS = [
     Fault("packet loss 10 %", lose_packets, ("host",), SEVERAL, seconds=(1, 8), lacks=machine.lacks_filter),
     Fault("link of 1 Mbit/s", queue(*_NARROW), ("host",), SEVERAL, (1, 8), lacks=lambda: machine.lacks_queue(*_NARROW)),
     Fault("delay of 100 ms", queue(*_LATE), ("host",), SEVERAL, (1, 8), lacks=lambda: machine.lacks_queue(*_LATE)),
+    Fault("partition of agents", cut_off, ("task",), ELASTIC, seconds=(0.5, 20), lacks=machine.lacks_filter),
+    Fault("host lost", lose_host, ("task",), ELASTIC, seconds=(0.5, 20)),
     Fault("another protocol", speak_another_protocol, ("task",), SEVERAL, seconds=(1, 8)),
     Fault("disk full", fill_disk, **_DISK),
     Fault("disk read-only", make_read_only, **_DISK),

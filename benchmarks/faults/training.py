@@ -28,14 +28,16 @@ from crankshaft.engine.hooks import Hook
 from .table import FAULTS, NAN, Injection
 
 NOTED_EVERY_STEPS = 4
-_PACE_SECONDS = 0.06  # of each NOTED_EVERY_STEPS; a run takes a few seconds, so that faults find it at its steps
+# Of each NOTED_EVERY_STEPS: a run takes a few seconds, so that faults find it at its steps, and hosts time to return.
+_PACE_SECONDS, _ELASTIC_PACE_SECONDS = 0.06, 0.4
 
 
 class Classifier(crankshaft.Trainer):
     nan_steps = ()  # the steps before the batches of this task that are NaN
+    dropout = 0.2
 
     def build_model(self):
-        layers = [parallel.Dense(16, "columns", "relu"), parallel.Dense(8, "rows"), parallel.Dropout(0.2)]
+        layers = [parallel.Dense(16, "columns", "relu"), parallel.Dense(8, "rows"), parallel.Dropout(self.dropout)]
         return tf.keras.Sequential([*layers, parallel.Dense(CLASSES)])
 
     def loss(self, outputs, batch):
@@ -73,12 +75,13 @@ class Faults(Hook):
     Args:
       notes: of this task.
       injections: all of the job's.
+      pace_seconds: the least time of `NOTED_EVERY_STEPS` steps.
     """
 
     name = "faults"
 
-    def __init__(self, notes: Notes, injections: list[Injection]):
-        self._notes, self._injections = notes, injections
+    def __init__(self, notes: Notes, injections: list[Injection], pace_seconds: float):
+        self._notes, self._injections, self._pace_seconds = notes, injections, pace_seconds
 
     def begin(self, status):
         self._notes.write("begins", status.step)
@@ -94,7 +97,7 @@ class Faults(Hook):
             if is_inside(injection) and injection.step == status.step and not mark.exists():
                 mark.touch()
                 FAULTS[injection.fault].act(status, injection)
-        time.sleep(_PACE_SECONDS)
+        time.sleep(self._pace_seconds)
 
 
 def is_inside(injection: Injection) -> bool:
@@ -112,4 +115,8 @@ if __name__ == "__main__":
         for index, each in enumerate(injections)
         if each.fault == NAN and is_inside(each) and not NOTES.mark(index).exists()
     ]
-    crankshaft.main(trainer_class, data=data, hooks=[Faults(NOTES, injections)])
+    is_elastic = plan["strategy"] == "hosts"
+    if is_elastic:
+        trainer_class.dropout = 0.0  # a replica's masks are its own: with fewer workers they are others
+    pace_seconds = _ELASTIC_PACE_SECONDS if is_elastic else _PACE_SECONDS
+    crankshaft.main(trainer_class, data=data, hooks=[Faults(NOTES, injections, pace_seconds)])
