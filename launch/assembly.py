@@ -72,9 +72,9 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
       script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
     """
     began = time.monotonic()
+    process.prepare()  # from here on a fork may set what libraries read
     if config.strategy == "parameter_server":
         servers.fail_fast()
-    process.prepare()
     if config.serves:
         _serve(config, data)
     with contextlib.ExitStack() as stack:

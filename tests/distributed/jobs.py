@@ -134,7 +134,11 @@ def is_slot(folder: str, name: str) -> bool:
 
 
 def check_updates(job: Job, steps: int) -> np.ndarray:
-    """Exactly so many updates, by the run's own count and by the checkpoint's. Returns how often each was seen."""
+    """Exactly so many updates, by the run's own count and by the checkpoint's. Returns how often each was seen.
+
+    Its tasks were forks throughout: none has imported TensorFlow itself.
+    """
+    assert "imports TensorFlow itself" not in job.output
     assert job.result["step"] == steps
     assert variable(job.run_dir, "step/.ATT") == steps
     seen = variable(job.run_dir, "seen/")
