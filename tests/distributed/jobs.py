@@ -60,14 +60,7 @@ class Job:
 
     def snapshot(self, tasks: int) -> int:
         """The newest step of which so many tasks have left a snapshot in the supervisor's memory; 0 without one."""
-        folder = f"/proc/{self.process.pid}/fd"
-        descriptors = [os.open(f"{folder}/{name}", os.O_RDWR) for name in os.listdir(folder) if is_slot(folder, name)]
-        found: collections.Counter = collections.Counter()
-        for descriptor in descriptors:
-            with contextlib.suppress(ValueError):  # it is being written
-                found.update(each.step for each in Slots([descriptor]).read())
-            os.close(descriptor)
-        return max((step for step, count in found.items() if count == tasks), default=0)
+        return newest_snapshot(self.process.pid, tasks)
 
     def send(self, task: str, number: signal.Signals) -> None:
         os.kill(int(re.findall(rf"\[local\] {task} is process (\d+)", self.output)[-1]), number)
@@ -98,6 +91,18 @@ class Job:
         if self.process.poll() is None:
             self.process.kill()  # the guard ends its tasks
             self.process.wait()
+
+
+def newest_snapshot(pid: int, tasks: int = 1) -> int:
+    """The newest step of which so many tasks have left a snapshot in a process's memory; 0 without one."""
+    folder = f"/proc/{pid}/fd"
+    descriptors = [os.open(f"{folder}/{name}", os.O_RDWR) for name in os.listdir(folder) if is_slot(folder, name)]
+    found: collections.Counter = collections.Counter()
+    for descriptor in descriptors:
+        with contextlib.suppress(ValueError):  # it is being written
+            found.update(each.step for each in Slots([descriptor]).read())
+        os.close(descriptor)
+    return max((step for step, count in found.items() if count == tasks), default=0)
 
 
 def _command_of(pid: str) -> str:

@@ -15,6 +15,7 @@ from crankshaft.launch.cluster.children import Children
 from crankshaft.launch.cluster.members import is_waiting
 from crankshaft.launch.cluster.restarts import has_ended, recorded_restarts
 from tests.distributed import weighing
+from tests.distributed.jobs import newest_snapshot
 from tests.launch.conftest import crank, inside
 from tests.runs import assert_equal_bits, newest, tensors
 from tests.waiting import wait_until
@@ -137,7 +138,10 @@ STEPS = 160
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [(), ("--shard_optimizer",)], ids=["replicas", "shards of each"])
 def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(start_workers, inside, tmp_path, sharded):
-    """Of three workers the last is lost, then the chief: each time two continue, and from a checkpoint on all three."""
+    """Of three workers the last is lost, then the chief: each time two continue, and from a checkpoint on all three.
+
+    At last two are lost at once: the third saves what it has, and ends.
+    """
     weighing.write(tmp_path / "files")
     flags = (*weighing.flags(tmp_path / "files"), f"--train_steps={STEPS}")
     one, run_dir, until = tmp_path / "one", tmp_path / "run", tmp_path / "until"
@@ -145,9 +149,9 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
     elastic = ("--max_restarts=9", "--min_workers=2", "--cluster_timeout_seconds=4", "--snapshot_seconds=0.05")
     own = ("--strategy=multi_worker", "--checkpoint_every_steps=4", f"--run_dir={run_dir}")
 
-    def advance() -> None:
+    def advance(steps: int = 6) -> None:
         """Lets the workers make the steps up to the next checkpoint."""
-        until.write_text(str(newest(run_dir) + 6))
+        until.write_text(str(newest(run_dir) + steps))
 
     def look(chief: int, pattern: str):
         return re.search(pattern, workers.output(chief))
@@ -170,6 +174,19 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
         wait_until(lambda: is_waiting(workers.addresses[lost]), **outputs)  # noqa: B023
         included = rf"to include worker {lost} \S+, which has returned\n"
         wait_until(lambda: look(chief, included) or advance(), *workers.processes, **outputs)  # noqa: B023
+    # All wait at a step with a checkpoint, before it is written: the last one's agent holds the state of two steps ago.
+    unsaved = lambda: newest_snapshot(workers.processes[2].pid) == int(until.read_text()) - 2  # noqa: E731
+    if not sharded:
+        wait_until(lambda: unsaved() or advance(8), *workers.processes, **outputs)
+    for lost in (0, 1):
+        workers.send(lost, signal.SIGKILL)
+        workers.processes[lost].wait()
+    assert workers.processes[2].wait() == 1
+    assert "(1 of 3 workers are here, and --min_workers=2)" in workers.output(2)
+    saved = re.search(r"^step (\d+) was in memory, and is saved now$", workers.output(2), re.MULTILINE)
+    assert sharded or newest(run_dir) == int(saved[1])
+    for index in range(3):
+        workers.start_again(index)
     until.write_text(str(STEPS + 1))
     workers.ok()
     inside(*flags, f"--run_dir={one}").ok()
