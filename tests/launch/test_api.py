@@ -79,7 +79,13 @@ def test_runs_in_threads_have_nothing_in_common():
 
     def trained(index):
         how = {"learning_rate": 0.01 * 1.5**index, "precision": ("float32", "bfloat16")[index % 2], "seed": index}
-        with crankshaft.open_run(Deep, data=((EVAL_POINTS, EVAL_HEIGHTS),), optimizer="sgd", **how, **QUIET) as opened:
+        how |= {
+            "data": ((EVAL_POINTS, EVAL_HEIGHTS),),
+            "optimizer": "sgd",
+            "global_batch_size": 50,
+            "steps_per_loop": 1,
+        }
+        with crankshaft.open_run(Deep, **how, **QUIET) as opened:
             opened.train(steps=2)
             return opened.model.get_weights()
 

@@ -38,6 +38,7 @@ def data():
 
 # 7 steps an epoch, the last of them smaller.
 ASKED = {"data": data, "global_batch_size": 32, "learning_rate": 0.05, "jit": "off", "progress": "off"}
+ONE_STEP = {**ASKED, "steps_per_loop": 1}  # a call: traced once, where calls of several are unrolled, in five traces
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 
 
@@ -326,7 +327,7 @@ def refused(line: str):
 
 
 def test_what_an_open_run_is_not_for_is_one_line():
-    with open_run(Noisy, **ASKED, train_steps=3, mode="train") as opened:
+    with open_run(Noisy, **ONE_STEP, train_steps=3, mode="train") as opened:
         opened.train()
         with refused(r"^train\(\): the run has stopped \(step 3 is the last of the run\); look"):
             opened.train(steps=1)
@@ -336,9 +337,9 @@ def test_what_an_open_run_is_not_for_is_one_line():
         opened.train(steps=1)
     assert opened.predict(np.zeros((2, 3), "float32")).shape == (2, 1)
     with refused(r"^open_run\(mode='benchmark'\): an open run trains; use crankshaft.run for this"):
-        open_run(Noisy, mode="benchmark", **ASKED)
+        open_run(Noisy, mode="benchmark", **ONE_STEP)
     with refused(r"cosine ends where the run does, and the run has no length; give train_steps"):
-        open_run(Noisy, learning_rate_schedule="cosine", **ASKED)
+        open_run(Noisy, learning_rate_schedule="cosine", **ONE_STEP)
 
 
 def test_a_hook_stops_a_run_that_its_program_holds():
@@ -358,7 +359,7 @@ class Two(Noisy):
 
 
 def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone():
-    with open_run(type("Two", (Two,), {"begins": True}), optimizer="adam", **ASKED) as opened:
+    with open_run(type("Two", (Two,), {"begins": True}), optimizer="adam", **ONE_STEP) as opened:
         body = opened.model.get_layer("body")
         for more in ({}, {"data": data()[0]}):
             opened.train(steps=2, **more)
@@ -369,7 +370,7 @@ def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone():
             body.trainable = True
             opened.train(steps=2, **more)
             assert not np.array_equal(body.kernel.numpy(), then)
-    with open_run(type("Two", (Two,), {"begins": False}), optimizer="adam", **ASKED) as opened:
+    with open_run(type("Two", (Two,), {"begins": False}), optimizer="adam", **ONE_STEP) as opened:
         opened.train(steps=2)
         opened.model.get_layer("body").trainable = True
         with refused(r"body/kernel has been made trainable .* no state for it"):
@@ -377,7 +378,7 @@ def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone():
 
 
 def test_a_rate_that_is_set_in_the_optimizer_is_the_next_updates():
-    with open_run(Noisy, **ASKED, optimizer="sgd") as opened:
+    with open_run(Noisy, **ONE_STEP, optimizer="sgd") as opened:
         opened.trainer.optimizer.learning_rate = 0.25
         assert float(opened.trainer.optimizer.learning_rate) == pytest.approx(0.25)
         bias = opened.trainer.model.layers[-1].bias
@@ -397,7 +398,7 @@ def test_a_rate_that_is_set_in_the_optimizer_is_the_next_updates():
 def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path, restores):
     (x, y), _ = data()
     stopping = {"early_stopping": {"patience": 2}, "mode": "train_and_eval", "eval_every_steps": 1, "run_dir": tmp_path}
-    with open_run(Noisy, **ASKED, **stopping) as opened:
+    with open_run(Noisy, **ONE_STEP, **stopping) as opened:
         opened.train(data=(x, 0 * y - 90), steps=1)  # only worse from here on
         opened.train(data=(x, 0 * y - 90), steps=9)
         assert "has not improved for 2 evaluations" in opened.stop
@@ -417,7 +418,7 @@ def test_calls_leave_no_thread_and_no_file_open():
     def left() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
-    with open_run(Noisy, **ASKED) as opened:
+    with open_run(Noisy, **ONE_STEP) as opened:
         for calls in (2, 100):  # the first compile
             before = left()
             for _ in range(calls):
@@ -428,8 +429,8 @@ def test_calls_leave_no_thread_and_no_file_open():
 
 
 def test_two_runs_are_open_at_once_and_each_is_as_if_alone():
-    alone = run(Noisy, train_steps=6, **ASKED)
-    with open_run(Noisy, **ASKED) as one, open_run(Noisy, **ASKED) as other:
+    alone = run(Noisy, train_steps=6, **ONE_STEP)
+    with open_run(Noisy, **ONE_STEP) as one, open_run(Noisy, **ONE_STEP) as other:
         for _ in range(2):
             one.train(steps=3)
             other.train(steps=3)
@@ -456,7 +457,7 @@ def test_the_programs_random_generators_and_policy_are_left_to_it():
     wanted = [sample() for _ in range(60)]
     tf.keras.utils.set_random_seed(5)
     found = [sample()]
-    with open_run(Noisy, hooks=[every_steps(2, look)], **{**ASKED, "precision": "bfloat16"}) as opened:
+    with open_run(Noisy, hooks=[every_steps(2, look)], **{**ONE_STEP, "precision": "bfloat16"}) as opened:
         found.append(sample())
         opened.train(steps=4)
         found.append(sample())

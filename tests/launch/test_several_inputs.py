@@ -78,7 +78,10 @@ def assert_close(run, expected):
 
 @pytest.mark.parametrize(
     ("form", "where"),
-    [*((form, where) for form in FORMS for where in ({}, TWO)), ("arrays", {"jit": "on"}), ("read", {"jit": "on"})],
+    [
+        *((form, where) for form in FORMS for where in ({}, TWO)),
+        *(("arrays", {"jit": "on"}), pytest.param("read", {"jit": "on"}, marks=pytest.mark.slow)),
+    ],
 )
 def test_each_mean_is_over_its_own_batch_also_where_epochs_end(form, where):
     logical_cpus.make_four()
@@ -92,7 +95,9 @@ def test_each_mean_is_over_its_own_batch_also_where_epochs_end(form, where):
         assert run.evaluate()["loss"] == pytest.approx(run.evaluate((X, Y))["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize(("form", "where"), [("streams", TWO), ("read", {}), ("arrays", TWO)])
+@pytest.mark.parametrize(
+    ("form", "where"), [("streams", TWO), ("read", {}), pytest.param("arrays", TWO, marks=pytest.mark.slow)]
+)
 def test_a_run_that_is_resumed_in_the_middle_of_both_epochs_ends_on_the_same_bits(form, where, tmp_path):
     logical_cpus.make_four()
     data, more = FORMS[form]
