@@ -463,6 +463,11 @@ def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) 
             assign_local(variable, tf.where(is_due, average, value))
 
 
+def acts_once_per_step(optimizer: tf.keras.optimizers.Optimizer) -> bool:
+    """Returns whether a rule does more in a step than to update each variable, see `_LocalUpdates`."""
+    return type(optimizer)._backend_update_step is not tf.keras.optimizers.Optimizer._backend_update_step
+
+
 class _LocalUpdates(tf.keras.optimizers.Optimizer):
     """Is inserted between a Keras optimizer's class and Keras's base class, which has the all-reduce.
 

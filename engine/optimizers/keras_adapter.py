@@ -38,6 +38,8 @@ class KerasOptimizer(Optimizer):
       **arguments: Optimizer's others.
     """
 
+    _use_locking = False
+
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
         self.keras_optimizer = None
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
@@ -59,6 +61,19 @@ class KerasOptimizer(Optimizer):
             super().set_learning_rate(value)
         else:
             self.keras_optimizer.learning_rate = value
+
+    @property
+    def use_locking(self):
+        return self._use_locking
+
+    @use_locking.setter
+    def use_locking(self, value):
+        if value and keras.acts_once_per_step(self.keras_optimizer):
+            raise UsageError(
+                f"optimizer {self.keras_optimizer.name} has a value of its own that each step multiplies, and workers "
+                "that share it would lose each other's factors; use adam, or another strategy"
+            )
+        self._use_locking = value
 
     @property
     def rate_variables(self):

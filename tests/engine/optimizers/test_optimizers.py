@@ -163,6 +163,11 @@ def test_servers_can_have_any_built_optimizer_lock_and_send_16_bits(make):
         optimizer.locking = True
 
 
+def test_servers_refuse_a_rule_whose_workers_would_lose_each_other_s_factors():
+    with pytest.raises(ValueError, match="nadam has a value of its own that each step multiplies"):
+        built(optimizers.build("nadam", 0.1), make_variables()).use_locking = True
+
+
 @pytest.mark.parametrize("option", [{"clipnorm": 1.0}, {"use_ema": True}, {"gradient_accumulation_steps": 2}])
 def test_a_keras_object_that_does_the_engines_work_is_refused(option):
     optimizer = optimizers.KerasOptimizer(keras.Adam(**option))
