@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from ..internals import keras
-from ..internals.variables import path_of, tf_variable, whole_of
+from ..internals.variables import assign_local, path_of, tf_variable, whole_of
 from ..mesh.shards import Sharding
 from ..metrics.means import as_loss, as_losses
 from ..metrics.pairs import Mean, SumOfMeans
@@ -314,7 +314,8 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
       variables: for each pair, the variables to differentiate by.
 
     Returns:
-      (each pair's gradients, metrics). Gradients of frozen variables are None.
+      (each pair's gradients, metrics). Gradients of frozen variables are None, and those of variables that they
+      replace, see `_overwrite`.
     """
     options, is_sharded = trainer.run_context.options, step_context().mesh.is_sharded
     is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
@@ -331,7 +332,32 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         compute, batch, options.accumulate_steps, options.parallel_micro_batches, loops
     )
     summed = [each.summed(trainer.reduction) if isinstance(each, _OfMeans) else Gradients(each) for each in gradients]
-    return summed, metrics
+    return [_overwrite(own, each, is_whole) for own, each in zip(variables, summed, strict=True)], metrics
+
+
+def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:
+    """Assigns Keras variables whose "gradient" is their next value, as the scales of float8 layers.
+
+    Args:
+      variables: the gradients' variables.
+      gradients: as computed.
+      is_whole: whether they are of a whole batch.
+
+    Returns:
+      The gradients, of these variables None.
+    """
+    replaced = [getattr(each, "overwrite_with_gradient", False) for each in variables]
+    if not any(replaced):
+        return gradients
+    if not is_whole or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise UsageError(
+            f"{path_of(variables[replaced.index(True)])} is a scale of float8, or its like, which is of a batch as a "
+            f"whole; train on one device, with {setting('accumulate_steps')}=1"
+        )
+    for variable, value, is_next in zip(variables, gradients.values, replaced, strict=True):
+        if is_next and value is not None:
+            assign_local(tf_variable(variable), value)
+    return gradients.with_values([None if own else each for own, each in zip(replaced, gradients.values, strict=True)])
 
 
 class _OfMeans(NamedTuple):
