@@ -26,7 +26,7 @@ from tensorflow.python.distribute import collective_util, cross_device_utils, di
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
 from tensorflow.python.framework import config, ops
-from tensorflow.python.ops import resource_variable_ops, script_ops
+from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
 
 from ..errors import UsageError
 
@@ -127,6 +127,11 @@ SEEDED = threading.RLock()
 def runtime() -> object:
     """Returns TensorFlow's runtime of this process, to which functions that it compiles belong."""
     return context.context()
+
+
+def summary_writer() -> tf.summary.SummaryWriter | None:
+    """Returns this thread's default writer of summaries, to which steps that are traced now would write."""
+    return summary_ops_v2._summary_state.writer
 
 
 def random_state() -> dict[str, Any]:

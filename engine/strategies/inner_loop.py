@@ -14,7 +14,7 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
-from ..internals.tensorflow import forbid_exchange, replica_id, single_replica_context, timestamp
+from ..internals.tensorflow import forbid_exchange, replica_id, single_replica_context, summary_writer, timestamp
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
@@ -80,7 +80,7 @@ class InnerLoop(Program):
       batch_shares: one per replica, or per group that computes the same examples.
 
     Attributes:
-      programs: the compiled loops, by `form` and the form of their operands.
+      programs: the compiled loops, by `form`, the form of their operands, and the writer of layers' own summaries.
     """
 
     def __init__(
@@ -171,6 +171,11 @@ class InnerLoop(Program):
     def compiled(self, before: Compiled) -> None:
         self.programs, self._specs, self.row_specs, self._step_graph, self._arrivals = before
 
+    @property
+    def writes_summaries(self) -> bool:
+        """Whether it has compiled a step that may write summaries of its own."""
+        return any(writer is not None for *_, writer in self.programs)
+
     def close(self) -> None:
         super().close()
         self._taken = None
@@ -188,7 +193,8 @@ class InnerLoop(Program):
         self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
-        if (form := (self._form(), shapes, self._is_shared)) not in self.programs:
+        writer = None if self.jit else summary_writer()  # XLA compiles no summaries
+        if (form := (self._form(), shapes, self._is_shared, writer)) not in self.programs:
             compiled = tf.function(self._loop, jit_compile=self.jit or None, autograph=False)
             self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
         return self.programs[form]

@@ -53,6 +53,7 @@ OF_OWNERS = {
     f"{_REDUCE}.distribute_lib.ReplicaContextBase": "_replica_id",
     "keras.Variable": "_name _value",
     "tensorflow.python.ops.script_ops": "_py_funcs",
+    "tensorflow.python.ops.summary_ops_v2": "_summary_state",
     "keras.src.ops.function.Function": "_inputs_struct _run_through_graph",
     "tensorflow.python.trackable.base.Trackable": "_serialize_to_tensors",
     f"{_REDUCE}.coordinator.values.RemoteValueImpl": "_type_spec",
