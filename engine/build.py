@@ -49,7 +49,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     # Keras samples an initializer's seed when a layer is constructed, so the seed is set before the model. The run
     # restores the generators' states when it ends.
     with SEEDED, _layers_of(options.precision), declared() as aggregated:
-        tf.keras.utils.set_random_seed(options.seed)
+        tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
     if inventory.averaged and reduction.sync_every_steps:

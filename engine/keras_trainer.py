@@ -17,7 +17,6 @@ from .compiled_model import check, step_options
 from .data import form
 from .errors import UsageError, reason, setting
 from .internals import graphs, keras, keras_compile, keras_copy
-from .internals.keras_content import TracedContent
 from .metrics import trials
 from .metrics.keras_metrics import KerasMetric
 from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
@@ -35,6 +34,7 @@ _KEPT = (
     "write a crankshaft.Trainer with build_model, loss and metrics"
 )
 _OWN = "compute_loss"
+_UPDATES = "_updates_by_runs"  # the attribute of a model that counts them
 _OF_PROCESSES = (  # strategies that exist before a model does, or that a run prepares
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.ParameterServerStrategy,
@@ -85,15 +85,14 @@ class KerasTrainer(Trainer):
     def __init__(self, **arguments):
         super().__init__()
         self._arguments = arguments
-        self._traced = TracedContent()
 
     @classmethod
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
         """Returns a trainer class for a compiled model, or for a function that returns one.
 
         One device trains the model itself. Otherwise it is copied, with its weights and its optimizer's state, into the
-        strategy's scope: if Keras can't recreate it from its configuration, pass a function. The function's keywords
-        are the trainer's `model_arg`s.
+        strategy's scope, and has the run's after each call, also one that fails: if Keras can't recreate it from its
+        configuration, pass a function. The function's keywords are the trainer's `model_arg`s.
         """
         is_built = isinstance(model, tf.keras.layers.Layer)
         if is_built:
@@ -210,21 +209,20 @@ class KerasTrainer(Trainer):
                 tf.fill([len(self.optimizer.of_variables)], tf.cast(inner.iterations, tf.int64))
             )
 
-    def restart(self) -> None:
+    @classmethod
+    def updates_before(cls) -> int:
+        """Returns the updates of an existing model so far, by its optimizer or, if these are more, by runs."""
+        if not cls.is_built:
+            return 0
+        model = cls.make()
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        return max(int(inner.iterations.numpy()), vars(model).get(_UPDATES, 0))
+
+    def restart(self, updates_before: int) -> None:
         """Prepares for another run of the same model itself, whose compiled steps are used again. Host code."""
-        keras.seed_again(self.run_context.options.seed)
+        self.run_context.updates_before.assign(updates_before)
+        keras.seed_again(self.run_context.host_seed)
         self._continue_from(self.model.optimizer)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether a step that is traced now would be the same as those traced before."""
-        return self._traced.is_still(self._traced_from)
-
-    @property
-    def _traced_from(self) -> list[Any]:
-        """The objects that a trace reads, apart from the trainer's own."""
-        metrics = [] if self._metrics is None else [each.metric for each in self._metrics.by_name.values()]
-        return [self.model, self._losses, *metrics]
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
@@ -324,7 +322,6 @@ class KerasTrainer(Trainer):
         return names
 
     def train_step(self, batch) -> dict[str, Any]:
-        self._traced.note(self._traced_from)
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
         # As in Keras, there is no update without weights to train, and so nothing to scale or clip.
@@ -462,7 +459,6 @@ class KerasTrainer(Trainer):
         return losses, lambda: {**self._of_layers(updates, batch), **metrics()}
 
     def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
-        self._traced.note(self._traced_from)
         with self._kept.noted() as updates:
             metrics, rows = super()._evaluated(batch)
         return {**self._of_layers(updates, batch), **metrics}, rows
@@ -541,14 +537,16 @@ def _size(batch) -> tf.Tensor:
     return tf.cast(tf.shape(tf.nest.flatten(form.features(batch))[0])[0], tf.float32)
 
 
-def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model) -> None:
+def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model, updates: int) -> None:
     """Copies weights and optimizer state to the user's model, if a copy of it was trained. Host code.
 
     Args:
       trainer: of the run.
       trained: the run's model, with the weights that evaluations use.
       model: the argument of `KerasTrainer.for_model`; built if needed.
+      updates: of the model so far.
     """
+    vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
     if not model.built:
         _build(trainer, model)
     if trained is not model:

@@ -34,6 +34,19 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, share: int | tf.Te
     return tf.stack([which, tf.cast(step, tf.int64)]) + tf.constant(words)
 
 
+def derived_seed(seed: int, *use: str | int) -> int:
+    """Returns another seed, below 2^31, that depends on a seed and on strings and numbers that identify its use."""
+    return int.from_bytes(hashlib.blake2b(repr((seed, *use)).encode(), digest_size=4).digest(), "big") >> 1
+
+
+def seed_after(seed: int, updates: int) -> int:
+    """Returns the seed of the order of examples, and on the host, for a run of a model after so many updates.
+
+    That is the seed itself for a new model: a later run of the same model samples other numbers than the first.
+    """
+    return derived_seed(seed, updates) if updates else seed
+
+
 def states(seed: tf.Tensor, count: int) -> tf.Tensor:
     """Returns states for Keras's seed generators, [count, 2] int64; each bit depends on all bits of the seed.
 
@@ -42,11 +55,11 @@ def states(seed: tf.Tensor, count: int) -> tf.Tensor:
     return tf.random.stateless_uniform([count, 2], seed, minval=0, maxval=1 << 31, dtype=tf.int64, alg="philox")
 
 
-def epoch_seed(seed: int, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:
+def epoch_seed(seed: int | tf.Tensor, epoch: tf.Tensor, shape: Sequence[int] = ()) -> tf.Tensor:
     """Returns a seed for an epoch's shuffle, int64 of any shape; neighbouring seeds share no epoch.
 
-    `epoch` is a scalar int64. Each bit depends on all bits of both (Philox: Salmon et al., Parallel random numbers: as
-    easy as 1, 2, 3, SC 2011).
+    `seed` and `epoch` are scalars, int64. Each bit depends on all bits of both (Philox: Salmon et al., Parallel random
+    numbers: as easy as 1, 2, 3, SC 2011).
     """
-    key = tf.stack([tf.constant(seed, tf.int64), epoch])
+    key = tf.stack([tf.convert_to_tensor(seed, tf.int64), epoch])
     return tf.random.stateless_uniform(shape, key, minval=None, maxval=None, dtype=tf.int64, alg="philox")

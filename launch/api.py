@@ -60,21 +60,10 @@ def run(
         return run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
 
 
-def run_within(
-    trainer_class=None,
-    *,
-    data=None,
-    hooks=(),
-    may_change=(),
-    once_failed: Callable[[Run], None] | None = None,
-    **keywords,
-) -> Run:
-    """Runs a model as `run` does; its caller explains exceptions (`explanations.explained_errors`).
-
-    `once_failed` is called with a run that ends by an error.
-    """
+def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), **keywords) -> Run:
+    """Runs a model as `run` does; its caller explains exceptions (`explanations.explained_errors`)."""
     config, own = _configured(trainer_class, data, may_change, keywords)
-    made = execute(config, data, hooks, own, once_failed)
+    made = execute(config, data, hooks, own)
     if made.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(made.code - 128)
     if config.is_evaluator:

@@ -34,19 +34,13 @@ if TYPE_CHECKING:
 _START_SECONDS = 120.0  # for TensorFlow's start on a busy machine
 
 
-def execute(
-    config: Config,
-    data,
-    hooks: Sequence,
-    script_flags: Mapping[str, Any] | None = None,
-    once_failed: Callable[[Run], None] | None = None,
-) -> Run:
+def execute(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
     """Executes a checked configuration, writes its result, and returns the run; raises errors unchanged.
 
-    The arguments are those of `assemble` and `Run.execute`.
+    The arguments are those of `assemble`.
     """
     run = assemble(config, data, hooks, script_flags)
-    run.execute(_mode(config), once_failed)
+    run.execute(_mode(config))
     return run
 
 

@@ -23,7 +23,7 @@ from ..engine.data.source import Source
 from ..engine.data.streamed import Stream
 from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.internals.keras_compile import untracked_optimizer
-from ..engine.keras_trainer import KerasTrainer, hand_over
+from ..engine.keras_trainer import KerasTrainer
 from . import api, explanations
 from .errors import UsageError
 from .run import kept
@@ -202,15 +202,13 @@ def _train(arguments: Arguments) -> api.Run:
             **backed_up,
         }
         data = None if arguments.names_input else functools.partial(_data, arguments, train, batch_size)
-        hands_over = functools.partial(_hand_over, arguments.model)
-        how: dict[str, Any] = {"data": data, "hooks": [*arguments.hooks, hook], "once_failed": hands_over}
+        how: dict[str, Any] = {"data": data, "hooks": [*arguments.hooks, hook]}
         # A run's checkpoints have the optimizer once, as the engine's.
         with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
             run = api.run_within(trainer_class, **how, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if arguments.is_model:
         arguments.model.history = hook.history
-    hands_over(run)
     if arguments.is_model and not run.code:
         kept.keep(run.config, run.inputs, run.strategy, run.train_steps)
     if backups and _removes(backups[0], arguments) and run.config.writes_run and not run.code:
@@ -234,12 +232,6 @@ def _limited(arguments: Arguments) -> Arguments:
         logging.warning("keras.config.set_max_steps_per_epoch(%d) limits steps_per_epoch", steps)
         arguments = dataclasses.replace(arguments, steps_per_epoch=steps)
     return arguments
-
-
-def _hand_over(model: tf.keras.Model | Callable[..., tf.keras.Model], run: api.Run) -> None:
-    if isinstance(model, tf.keras.layers.Layer):
-        is_trained = run.trainer.model is model and not run.config.ema_decay
-        hand_over(run.trainer, model if is_trained else run.model, model)
 
 
 def _backed_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, epoch: int | None) -> dict[str, Any]:

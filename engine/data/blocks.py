@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -105,9 +106,16 @@ class Devices:
 
 @functools.lru_cache(maxsize=64)  # calls of `fit` on the same data, and models of a search, trace it once
 def _examples_of(order: Order, runtime: object) -> tf.types.experimental.ConcreteFunction:
-    """Returns `order.examples`, traced in this runtime of TensorFlow, which tests may replace."""
+    """Returns `order.examples` as a function of a block and a seed, traced in this runtime, which tests may replace.
+
+    An order without a shuffle ignores the seed.
+    """
+
+    def examples(block, seed):
+        return (order if order.seed is None else dataclasses.replace(order, seed=seed)).examples(block)
+
     # The arithmetic needs no AutoGraph, which would take longer than all else of a short run.
-    return tf.function(order.examples, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+    return tf.function(examples, autograph=False).get_concrete_function(*[tf.TensorSpec([], tf.int64)] * 2)
 
 
 class Indices(Blocks):
@@ -120,12 +128,14 @@ class Indices(Blocks):
         self._mesh = devices.mesh
 
         def open_at(block: int):
-            examples = _examples_of(order, runtime())
+            of_any_seed = dataclasses.replace(order, seed=None if order.seed is None else 0)
+            examples = _examples_of(of_any_seed, runtime())
             with tf.device("CPU:0"):
-                first = examples(tf.constant(block, tf.int64))
+                seed = tf.constant(order.seed or 0, tf.int64)
+                first = examples(tf.constant(block, tf.int64), seed)
             yield first
             following = tf.data.Dataset.range(block + 1, tf.int64.max)
-            yield from untuned(following.map(lambda number: examples(number)).prefetch(2))
+            yield from untuned(following.map(lambda number: examples(number, seed)).prefetch(2))
 
         super().__init__(order, open_at, devices.bring if devices.on_gpus else None)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..errors import UsageError, setting
+from ..randomness import derived_seed
 from .feed import CallInput, Feed, FeedStats
 from .form import Batches
 from .order import Order
@@ -122,7 +122,7 @@ def seed_of(seed: int | None, name: str, number: int) -> int | None:
     """Returns the seed of a member's shuffle, by its number: members of equal length are shuffled differently."""
     if seed is None or not number:
         return seed
-    return int.from_bytes(hashlib.blake2b(repr((seed, name)).encode(), digest_size=4).digest(), "big") >> 1
+    return derived_seed(seed, name)
 
 
 @dataclasses.dataclass(frozen=True)

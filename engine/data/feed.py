@@ -111,7 +111,7 @@ class Feed(abc.ABC):
 
     @property
     def form(self) -> Any:
-        """Returns all that a program compiled for this feed depends on, besides its operands; None if unknown."""
+        """Returns what a program compiled for this feed depends on, besides its order and operands; None if unknown."""
         return None
 
     def most_steps(self, operands) -> float:

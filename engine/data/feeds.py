@@ -63,7 +63,7 @@ class ResidentFeed(Feed):
     def form(self) -> Any:
         in_files = any(isinstance(array, Mapped) for array in tf.nest.flatten(self._source.as_arrays()))
         plain = type(self._source) is ArraySource and not in_files  # others are read by functions in the program
-        return (self.order, self._source.element_spec) if plain else None
+        return self._source.element_spec if plain else None
 
     def most_steps(self, operands) -> float:
         return self._indices.most_steps(operands[1])
@@ -135,7 +135,7 @@ class ReadFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return (self.order, self._source.element_spec) if self._padding is None else None
+        return self._source.element_spec if self._padding is None else None
 
     def most_steps(self, operands) -> float:
         return tf.nest.flatten(operands)[0].shape[0] if self._padding is None else 1
@@ -283,7 +283,7 @@ class StreamedFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return (self.order, self.share.stream.element_spec) if self._kept is None and self._num_shares == 1 else None
+        return self.share.stream.element_spec if self._kept is None and self._num_shares == 1 else None
 
     def keep_batches(self) -> None:
         if self._kept is None and not self._distributes:

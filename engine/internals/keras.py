@@ -30,13 +30,6 @@ from .variables import assign_local, own_copy, read_local, tf_variable, update_a
 Trainable = TensorFlowTrainer
 # A layer's lists of all its layers and variables, in the order of creation.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
-# Attributes that training and evaluations change, and no trace of a step reads: Keras's tracking, and what Keras's own
-# loops compile and leave.
-NOT_TRACED = {
-    *("_tracker", "tracker", "_compiled_trainable_state", "_loss_tracker"),
-    *("train_function", "test_function", "predict_function", "_compile_loss", "_compile_metrics", "history"),
-    *("stop_training", "stop_evaluating", "stop_predicting"),
-}
 # An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
 

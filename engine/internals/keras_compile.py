@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import inspect
 import math
@@ -39,6 +40,25 @@ _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar
 def arguments(model: tf.keras.Model) -> dict[str, Any]:
     """Returns the arguments of `compile`."""
     return dict(model._compile_config.config)
+
+
+def compiled_state(model: tf.keras.Model) -> list[Any]:
+    """Returns what a model has of the last call of `compile`, and its weights to train, to compare later."""
+    weights = [(id(each), each.trainable) for each in model.weights]
+    return [_Same(model._compile_config), _Same(model.optimizer), weights]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Same:
+    """Is equal to another one of the same object, which it keeps."""
+
+    of: Any
+
+    def __eq__(self, other):
+        return self.of is other.of
+
+    def __hash__(self):
+        return id(self.of)
 
 
 def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> None:

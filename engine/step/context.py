@@ -71,6 +71,7 @@ class StepContext:
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be read; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
       run_seed: the run's seed, see `seed`.
+      updates_before: see `RunContext`.
       mesh: how the strategy's replicas are laid out.
       readings: the values that the step read as it began.
       generators: the seed generators of Keras's layers, see `seed_layers`.
@@ -90,6 +91,7 @@ class StepContext:
     observed: tf.Tensor | None = None
     batch_number: tf.Tensor | None = None
     run_seed: int = 0
+    updates_before: tf.Variable | None = None
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     readings: Readings = dataclasses.field(default_factory=Readings)
     generators: Sequence[tf.keras.random.SeedGenerator] = ()
@@ -207,6 +209,8 @@ class StepContext:
     def _seed(self, replica: tf.Tensor, *use) -> tf.Tensor:
         is_evaluation = self.batch_number is not None
         now = self.batch_number if is_evaluation else self.step
+        if self.updates_before is not None and not is_evaluation:
+            now += self.updates_before
         key = "evaluation" if is_evaluation else "training", *use
         return randomness.step_seed(self.run_seed, now, replica, self.share, key)
 

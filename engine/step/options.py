@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, setting
+from ..randomness import seed_after
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from ..data.order import Order
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -142,6 +145,8 @@ class RunContext:
       num_servers: that variables were placed on when the run began; tables have as many shards.
       example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`).
       in_place: whether to train an existing model itself instead of a copy.
+      updates_before: updates of an existing model before the run, scalar int64; its steps sample as if they were
+        numbered from there. None is 0.
     """
 
     options: StepOptions = StepOptions()
@@ -150,6 +155,13 @@ class RunContext:
     num_servers: int = 1
     example: Any = None
     in_place: bool = False
+    updates_before: tf.Variable | None = None
+
+    @property
+    def host_seed(self) -> int:
+        """The seed of random numbers that are sampled on the host."""
+        before = self.updates_before
+        return self.options.seed if before is None else seed_after(self.options.seed, int(before.numpy()))
 
 
 # Options that are applied in several places, with the marks of these; any other is marked by its own name.

@@ -189,6 +189,7 @@ class StepRunner:
         context = StepContext(
             *(step, replica, shard, present, observed, batch_number),
             run_seed=self._trainer.run_context.options.seed,
+            updates_before=self._trainer.run_context.updates_before,
             mesh=self._mesh,
             readings=readings or Readings(),
             generators=self._inventory.seed_generators,

@@ -146,7 +146,8 @@ class BaseRun:
             run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
             steps = train_steps(config, run_inputs.feeds["train"], limits)
         earlier = kept.take(config, run_inputs, steps)
-        state = earlier.restarted() if earlier else build_state(config, strategy, run_inputs, steps)
+        before = run_inputs.updates_before
+        state = earlier.restarted(before) if earlier else build_state(config, strategy, run_inputs, steps)
         strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
         if earlier:
             earlier.give_compiled(strategy)
@@ -357,8 +358,11 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     context = RunContext(options, known.num_classes, known.vocabulary, num_servers, run_inputs.example, in_place)
 
     def make() -> TrainState:
-        trainer = trainer_class(**config.configured_arguments("model_arg"))
-        state = TrainState(prepare(trainer, context, _reduction(config)))
+        trainer, own = trainer_class(**config.configured_arguments("model_arg")), context
+        if isinstance(trainer, KerasTrainer) and trainer.is_built:
+            before = tf.Variable(run_inputs.updates_before, dtype=tf.int64, trainable=False)
+            own = dataclasses.replace(context, updates_before=before)
+        state = TrainState(prepare(trainer, own, _reduction(config)))
         state.build()
         return state
 
@@ -469,6 +473,8 @@ def build_checkpoints(
     about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
     if of_feeds := {split: feed.share.metadata() for split, feed in run_inputs.feeds.items() if feed.share}:
         about["input"] = of_feeds
+    if run_inputs.updates_before:
+        about["updates_before"] = run_inputs.updates_before
     if run_inputs.order and run_inputs.order.origin.step:
         about["origin"] = dataclasses.asdict(run_inputs.order.origin)
     attempt = strategy.exchange_text(uuid.uuid4().hex)[0]

@@ -13,6 +13,7 @@ from ...engine.strategies.base import Program
 from ..errors import UsageError
 from . import fingerprints
 from .base import BaseRun
+from .inputs import seed_of_order
 from .preprocessor import check_names
 
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
@@ -73,7 +74,7 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     config = run.config
     if step == "eval":
         return run.strategy.external(step, split, config.eval_batch_size)
-    seed = config.seed if config.shuffle_buffer else None
+    seed = seed_of_order(config, run.inputs.updates_before)
     return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 

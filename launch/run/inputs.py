@@ -17,6 +17,8 @@ from ...engine.data.feed import Feed
 from ...engine.data.order import Order, Origin
 from ...engine.data.source import Source, Spec, Split
 from ...engine.data.streamed import Endless, Stream
+from ...engine.keras_trainer import KerasTrainer
+from ...engine.randomness import seed_after
 from ...engine.strategies.base import Strategy
 from ...input.checks import InputError
 from ...models.classification import Classifier
@@ -41,6 +43,7 @@ class Inputs:
       contents: their fingerprints, likewise.
       faster: a line for people whose steps wait for input: the change that makes it faster.
       lines: how the data is read, for people.
+      updates_before: of an existing Keras model, see `KerasTrainer.updates_before`; those before the first attempt.
     """
 
     known: Data
@@ -50,6 +53,7 @@ class Inputs:
     contents: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     faster: str = ""
     lines: Sequence[str] = ()
+    updates_before: int = 0
 
     @property
     def order(self) -> Order | None:
@@ -88,7 +92,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     known_input = _known_input(config, strategy)
     needs_epochs = needs_epochs or _needs_epochs(config, evaluation is not None, known_input("train"))
     train = _without_epochs(train, config, strategy, needs_epochs)
-    seed = config.seed if config.shuffle_buffer else None
+    updates_before = _updates_before(config)
+    seed = seed_of_order(config, updates_before)
     known_train = known_input("train").get("known", {})
     feeds = {"train": combined.feed(train, config.global_batch_size, seed, known_train, strategy)}
     if evaluation is not None:
@@ -101,7 +106,21 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)
     agreement.check_data(contents, strategy)
     faster = datas.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
-    return Inputs(known, example, both, feeds, contents, faster, [*lines, *([known.columns] if known.columns else [])])
+    lines = [*lines, *([known.columns] if known.columns else [])]
+    return Inputs(known, example, both, feeds, contents, faster, lines, updates_before)
+
+
+def seed_of_order(config: Config, updates_before: int) -> int | None:
+    """Returns the seed of the training data's order; None keeps the examples' own."""
+    return seed_after(config.seed, updates_before) if config.shuffle_buffer else None
+
+
+def _updates_before(config: Config) -> int:
+    """Returns the updates of an existing Keras model before the run; only one process can have such a model."""
+    if not (config.trains and issubclass(config.trainer_class, KerasTrainer) and config.trainer_class.is_built):
+        return 0
+    newest = RunDir(config.run_dir).newest() if config.run_dir else None
+    return newest.about.get("updates_before", 0) if newest else config.trainer_class.updates_before()
 
 
 def saved_inputs(config: Config, strategy: Strategy) -> Inputs:

@@ -1,7 +1,7 @@
 """What a `fit` keeps with the model for the next one: its trainer and what it compiled. Host code.
 
-As Keras's `fit` compiles once until `compile` is called again. Here it also compiles again if anything else has changed
-that a trace reads, or if that can't be known.
+As in Keras, a model's steps are compiled once until `compile` is called again, for the same form of data and the same
+weights to train: what else a program changes of the model or of what its functions read takes effect then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine.internals.keras_content import KEPT
+from ...engine.internals import keras_compile
 from ...engine.internals.tensorflow import SEEDED
 from ...engine.keras_trainer import KerasTrainer
 from ...engine.state import TrainState
@@ -26,6 +26,7 @@ from .inputs import Inputs
 # Flags that a kept step does not depend on, and those with whose values a run may keep it; others must have defaults.
 _FREE = ("train_epochs", "train_steps", "eval_every_steps", "validation_split", "progress")
 _DEFAULTS = Flags()
+KEPT = "_kept_by_fit"  # the attribute of a model
 _COMPARED = ("global_batch_size", "eval_batch_size", "shuffle_buffer", "seed", "jit", "strategy")
 
 
@@ -47,10 +48,10 @@ class Kept:
     jit: bool | None
     compiled: Mapping[str, Compiled]
 
-    def restarted(self) -> TrainState:
-        """Returns a state at step 0, of the same trainer."""
+    def restarted(self, updates_before: int) -> TrainState:
+        """Returns a state at step 0, of the same trainer; `updates_before` is that of `Inputs`."""
         with SEEDED:
-            self.trainer.restart()
+            self.trainer.restart(updates_before)
         state = TrainState(self.trainer)
         state.build(self.step_variable)
         state.jit = self.jit
@@ -65,8 +66,8 @@ class Kept:
 def keep(config: Config, inputs: Inputs, strategy: Strategy, train_steps: int | None) -> None:
     """Keeps what the run of a model compiled, with the model, until it is freed."""
     state, programs, key = strategy.state, _programs(strategy), _key(config, inputs, train_steps)
-    is_plain = state.trainer.run_context.in_place and all(isinstance(each, InnerLoop) for each in programs.values())
-    if key is None or not is_plain:
+    loops = all(isinstance(each, InnerLoop) and not each.writes_summaries for each in programs.values())
+    if key is None or not (loops and state.trainer.run_context.in_place):
         return
     compiled = {split: program.compiled for split, program in programs.items()}
     # Not by `setattr`, so that Keras and checkpoints do not track it.
@@ -78,8 +79,7 @@ def take(config: Config, inputs: Inputs, train_steps: int | None) -> Kept | None
     if not issubclass(config.trainer_class, KerasTrainer) or not config.trainer_class.is_built:
         return None
     kept: Kept | None = vars(config.trainer_class.make()).pop(KEPT, None)
-    is_same = kept is not None and kept.key == _key(config, inputs, train_steps) and kept.trainer.is_current
-    return kept if is_same else None
+    return kept if kept is not None and kept.key == _key(config, inputs, train_steps) else None
 
 
 def _programs(strategy: Strategy) -> dict[str, Any]:
@@ -88,14 +88,16 @@ def _programs(strategy: Strategy) -> dict[str, Any]:
 
 
 def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, Any] | None:
-    """Returns what a run's steps are traced from, besides the model; None if there may be more."""
+    """Returns what decides whether a run's steps are compiled again; None if they always are."""
     changed = {name: value for name, value in config.values.items() if value != getattr(_DEFAULTS, name)}
-    forms = {split: (type(feed), feed.form) for split, feed in inputs.feeds.items()}
-    if changed.keys() - {*_FREE, *_COMPARED} or any(form is None for _, form in forms.values()):
+    feeds = inputs.feeds.items()
+    if changed.keys() - {*_FREE, *_COMPARED} or any(feed.form is None for _, feed in feeds):
         return None
     return {
         "flags": {name: getattr(config, name) for name in _COMPARED},
-        "feeds": forms,
+        "model": keras_compile.compiled_state(config.trainer_class.make()),
+        # The order's seed does not reach a compiled step.
+        "feeds": {name: (type(feed), feed.form, dataclasses.replace(feed.order, seed=None)) for name, feed in feeds},
         "classes": inputs.known.num_classes,
         "of_keras": (tf.keras.config.floatx(), tf.keras.config.epsilon(), tf.keras.config.image_data_format()),
         "eager": tf.config.functions_run_eagerly(),

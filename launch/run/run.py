@@ -10,9 +10,11 @@ from typing import Any, cast
 import tensorflow as tf
 from absl import logging
 
+from ...engine import Trainer
 from ...engine.checkpoints.manifest import check_extra
 from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience
+from ...engine.keras_trainer import KerasTrainer, hand_over
 from ...engine.strategies.base import Stop, closing_feeds
 from .. import explanations, terminal
 from ..command_line.config import Config
@@ -181,14 +183,10 @@ class Run(BaseRun):
 
         It computes `Trainer.forward`; `models` has the Keras models alone.
         """
-        if weights.has_whole_trainer(self):
-            return saved_run.model_of_run(self, weights.trained(self))
-        if self._copy is None:
-            self._copy = weights.TrainerCopy(self)
-        else:
+        if self._copy is not None:
             self._copy.write_back()
             self._copy.refresh()
-        return saved_run.model_of_run(self, self._copy.trainer)
+        return saved_run.model_of_run(self, self._shown_trainer())
 
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
@@ -296,29 +294,15 @@ class Run(BaseRun):
         with self._call("evaluate", while_open=False, data=data) as split:
             return predictions.evaluate(self, split)
 
-    def execute(self, mode: Callable[[Run], modes.Outcome], once_failed: Callable[[Run], None] | None = None) -> None:
-        """Executes a mode of the run, writes its result, and closes the run.
-
-        Args:
-          mode: takes the run.
-          once_failed: called with a run that an error ends, while it can still be read.
-        """
-        with self._closing():
-            try:
-                with self._environment():
-                    self._end_with(mode(self))
-            except BaseException:
-                if once_failed:
-                    try:
-                        once_failed(self)
-                    except Exception as error:  # the error that ended the run is raised instead
-                        logging.warning("the weights trained so far are not handed over: %s", error)
-                raise
+    def execute(self, mode: Callable[[Run], modes.Outcome]) -> None:
+        """Executes a mode, a function of the run; writes its result, and closes the run."""
+        with self._handing_over(), self._closing(), self._environment():
+            self._end_with(mode(self))
 
     def begin(self) -> None:
         """Restores the newest checkpoint of an open run, and begins its hooks; closes it after an error."""
         try:
-            with self._environment():
+            with self._environment(), self._handing_over():
                 training.restore_newest(self)
                 self.loop.begin()
         except Exception as error:
@@ -357,14 +341,12 @@ class Run(BaseRun):
                         self._has_agreed_to_end = True
                         self._standby.note(ended_by)
                         raise UsageError(f"{method}({passed}): the run ends, since a worker got {ended_by}")
-                    with self._ended_by_signals() if method == "train" else contextlib.nullcontext():
+                    signals = self._ended_by_signals() if method == "train" else contextlib.nullcontext()
+                    with self._handing_over(), signals:
                         yield split
-                    if self._copy is not None:
-                        self._copy.refresh()
             except Exception as error:
-                alone = self.strategy.num_hosts == 1 and not self.config.coordinates
                 # Its kinds, of data and files, may be one process's alone.
-                if self.is_open and not (alone or type(error) is UsageError):
+                if self.is_open and not (self._is_alone or type(error) is UsageError):
                     self._release(error)
                 raise
 
@@ -380,6 +362,46 @@ class Run(BaseRun):
                 stack.enter_context(closing_feeds(self.strategy))
             stack.enter_context(run_environment(self.config, self._isolation, uses_random))
             yield
+
+    @contextlib.contextmanager
+    def _handing_over(self) -> Iterator[None]:
+        """Gives the models outside of the run its weights after this context, also if that fails."""
+        was_open = self.is_open
+        try:
+            yield
+        except BaseException:
+            try:
+                if self._is_alone:  # else the others may not be there to answer
+                    self._hand_over(was_open)
+            except Exception as error:  # the one within the context is raised instead
+                logging.warning("the weights trained so far are not handed over: %s", error)
+            raise
+        self._hand_over(was_open)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether one process has all of the run."""
+        return self.strategy.num_hosts == 1 and not self.config.coordinates
+
+    def _hand_over(self, was_open: bool) -> None:
+        """Gives the copy of the models the run's present weights; while it is open, also the model passed to it."""
+        if self._copy is not None:
+            self._copy.refresh()
+        trainer = self.trainer
+        if was_open and self.config.trains and isinstance(trainer, KerasTrainer) and trainer.is_built:
+            passed = trainer.make()
+            # One that is trained itself gets an average only once that is done.
+            is_whole = trainer.model is passed and (self.is_open or not self.config.ema_decay)
+            trained = passed if is_whole else self._shown_trainer().model
+            hand_over(trainer, trained, passed, self.inputs.updates_before + self.step)
+
+    def _shown_trainer(self) -> Trainer:
+        """Returns a trainer with the weights that evaluations use: the run's own, or the copy."""
+        if weights.has_whole_trainer(self):
+            return self.trainer
+        if self._copy is None:
+            self._copy = weights.TrainerCopy(self)
+        return self._copy.trainer
 
     @contextlib.contextmanager
     def _ended_by_signals(self) -> Iterator[None]:

@@ -1,17 +1,19 @@
-"""A second `fit` of a model uses the compiled steps of the first, unless anything that was compiled has changed."""
+"""A second `fit` of a model uses the compiled steps of the first, and samples other numbers."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.internals.keras import with_attributes
-from crankshaft.engine.internals.keras_content import KEPT, TracedContent
+from crankshaft.engine.keras_trainer import KerasTrainer
+from crankshaft.launch.run.kept import KEPT
 
 keras = tf.keras
 X = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
@@ -24,8 +26,8 @@ HOW = {"batch_size": 10, "verbose": 0}
 def traces(monkeypatch):
     """Counts the traces of steps."""
     noted = []
-    note = TracedContent.note
-    monkeypatch.setattr(TracedContent, "note", lambda self, roots: (noted.append(1), note(self, roots)))
+    step = KerasTrainer.train_step
+    monkeypatch.setattr(KerasTrainer, "train_step", lambda self, batch: (noted.append(1), step(self, batch))[1])
     return noted
 
 
@@ -77,62 +79,84 @@ def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replica
         assert int(kept.optimizer.iterations) == 4 * epochs
 
 
-def test_a_fit_after_any_change_compiles_again(traces):
-    def made():
-        keras.utils.set_random_seed(3)
-        return model(keras.layers.Dense(8, "relu", kernel_regularizer="l2"), keras.layers.Dropout(0.3))
+class Own(keras.Model):
+    """A model with code of the program's, some of which Python decides as it is traced."""
 
-    kept, fresh = made(), made()
-    crankshaft.fit(kept, X, Y, **HOW)
-    crankshaft.fit(fresh, X, Y, **HOW)
-    first, dropout = kept.layers[:2]
-    dropout.rate = fresh.layers[1].rate = 0.0  # as Keras does not notice
-    forget(fresh)
-    before = len(traces)
-    crankshaft.fit(kept, X, Y, **HOW)
-    assert len(traces) > before
-    crankshaft.fit(fresh, X, Y, **HOW)
-    check_alike(kept, fresh)
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factor = keras.layers.Dense(1), 1.0
 
-    trainer = vars(kept)[KEPT].trainer
-    for owner, name, value in (
-        *(
-            (dropout, "rate", 0.1),
-            (dropout, "seed_generator", keras.random.SeedGenerator(1)),
-            (first, "use_bias", False),
-        ),
-        *((first, "_trainable", False), (first, "activation", keras.activations.tanh), (first, "call", lambda x: x)),
-        *((first.kernel_regularizer, "l2", 0.5), (first.kernel, "_regularizer", None), (kept.optimizer, "beta_1", 0.5)),
-        *((first, "kernel_regularizer", lambda x: 0.0), (kept.optimizer, "_learning_rate", lambda: 0.1)),
-        *((kept, "loss", "mae"), (kept, "optimizer", keras.optimizers.SGD()), (kept, "_compile_config", None)),
-    ):
-        assert trainer.is_current
-        with with_attributes(owner, {name: value}):
-            assert not trainer.is_current, name
-    before = len(traces)
-    for changes in ({"seed": 1}, {"batch_size": 4}, {"sample_weight": np.ones(20)}, {"validation_data": (X, Y)}):
-        crankshaft.fit(kept, X, Y, **{**HOW, **changes})
-        assert len(traces) > before, changes
+    def call(self, x):
+        return self.layer(x) * self.factor
+
+
+def own_loss(labels, outputs):
+    return tf.reduce_mean(tf.square(labels - outputs), -1)
+
+
+def test_own_code_compiles_again_only_after_compile(traces, tmp_path):
+    def fits(fit, **more):
         before = len(traces)
-
-
-def test_what_may_read_anything_else_compiles_again(traces, tmp_path):
-    class Sets(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            self.model.layers[0].rate = 0.0
-
-        def on_train_end(self, logs=None):
-            self.model.layers[0].rate = 0.3
-
-    def fits(made, **first):
-        crankshaft.fit(made, X, Y, **HOW, **first)
-        before = len(traces)
-        crankshaft.fit(made, X, Y, **HOW)
+        fit(X, Y, **{**HOW, **more})
         return len(traces) > before
 
-    assert fits(model(keras.layers.Lambda(lambda x: 2 * x)))
-    assert fits(model(keras.layers.Dropout(0.3)), callbacks=[Sets()])
-    assert fits(model(keras.layers.Dense(2)), run_dir=str(tmp_path))
+    keras.utils.set_random_seed(3)
+    ours, theirs = Own(), Own()
+    for each in (theirs, ours):
+        each(X)
+    ours.set_weights(theirs.get_weights())
+    fit = functools.partial(crankshaft.fit, ours)
+    for factor, compiles in ((1.0, True), (2.0, False), (2.0, True), (0.5, False)):
+        for each in (ours, theirs):
+            each.factor = factor
+            if compiles:
+                each.compile("adam", own_loss)
+        assert fits(fit, shuffle=False) == compiles
+        theirs.fit(X, Y, **HOW, shuffle=False)
+        np.testing.assert_allclose(ours.layer.get_weights()[0], theirs.layer.get_weights()[0], rtol=1e-6)
+    ours.layer.trainable = False
+    assert fits(fit)
+    assert not fits(fit)
+    for changes in ({"seed": 1}, {"batch_size": 4}, {"sample_weight": np.ones(20)}, {"validation_data": (X, Y)}):
+        assert fits(fit, **changes), changes
+    assert fits(fit, run_dir=str(tmp_path))
+
+
+class Order(keras.layers.Layer):
+    """Notes the examples of each batch, and what it samples."""
+
+    seen: ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(0)
+
+    def call(self, x, training=False):
+        if training:
+            noise = keras.random.uniform([3], seed=self.seeds)
+            tf.py_function(lambda *batch: self.seen.append([each.numpy().tolist() for each in batch]), [x, noise], [])
+        return x
+
+
+def test_a_later_fit_samples_other_orders_and_masks(tmp_path):
+    def fit(made, **more):
+        Order.seen.clear()
+        crankshaft.fit(made, X, Y, **HOW, **more)
+        order, noise = (sorted(map(str, each)) for each in zip(*Order.seen, strict=True))
+        return order, noise
+
+    models = model(Order()), model(Order())
+    samples = []
+    for number in range(3):
+        if number == 2:
+            compiled(models[0])  # its optimizer's updates count from 0 again
+        samples.append(fit(models[0]))
+        assert fit(models[1]) == samples[-1]
+    samples.append(fit(models[0], epochs=2))
+    parts = [fit(models[1], epochs=epochs, run_dir=tmp_path) for epochs in (1, 2)]  # the second is resumed
+    for kind, whole in enumerate(samples[-1]):
+        assert sorted(parts[0][kind] + parts[1][kind]) == whole
+        assert len({str(each[kind]) for each in samples}) == 4
 
 
 def test_a_model_keeps_no_data_and_is_freed():

@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
+from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.internals.keras import Trainable
+from crankshaft.engine.keras_trainer import KerasTrainer
 
 keras = tf.keras
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
@@ -71,6 +73,64 @@ def test_callbacks_have_the_model_and_an_error_leaves_it_trained_so_far():
     with pytest.raises(KeyError, match="enough"):
         crankshaft.fit(ours, X, Y, epochs=4, callbacks=[Fails()], **HOW)
     check_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
+def test_an_open_run_s_model_has_its_weights_after_each_call_and_each_error(where, tmp_path):
+    def fails(status, metrics):
+        if status.step == 3:
+            raise KeyError("enough")
+
+    def state(of):
+        return [each.numpy() for each in (*of.weights, *of.optimizer.variables)]
+
+    def check(expected):
+        for one, other in zip(state(ours), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)  # sums in another order
+
+    def train():
+        theirs.fit(X[:10], Y[:10], batch_size=10, verbose=0)
+        return state(theirs)
+
+    def made():
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        return made
+
+    theirs, ours, data = made(), made(), ((X[:10], Y[:10]), (X, Y))
+    how = {"global_batch_size": 10, "shuffle_buffer": 0, "jit": "off", "progress": "off", "run_dir": tmp_path, **where}
+    how["hooks"] = [every_steps(1, fails)]
+    with crankshaft.open_run(KerasTrainer.for_model(ours), data=data, **how) as run:
+        for _ in range(2):
+            run.train(steps=1)
+            check(saved := train())
+        run.save()
+        with pytest.raises(KeyError, match="enough"):
+            run.train(steps=2)
+        check(train())
+        run.set_weights([0.5 * each for each in ours.get_weights()])
+        theirs.set_weights([0.5 * each for each in theirs.get_weights()])
+        check(state(theirs))
+        run.train(steps=1)
+        check(train())
+        run.evaluate()
+        run.restore(2)
+        check(saved)
+    with crankshaft.open_run(KerasTrainer.for_model(ours := made()), data=data, **how) as run:
+        check(saved)  # it is resumed
+    ours.set_weights(theirs.get_weights())
+    run.evaluate()  # of the closed run's weights
+    np.testing.assert_array_equal(ours.get_weights()[0], theirs.get_weights()[0])
+
+
+def test_the_model_of_an_open_run_gets_the_average_as_that_is_closed():
+    ours, how = model(), {"global_batch_size": 10, "ema_decay": 0.5, "jit": "off", "progress": "off"}
+    with crankshaft.open_run(KerasTrainer.for_model(ours), data=((X, Y), None), **how) as run:
+        run.train(steps=3)
+        average, trained = run.model.get_weights(), ours.get_weights()
+        assert not np.allclose(average[0], trained[0])
+    np.testing.assert_array_equal(ours.get_weights()[0], average[0])
 
 
 def test_a_function_may_return_a_model_that_exists():
@@ -235,21 +295,31 @@ def test_a_generator_of_images_is_read_as_by_keras():
     check_alike(both[1], both[0])
 
 
+class Summarized(keras.layers.Layer):
+    def call(self, x):
+        tf.summary.scalar("own", tf.reduce_mean(x))
+        return x
+
+
 def test_tensorboard_files_have_what_keras_writes(tmp_path):
-    """Tags by folder: the graph, each batch's and each epoch's figures, the learning rate."""
+    """Tags by folder: the graph, each batch's and each epoch's figures, the learning rate, layers' own summaries."""
     written = []
     for number, fit in enumerate(FITS):
         folder = tmp_path / str(number)
         board = keras.callbacks.TensorBoard(folder, update_freq=1, write_graph=True, histogram_freq=1, profile_batch=2)
-        fit(model(), X, Y, epochs=2, validation_data=(X, Y), callbacks=[board], **HOW)
+        made = keras.Sequential([Summarized(), model()])
+        made.compile("adam", "mse", metrics=["mae"])
+        fit(made, X, Y, epochs=2, validation_data=(X, Y), callbacks=[board], **HOW)
         events = [(each.parent.name, event) for each in folder.rglob("*.v2") for event in _events(each)]
         named = ((part, event.step, value.tag) for part, event in events for value in event.summary.value)
-        tags = {(part, re.sub(r"_\d+", "", tag), step) for part, step, tag in named}  # layers are numbered
+        # Layers are numbered. A batch's size, and so a trace, decides the step of a layer's own summary.
+        tags = {(part, re.sub(r"_\d+", "", tag), step * (not tag.endswith("own"))) for part, step, tag in named}
         profiled = any(folder.rglob("*.xplane.pb"))
         written.append((tags, profiled, any(event.graph_def for _, event in events)))
     assert written[1][0] ^ written[0][0] == set()
     assert written[1][1:] == written[0][1:]
     assert {("train", "epoch_learning_rate", 1), ("train", "batch_loss", 4), ("train", "keras", 0)} <= written[0][0]
+    assert {part for part, tag, _ in written[0][0] if tag.endswith("own")} == {"train", "validation"}
 
 
 def _events(path):
@@ -334,13 +404,37 @@ def test_no_epoch_trains_nothing():
     assert seen[1] == seen[0] == ({}, ["begin", "end"], 0)
 
 
-def test_a_function_makes_its_model_with_the_program_s_dtype_policy():
+def test_a_function_makes_its_model_with_the_program_s_dtype_policy_and_logging():
+    def make():
+        logs.append(keras.config.is_interactive_logging_enabled())
+        return model()
+
+    logs = []
     keras.config.set_dtype_policy("mixed_bfloat16")
+    keras.config.disable_interactive_logging()
     try:
-        assert crankshaft.fit(model, X, Y, **HOW).model.layers[0].compute_dtype == "bfloat16"
+        assert crankshaft.fit(make, X, Y, **HOW).model.layers[0].compute_dtype == "bfloat16"
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
     finally:
         keras.config.set_dtype_policy("float32")
+        keras.config.enable_interactive_logging()
+    assert not any(logs)
+
+
+def test_float8_trains_as_in_keras():
+    def make():
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+        made.quantize("float8")
+        made.compile("adam", "mse")
+        return made
+
+    both = [make() for _ in FITS]
+    for fit, made in zip(FITS, both, strict=True):
+        fit(made, X, Y, epochs=3, **HOW)
+    assert any("amax" in each.path for each in both[1].weights)
+    for ours, theirs in zip(both[1].weights, both[0].weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=ours.path)
 
 
 def test_a_limit_of_epochs_for_trying_a_program_holds():
