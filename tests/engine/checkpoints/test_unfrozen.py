@@ -33,9 +33,10 @@ def checkpoints(made, folder) -> Checkpoints:
 
 
 @pytest.fixture
-def made(bench):
+def made(bench, compiled):
     def make(frozen, optimizer="adam", replicas=1, **options):
-        return bench(Net(frozen), DATA, 8, replicas, optimizer=optimizer, **{"learning_rate": 0.01, **options})
+        how = {"optimizer": optimizer, "learning_rate": 0.01, **options}
+        return compiled((frozen, replicas, str(how)), lambda: bench(Net(frozen), DATA, 8, replicas, **how))
 
     return make
 

@@ -63,6 +63,7 @@ def test_replicas_with_and_without_examples_learn_what_one_device_learns(bench, 
         np.testing.assert_allclose(many.held(other), variable.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_it_each_replica_normalises_its_own(bench, monkeypatch):
     """The same comparison fails where statistics are each replica's own: the test above can tell."""
     curve, _ = run(bench, Normalised(), 1)

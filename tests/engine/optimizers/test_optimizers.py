@@ -103,21 +103,20 @@ def test_fifty_dense_updates_equal_those_of_keras(case, scheduled):
 
 
 def adamw_in_float64(gradients, rate, decay, beta_1, beta_2, epsilon=1e-7):
-    """Where weights come to that begin at 0 (Kingma & Ba 2015, algorithm 1, epsilon as at the end of section 2)."""
+    """The weights after each step from 0 (Kingma & Ba 2015, algorithm 1, epsilon as at the end of section 2)."""
     w = m = v = np.zeros(gradients.shape[1:])
     for t, gradient in enumerate(gradients.astype(np.float64), start=1):
         m = beta_1 * m + (1 - beta_1) * gradient
         v = beta_2 * v + (1 - beta_2) * gradient**2
         w = w - rate * decay * w - rate * np.sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (np.sqrt(v) + epsilon)
-    return w
+        yield w
 
 
-@pytest.mark.parametrize("steps", [1, 40, 1000])
 @pytest.mark.parametrize("kind", ["dense", "dense under XLA", "sparse"])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.9999)])
-def test_adams_steps_are_those_of_float64(betas, kind, steps):
+def test_adams_steps_are_those_of_float64(betas, kind):
     """With its corrections from float32 powers all of them were 7e-6 too long, or 8e-5 by the second betas."""
-    gradients = np.random.default_rng(steps).normal(size=(steps, 50, 4)).astype(np.float32)
+    gradients = np.random.default_rng(1).normal(size=(1000, 50, 4)).astype(np.float32)
     rate = float(np.float32(0.01))
     variable = tf.Variable(tf.zeros([50, 4]))
     optimizer = built(optimizers.build("adamw", rate, weight_decay=0.1, beta_1=betas[0], beta_2=betas[1]), [variable])
@@ -127,12 +126,11 @@ def test_adams_steps_are_those_of_float64(betas, kind, steps):
         slices = tf.IndexedSlices(gradient, tf.range(50), tf.constant([50, 4]))
         optimizer.apply([slices if kind == "sparse" else gradient], [variable])
 
-    for gradient in gradients:
-        apply(tf.constant(gradient))
-    expected = adamw_in_float64(gradients, rate, 0.1, *betas)
-    # A step's own roundings are of 1e-7; those of weights, which grow, add up.
-    error = np.linalg.norm(variable.numpy() - expected) / np.linalg.norm(expected)
-    assert error < (3e-7 if steps <= 40 else 1e-6)
+    for step, expected in enumerate(adamw_in_float64(gradients, rate, 0.1, *betas), start=1):
+        apply(tf.constant(gradients[step - 1]))
+        # A step's own roundings are of 1e-7; those of weights, which grow, add up.
+        error = np.linalg.norm(variable.numpy() - expected) / np.linalg.norm(expected)
+        assert error < (3e-7 if step <= 40 else 1e-6), step
 
 
 @pytest.mark.parametrize("name", ["lion", "nadam", "adamax", "Adadelta", "Lamb"])

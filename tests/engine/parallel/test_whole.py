@@ -20,13 +20,14 @@ RUN = {"num_classes": 37, "learning_rate": 0.01, "optimizer": "adam", "ema_decay
 
 
 @pytest.fixture
-def made(bench):
+def made(bench, compiled):
     """made(data, model): a small language model of 37 tokens, which do not divide, on such a mesh."""
 
     def make(data, model, **options):
         model_of = Model(layers=1, width=16, heads=2)
         source = TOKENS[:, :-1], TOKENS[:, 1:]
-        return bench(model_of, source, 8, data * model, model=model, eval_source=source, **{**RUN, **options})
+        how = {"model": model, "eval_source": source, **RUN, **options}
+        return compiled((data, model, str(options)), lambda: bench(model_of, source, 8, data * model, **how))
 
     return make
 

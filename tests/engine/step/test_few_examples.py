@@ -76,9 +76,10 @@ FEEDS = {
     ],
     ids=str,
 )
-def test_replicas_train_and_evaluate_as_one_device(bench, replicas, feed, options):
+def test_replicas_train_and_evaluate_as_one_device(bench, compiled, replicas, feed, options):
     data, how = FEEDS[feed]
-    one, many = made(bench, 1, **options), made(bench, replicas, data, **how, **options)
+    one = compiled(str(options), lambda: made(bench, 1, **options))
+    many = made(bench, replicas, data, **how, **options)
     for _ in range(4):  # epochs' ends among others
         compare(many.train(many.state.step + 2), one.train(one.state.step + 2))
     for a, b in zip(one.trainer.model.variables, many.trainer.model.variables, strict=True):

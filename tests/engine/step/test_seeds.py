@@ -56,11 +56,11 @@ def sample(bench, steps=1, calls_of=None, **options):
     ("shares", "options"),
     [
         (1, {}),
-        (8, {"accumulate_steps": 4, "replicas": 2}),
+        pytest.param(8, {"accumulate_steps": 4, "replicas": 2}, marks=pytest.mark.slow),
         (8, {"accumulate_steps": 2, "parallel_micro_batches": 2, "replicas": 2}),
         pytest.param(4, {"accumulate_steps": 2, "parallel_micro_batches": 2}, marks=pytest.mark.slow),
         (5, {"accumulate_steps": 5}),  # of 3 and 4 examples
-        (4, {"accumulate_steps": 4, "jit": True}),
+        pytest.param(4, {"accumulate_steps": 4, "jit": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

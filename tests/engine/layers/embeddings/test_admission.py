@@ -171,7 +171,8 @@ def test_what_stands_in_for_examples_that_a_replica_lacks_gets_no_row(bench):
 @pytest.mark.parametrize(("replicas", "shards"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
 def test_a_run_resumes_to_the_same_bits_with_its_ids_and_counts(bench, tmp_path, replicas, shards):
     def new():
-        return bench(pull(admit_after=3, shards=shards), power_law(), 30, replicas, optimizer="adam", learning_rate=0.1)
+        adam = {"optimizer": "adam", "learning_rate": 0.1}
+        return bench(pull(admit_after=3, shards=shards), power_law(180), 30, replicas, **adam)
 
     _, second = assert_resumes(new, tmp_path, 4, 9)
     variables = second.checkpoints(tmp_path).latest().variables
@@ -202,9 +203,9 @@ def test_a_probe_and_an_evaluation_change_nothing_and_give_no_rows(bench, replic
 
 
 def test_micro_batches_give_rows_on_one_replica_and_are_refused_on_several(bench):
-    made = bench(pull(), power_law(), 30, accumulate_steps=3)
-    made.train(7)
-    assert figures(made.trainer.table) == (len(np.unique(power_law()[0])), 0)
+    made = bench(pull(), power_law(180), 30, accumulate_steps=3)
+    made.train(6)
+    assert figures(made.trainer.table) == (len(np.unique(power_law(180)[0])), 0)
     with pytest.raises(ValueError, match=r"there are 2 with accumulate_steps=3; use 1, one replica"):
         bench(pull(), power_law(), 30, 2, accumulate_steps=3)
 

@@ -159,8 +159,7 @@ class Padded(Squares):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("adagrad", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("wholly", [True, False])
+@pytest.mark.parametrize(("replicas", "wholly"), [(1, True), (2, True), (2, False)])
 def test_no_row_moves_for_a_batch_or_a_share_of_padding_alone(bench, replicas, wholly, optimizer):
     """Row 0 is trained in the first batch alone; of the second there is padding alone, or in its second half."""
     ids = np.full([16, 2], -1, np.int64)
@@ -317,8 +316,9 @@ def updated(values, rule, steps, rate):
     return values
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (1, 3), (2, 1)])
+@pytest.mark.parametrize(
+    ("rule", "replicas", "shards"), [("sgd", 1, 1), ("adagrad", 1, 3), ("adam", 1, 3), ("adam", 2, 1)]
+)
 def test_updates_are_numpys_and_touch_no_other_row(bench, rule, replicas, shards):
     """Float32 against float64 over 11 steps. On two replicas, the last batch of 2 gives each one example."""
     made = bench(pull(shards), power_law(), BATCH, replicas, shuffle=False, optimizer=rule, learning_rate=0.1)
