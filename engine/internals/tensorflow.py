@@ -448,3 +448,28 @@ def has_state_beside_variables(node: Any) -> bool:
         if "_serialize_to_tensors" in vars(kind) and kind.__name__ != "AutoTrackable":
             return True
     return False
+
+
+def is_deterministic() -> bool:
+    """Returns whether TensorFlow's kernels in this process have to be deterministic."""
+    return config.is_op_determinism_enabled()
+
+
+def set_deterministic(value: bool) -> None:
+    """Sets whether TensorFlow's kernels in this process have to be deterministic."""
+    (config.enable_op_determinism if value else config.disable_op_determinism)()
+
+
+@contextlib.contextmanager
+def tracing_for_xla() -> Iterator[None]:
+    """Traces operations for XLA, which computes them deterministically by itself.
+
+    For its own kernels TensorFlow replaces some while it traces, such as the gradient of a cross entropy by a sum of
+    segments: XLA adds these one after the other, in a loop whose turns the host launches.
+    """
+    before = is_deterministic()
+    set_deterministic(False)
+    try:
+        yield
+    finally:
+        set_deterministic(before)

@@ -14,7 +14,14 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import Arrivals
 from ..internals import graphs
-from ..internals.tensorflow import forbid_exchange, replica_id, single_replica_context, summary_writer, timestamp
+from ..internals.tensorflow import (
+    forbid_exchange,
+    replica_id,
+    single_replica_context,
+    summary_writer,
+    timestamp,
+    tracing_for_xla,
+)
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
@@ -196,7 +203,8 @@ class InnerLoop(Program):
         writer = None if self.jit else summary_writer()  # XLA compiles no summaries
         if (form := (self._form(), shapes, self._is_shared, writer)) not in self.programs:
             compiled = tf.function(self._loop, jit_compile=self.jit or None, autograph=False)
-            self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
+            with tracing_for_xla() if self.jit else contextlib.nullcontext():
+                self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
         return self.programs[form]
 
     def reach(self, step: int, limit: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -15,12 +15,15 @@ from absl.testing import flagsaver
 
 from ...engine.internals import keras, tensorflow
 
+T = TypeVar("T")
+
 
 class Isolation:
     """The state that a run shares with its process: the run's own values within `entered`, else the program's.
 
     Of the thread: Keras's dtype policy, the numbers in its layers' names and its own random generator; and whether
-    TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed.
+    TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed;
+    and whether TensorFlow's kernels have to be deterministic, with which a program's own sampling may be an error.
     And a script's own flags, where it looks for them. A run finds Keras's state as a new process has it. Collectives of
     a `MirroredStrategy` made within get distinct keys: TensorFlow numbers each strategy's from the same one.
 
@@ -32,6 +35,7 @@ class Isolation:
         self._script_flags = script_flags
         self._keras: dict[str, Any] | None = None
         self._random_state: tuple[Any, ...] | None = None
+        self._is_deterministic: bool | None = None
         self._thread = threading.local()
 
     @contextlib.contextmanager
@@ -54,45 +58,50 @@ class Isolation:
         if self._keras is None:
             tensorflow.use_new_collective_keys()
         programs = keras.exchange_state(self._keras or keras.state_of_output())
-        before = _PROCESS.enter(self._random_state) if uses_random else None
+        before = _RANDOM.enter(self._random_state) if uses_random else None
+        was_deterministic = _DETERMINISM.enter(self._is_deterministic)
         self._thread.is_within = True
         try:
             yield
         finally:
             self._thread.is_within = False
             tf.debugging.disable_check_numerics()
+            self._is_deterministic = _DETERMINISM.leave(was_deterministic)
             if before is not None:
-                self._random_state = _PROCESS.leave(before)
+                self._random_state = _RANDOM.leave(before)
             self._keras = keras.exchange_state(programs)
 
 
-class _Generators:
-    """The random generators of this process. The last run to leave them restores the program's, in any thread."""
+class _OfProcess(Generic[T]):
+    """Some state of this process. The last run to leave it restores the program's, in any thread.
 
-    def __init__(self):
+    Args:
+      read: returns it.
+      write: sets it.
+    """
+
+    def __init__(self, read: Callable[[], T], write: Callable[[T], None]):
+        self._read, self._write = read, write
         self._inside = 0
-        self._programs: tuple[Any, ...] = ()
+        self._programs: T
 
-    def enter(self, state: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    def enter(self, state: T | None) -> T:
         """Sets a state, if any, and returns the previous one."""
         with tensorflow.SEEDED:
-            before = _state()
+            before = self._read()
             self._programs = self._programs if self._inside else before
             self._inside += 1
             if state is not None:
-                _set(state)
+                self._write(state)
         return before
 
-    def leave(self, before: tuple[Any, ...]) -> tuple[Any, ...]:
+    def leave(self, before: T) -> T:
         """Restores the previous state, and returns the run's."""
         with tensorflow.SEEDED:
-            left = _state()
+            left = self._read()
             self._inside -= 1
-            _set(before if self._inside else self._programs)
+            self._write(before if self._inside else self._programs)
         return left
-
-
-_PROCESS = _Generators()  # one, as the generators are
 
 
 def _state() -> tuple[Any, ...]:
@@ -104,3 +113,7 @@ def _set(state: tuple[Any, ...]) -> None:
     random.setstate(python)
     np.random.set_state(numpy)  # noqa: NPY002 - what `keras.utils.set_random_seed` seeds
     tensorflow.restore_random_state(of_tensorflow)
+
+
+_RANDOM = _OfProcess(_state, _set)
+_DETERMINISM = _OfProcess(tensorflow.is_deterministic, tensorflow.set_deterministic)

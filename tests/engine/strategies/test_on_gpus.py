@@ -214,6 +214,19 @@ def test_the_wait_for_data_is_measured_where_kernels_are_deterministic(bench):
     assert made.state.step == 3
 
 
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("jit", [False, True])
+def test_xla_compiles_no_sum_of_segments_where_kernels_are_deterministic(bench, jit):
+    """TensorFlow's own kernels need it for the loss's gradient; XLA adds them in a loop of the batch's length."""
+    made = bench(Mlp((8,)), pictures(32), 16, num_classes=4, jit=jit)
+    made.train(2)
+    kinds = made.strategy.training.operations
+    own = 1  # the confusion matrix, which no training step computes: XLA removes it
+    assert kinds["UnsortedSegmentSum"] == own + (not jit)
+    assert kinds["SparseSoftmaxCrossEntropyWithLogits"] == jit
+    assert config.is_op_determinism_enabled()
+
+
 @pytest.mark.parametrize("look", [Probe.features, Probe.gradients])
 def test_what_a_probe_returns_is_in_the_host_s_memory(bench, look):
     """Several workers of a coordinator have a GPU:0, and it can't fetch from one of them."""
