@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,13 +43,17 @@ from .workloads import BATCH_SIZE, WORKLOADS
 
 WORKERS = 2
 WORKLOAD = dataclasses.replace(WORKLOADS["mlp"], examples=12_800)  # it is loaded again after each kill
-_SILENT_SECONDS = 120.0  # without a new step: it hangs
+_SILENT_SECONDS = 60.0  # without a new step: it hangs
 _LOOK_SECONDS = 0.002
 _PACE_SECONDS = (0.5, 4.0)  # from a new step to the next kill
 
 
 class Failed(Exception):
     """A program did not do what it has to. One line."""
+
+
+class Hangs(Failed):
+    """A program makes no new steps."""
 
 
 @dataclasses.dataclass
@@ -66,7 +70,7 @@ class Program:
 
     def __enter__(self) -> Program:
         self.began = time.monotonic()
-        variables = {**untuned(os.environ), PLAN: str(self.folder), "PYTHONPATH": f"{ROOT.parent}:{ROOT}"}
+        variables = {**untuned(os.environ), PLAN: str(self.folder), "PYTHONPATH": str(ROOT)}
         with (self.folder / "log").open("wb") as log:
             self._processes = [
                 subprocess.Popen(
@@ -111,7 +115,7 @@ class Program:
                     raise Failed(f"it ended with {code}; {self._last_lines()}")
                 return False
             if time.monotonic() > end:
-                raise Failed(f"no new step in {_SILENT_SECONDS:g} s; {self._last_lines()}")
+                raise Hangs(f"no new step in {_SILENT_SECONDS:g} s; {self._last_lines()}")
             time.sleep(_LOOK_SECONDS)
         return True
 
@@ -140,7 +144,8 @@ def torchrun(folder: Path, steps: int, python: str) -> Program:
     start = [python, "-m", "torch.distributed.run", f"--nproc-per-node={WORKERS}", "--max-restarts=1000"]
     start += ["--monitor-interval=0.1", "--standalone"]
     training = ["benchmarks.peers.ddp_recovering", f"--steps={steps}", f"--examples={WORKLOAD.examples}"]
-    return Program([([*start, "-m", *training], {})], folder)
+    (folder / "crankshaft").symlink_to(ROOT)  # as which this Python imports it, whatever the checkout's name is
+    return Program([([*start, "-m", *training], {"PYTHONPATH": f"{folder}:{ROOT}"})], folder)
 
 
 def separate(folder: Path, workers: int) -> Program:
@@ -161,22 +166,26 @@ def forked(folder: Path, workers: int) -> Program:
     return Program([([*start, *_training(folder, 10**6, workers)], {})], folder)
 
 
-def kill_workers(program: Program, kills: int, rng: random.Random) -> list[dict]:
-    """Kills workers of a program that runs; returns what each kill has cost."""
-    happened = list[Happened]()
-    goes_on = program.wait_for_step(0)
-    while goes_on and len(happened) < kills:
-        time.sleep(rng.uniform(*_PACE_SECONDS))
-        worker, step = rng.randrange(WORKERS), program.step()
-        happened.append(Happened(Injection("SIGKILL", f"worker {worker}", step, 0.0), program.kill(worker)))
-        time.sleep(0.1)  # the other may have noted a step at the same moment
-        goes_on = program.wait_for_step(program.step())
-    return [each for each in costs(happened, program.notes()) if each["seconds"] is not None]
+def kill_workers(program: Program, kills: int, rng: random.Random) -> tuple[list[dict], str]:
+    """Kills workers of a program that runs; returns what each kill has cost, and why it made no more steps, or ""."""
+    happened, why = list[Happened](), ""
+    try:
+        goes_on = program.wait_for_step(0)
+        while goes_on and len(happened) < kills:
+            time.sleep(rng.uniform(*_PACE_SECONDS))
+            worker, step = rng.randrange(WORKERS), program.step()
+            happened.append(Happened(Injection("SIGKILL", f"worker {worker}", step, 0.0), program.kill(worker)))
+            time.sleep(0.1)  # the other may have noted a step at the same moment
+            goes_on = program.wait_for_step(program.step())
+    except Hangs as hang:
+        why = str(hang)
+    return [each for each in costs(happened, program.notes()) if each["seconds"] is not None], why
 
 
 def compare(arguments: argparse.Namespace, folder: Path) -> str:
     """Kills workers of each program in turn, and returns the table."""
     found, rng = defaultdict[str, list[dict]](list), random.Random(arguments.seed)
+    hung = Counter[str]()
     ours, expected, different = " ".join(["crankshaft local", *arguments.flags]), None, 0
     makes = {ours: crankshaft, **({"torchrun": torchrun} if arguments.torch_python else {})}
     if arguments.bits:
@@ -187,13 +196,18 @@ def compare(arguments: argparse.Namespace, folder: Path) -> str:
         for name, make in makes.items():
             options = arguments.flags if name == ours else arguments.torch_python
             with make(_new(folder / f"{make.__name__} {turn}"), arguments.steps, options) as program:
-                found[name] += (of_it := kill_workers(program, arguments.kills, rng))
-                if expected and name == ours:
+                of_it, why = kill_workers(program, arguments.kills, rng)
+                found[name] += of_it
+                if why:
+                    hung[name] += 1
+                    print(f"{name} hangs after a kill: {why}", flush=True)
+                if expected and name == ours and not why:
                     program.wait()
             if expected and name == ours:
                 different += variables(program.folder / "run") != expected
             print(f"{turn + 1}/{arguments.rounds} {name}: {', '.join(map(_line, of_it))}", flush=True)
     lines = [_table(found)]
+    lines += [f"{name}: {count} times no step in {_SILENT_SECONDS:g} s after a kill" for name, count in hung.items()]
     if arguments.bits:
         lines.append(f"{different} of {arguments.rounds} runs ended with other bits than an undisturbed one")
     return "\n\n".join(lines)

@@ -25,8 +25,8 @@ class InMemory(Hook):
 
     Args:
       snapshots: the destination.
-      every_seconds: the period; None: as often as takes 0.5 % of the time, by the cost of the newest ones, and at most
-        every 2 s.
+      every_seconds: the period; None: as often as takes 0.5 % of the time, by the cost of the newest ones, except that
+        of the first, which compiles; and at most every 2 s.
       hooks: the run's hooks, for their state; may be the list to which this hook is appended.
       clock: returns seconds.
     """
@@ -42,8 +42,9 @@ class InMemory(Hook):
         self._every_seconds, self._clock = every_seconds, clock
         self._wished_at = 0.0
         self._began_at = 0.0  # workers of parameter servers may wait from here for those that complete their steps
-        self._seconds = 0.0  # that the newest took of the loop
-        self._costs: collections.deque[float] = collections.deque(maxlen=_NEWEST - 1)  # of those before
+        self._seconds: float | None = None  # that the newest took of the loop
+        self._costs: collections.deque[float] = collections.deque(maxlen=_NEWEST)  # without the first's
+        self._is_first = True
         self._due: int | None = None
 
     def begin(self, status: Status) -> None:
@@ -62,27 +63,30 @@ class InMemory(Hook):
             if status.strategy.agree_to_do(wishes, _WISH):
                 self._due, self._began_at = status.next_in_step(), self._clock()
         if self._due is not None and status.step >= self._due:
-            self._costs += [self._cost] if self._cost else []
             self._due = None
             self.snapshots.take(status.step, settled(dataclasses.replace(status, in_memory=True), self.hooks))
             self._seconds = self._clock() - self._began_at
-
-    @property
-    def _cost(self) -> float:
-        """The seconds that the newest snapshot took, of the loop and of the thread that copies."""
-        return self._seconds + self.snapshots.copy_seconds
 
     def _is_time(self) -> bool:
         """Returns whether the next is due, and if so begins to count again."""
         if self.snapshots.is_off or self.snapshots.is_busy:
             return False
+        self._add_cost()
         now, every = self._clock(), self._every_seconds
         if every is None:  # the least of some: other programs' work is not a snapshot's
-            every = max(LEAST_SECONDS, min([*self._costs, self._cost]) / _COST)
+            every = max(LEAST_SECONDS, min(self._costs, default=0.0) / _COST)
         if now - self._wished_at < every:
             return False
         self._wished_at = now
         return True
+
+    def _add_cost(self) -> None:
+        """Adds the cost of the newest snapshot, of the loop and of the thread that copied, once that is done."""
+        if self._seconds is None:
+            return
+        if not self._is_first:
+            self._costs.append(self._seconds + self.snapshots.copy_seconds)
+        self._seconds, self._is_first = None, False
 
     def end(self, status: Status) -> None:
         self.snapshots.clear()  # the end is saved
