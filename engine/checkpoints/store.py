@@ -227,8 +227,9 @@ class Checkpoints:
         if not any(entry.is_live for entry in saving.entries):
             saving.may_change.set()
         # Not a daemon: a process that ends, even by an exception, first finishes writing.
-        self._thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
-        self._thread.start()
+        thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
+        thread.start()  # if the system lets it
+        self._thread = thread
         saving.may_change.wait()
 
     def outdate(self) -> None:

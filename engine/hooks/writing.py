@@ -31,8 +31,9 @@ class Writing:
         """Starts the thread, which calls `each_turn`, if any, whenever its queue is empty."""
         self._each_turn = [*self._each_turn, each_turn]
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()  # if the system lets it
+            self._thread = thread
             atexit.register(self._end)  # after an exception nothing else might
 
     def submit(self, work: Callable[[], Any]) -> None:
