@@ -18,7 +18,7 @@ Bound = Literal["compute", "memory", "network", "input", "dispatch"]
 
 # Of a step: two products for each one of the forward pass.
 _BACKWARD_SHARE = 2 / 3
-# Snapshots in memory: `--snapshot_seconds=auto`.
+# Snapshots in memory, of which a process keeps two: `--snapshot_seconds=auto`.
 _SNAPSHOT_SECONDS, _SNAPSHOT_SHARE, _SNAPSHOTS = 2.0, 0.005, 2
 # Of a process that has started TensorFlow, with CUDA's libraries on GPUs.
 _PROCESS_BYTES = {"cpu": 0.6e9, "gpu": 3e9, "tpu": 3e9}
@@ -43,7 +43,8 @@ class Estimate:
       checkpoint_seconds: to write one, beside training.
       checkpoint_stall_seconds: for which training waits meanwhile.
       checkpoint_interval_seconds: the best one, see `best_interval`.
-      snapshot_interval_seconds: between snapshots in memory.
+      snapshot_interval_seconds: between snapshots in memory; infinite without.
+      snapshots_survive: whether other hosts have all of them if one is lost.
       failures_per_hour: of all hosts, with or without the loss of a host.
       failure_seconds: what a failure costs that leaves the hosts: recovery, and the repeated steps.
       lost_host_seconds: the same where a host is lost.
@@ -68,6 +69,7 @@ class Estimate:
     checkpoint_stall_seconds: float
     checkpoint_interval_seconds: float
     snapshot_interval_seconds: float
+    snapshots_survive: bool
     failures_per_hour: float
     failure_seconds: float
     lost_host_seconds: float
@@ -81,8 +83,13 @@ class Estimate:
         return self.steps_per_sec * self.work.examples
 
 
-def estimate(work: Work, hardware: Hardware) -> Estimate:
+def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = None) -> Estimate:
     """Estimates a run.
+
+    Args:
+      work: of one step.
+      hardware: of each host.
+      snapshot_seconds: of `--snapshot_seconds`; None: auto, 0: no snapshots.
 
     Raises:
       UsageError: the hardware lacks a figure that the work needs.
@@ -90,11 +97,11 @@ def estimate(work: Work, hardware: Hardware) -> Estimate:
     step = _step_seconds(work, hardware)
     workers = work.hosts if work.servers else 1  # with servers, each makes steps of its own
     steps_per_sec = workers / step["step_seconds"]
-    saved = _failures(work, hardware)
+    saved = _failures(work, hardware, snapshot_seconds)
     hours = None if work.steps is None else work.steps / steps_per_sec / saved["goodput"] / 3600
     price = hardware.price_per_host_hour
     cost = None if price is None or hours is None else hours * price * (work.hosts + work.servers)
-    host_bytes = _host_bytes(work, hardware)
+    host_bytes = _host_bytes(work, hardware, 0 if snapshot_seconds == 0 else _SNAPSHOTS)
     fits = work.memory.total <= device_bytes(work, hardware)
     fits = fits and max(host_bytes, work.server_bytes) <= 1e9 * hardware.host_memory_gb
     totals = {"steps_per_sec": steps_per_sec, "hours": hours, "cost": cost}
@@ -106,12 +113,12 @@ def device_bytes(work: Work, hardware: Hardware) -> float:
     return 1e9 * hardware.device_memory_gb / _sharing(work, hardware)
 
 
-def _host_bytes(work: Work, hardware: Hardware) -> float:
+def _host_bytes(work: Work, hardware: Hardware, snapshots: int) -> float:
     """Returns the memory of a worker's task on its host: the process, snapshots, and on CPUs the replicas."""
     local = work.replicas / work.hosts
     state = 0 if work.servers else min(work.checkpoint_bytes, local * (work.memory.weights + work.memory.optimizer))
     on_device = work.memory.data + local * (work.memory.total - work.memory.data) if hardware.kind == "cpu" else 0.0
-    return _PROCESS_BYTES[hardware.kind] + _SNAPSHOTS * state + work.host_bytes + on_device
+    return _PROCESS_BYTES[hardware.kind] + snapshots * state + work.host_bytes + on_device
 
 
 def _sharing(work: Work, hardware: Hardware) -> float:
@@ -180,7 +187,7 @@ def _network_seconds(work: Work, hardware: Hardware) -> float:
     return seconds
 
 
-def _failures(work: Work, hardware: Hardware) -> dict:
+def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) -> dict:
     hosts = work.hosts + work.servers
     rate = hosts / (3600 * hardware.hours_between_failures)  # per second
     lost, stays = (share * rate for share in (hardware.lost_host_share, 1 - hardware.lost_host_share))
@@ -188,26 +195,29 @@ def _failures(work: Work, hardware: Hardware) -> dict:
     own = work.checkpoint_bytes / work.servers if work.servers else min(work.checkpoint_bytes, local)
     stall, write = own / (1e9 * hardware.copy_gb_per_sec), own / (1e9 * hardware.write_gb_per_sec)
     restore = own / (1e9 * hardware.read_gb_per_sec)
-    interval = max(best_interval(stall, 1 / (lost or rate)), write)
     # The servers' variables are copied to the coordinator.
     copy = hardware.message_seconds("hosts", work.checkpoint_bytes) if work.servers else stall
-    snapshots = max(_SNAPSHOT_SECONDS, copy / _SNAPSHOT_SHARE)
-    repeats = min(interval, snapshots)
-    # Another host, a replica's or the coordinator's, has the state in memory; if none has, a checkpoint that was
-    # written whole.
+    snapshots = max(_SNAPSHOT_SECONDS, copy / _SNAPSHOT_SHARE) if snapshot_seconds is None else snapshot_seconds
+    snapshots = snapshots or math.inf
+    interval = max(best_interval(stall, 1 / (lost or rate if snapshots < math.inf else rate)), write)
+    # Without one in memory, the newest state is a checkpoint that was written whole, from which all are restored.
+    from_file = (interval + stall, restore + write)
+    repeats, on_failure = (snapshots, 0.0) if snapshots < interval else from_file
+    # Of a replica, or the coordinator, which has that of all servers.
     survives = work.servers > 0 or (work.hosts > 1 and own == work.checkpoint_bytes)
-    on_loss = repeats if survives else interval + stall
-    recovery = hardware.lost_host_seconds + (0 if survives else restore + write)
+    on_loss, restored = (repeats, on_failure) if survives else from_file
+    stays_down, lost_down = hardware.recovery_seconds + on_failure, hardware.lost_host_seconds + restored
     saving = 1 + stall / interval + copy / snapshots
-    factor = saving * slowdown(repeats, hardware.recovery_seconds, stays) * slowdown(on_loss, recovery, lost)
+    factor = saving * slowdown(repeats, stays_down, stays) * slowdown(on_loss, lost_down, lost)
     return {
         "checkpoint_seconds": write,
         "checkpoint_stall_seconds": stall,
         "checkpoint_interval_seconds": interval,
         "snapshot_interval_seconds": snapshots,
+        "snapshots_survive": survives,
         "failures_per_hour": 3600 * rate,
-        "failure_seconds": hardware.recovery_seconds + repeats / 2,
-        "lost_host_seconds": recovery + on_loss / 2,
+        "failure_seconds": stays_down + repeats / 2,
+        "lost_host_seconds": lost_down + on_loss / 2,
         "goodput": 1 / factor,
     }
 

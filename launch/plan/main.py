@@ -37,13 +37,14 @@ from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
 
 if TYPE_CHECKING:
+    from ...engine.data.data import Data
     from ..command_line.config import Config
 
 TAKES_FLAGS_OF_TRAIN = True  # for `crankshaft complete`
 _USAGE = "crankshaft plan [flags] [flags of train]"
 _MOST_HOSTS = 50_000
 _FIRST_PORT = 10_000
-_ON_ONE_HOST = ("one_device", "mirrored")
+_ON_ONE_HOST = ("one_device", "mirrored", "tpu")
 _OF_TASKS = ("cluster_hosts", "task_index", "bind", "num_ps", "evaluator", "run_dir", "result_json")  # of no use here
 
 
@@ -174,34 +175,26 @@ def plan(
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
     """
-    planned = [_planned(passed, count, machine) for count in counts]
-    advice = []
-    if short := next((each for _, each in planned if not each.fits), None):
-        advice = [" ".join(map(_word, changes.items())) for changes in _cures(passed, short, machine)]
-    config = planned[-1][0]
-    entries = [report.entry(each, of.strategy, machine) | _recomputed(passed, each, machine) for of, each in planned]
-    if simulates:
-        for (of, each), shown in zip(planned, entries, strict=True):
+    plans = _Plans(passed, machine)
+    planned = [plans.of(count) for count in counts]
+    short = next((each for _, each in planned if not each.fits), None)
+    config, entries = planned[-1][0], []
+    for of, each in planned:
+        shown = report.entry(each, of.strategy, machine) | {"activations": _activations(plans, of.recompute, each)}
+        if simulates:
             dues = filter(None, (of.checkpoint_every_steps, of.eval_every_steps, of.summary_every_steps))
             shown["simulated"] = simulation.entry(simulation.scenario(each, machine, min(dues, default=math.inf)))
+        entries.append(shown)
     return {
         "model": config.model_entry.name,
         "strategy": config.strategy,
         "global_batch_size": config.global_batch_size,
+        "jit": config.jit if any(each.work.can_jit for _, each in planned) else "off",
         "hosts": entries,
-        "fits": all(each.fits for _, each in planned),
-        "advice": advice,
+        "fits": short is None,
+        "advice": [" ".join(map(_word, changes.items())) for changes in _cures(plans, short)] if short else [],
         "constants": dataclasses.asdict(machine),
     }
-
-
-def _recomputed(passed: Mapping[str, Any], found: Estimate, machine: Hardware) -> dict[str, Any]:
-    """Returns the activations with and without --recompute; of a model without blocks that it applies to, the same."""
-    changed, of = not passed.get("recompute", False), found.work
-    activations = {not changed: of.memory.activations, changed: of.memory.activations}
-    with contextlib.suppress(UsageError):
-        activations[changed] = _planned({**passed, "recompute": changed}, of.hosts, machine)[1].work.memory.activations
-    return {"activations": {"recomputed": activations[True], "kept": activations[False]}}
 
 
 def _word(change: tuple[str, Any]) -> str:
@@ -209,26 +202,64 @@ def _word(change: tuple[str, Any]) -> str:
     return f"--{name}" if value is True else f"--{name}={value}"
 
 
-def _planned(passed: Mapping[str, Any], hosts: int, machine: Hardware) -> tuple[Config, Estimate]:
-    """Plans for one number of hosts. Raises `UsageError`."""
-    with _tensorflow():
-        from ..host.isolation import Isolation
-        from ..run.base import parallel_micro_batches
-        from ..run.run import run_environment
-        from .quantify import quantify
-    config = configured(passed, hosts, machine.devices_per_host)
-    with run_environment(config, Isolation()):
-        checks.check_named(config)
-        micro_batches = parallel_micro_batches(config) if machine.kind == "cpu" else 1
-        work = quantify(config, hosts, machine.devices_per_host, micro_batches)
-        operations = 0.0 if config.jit == "on" or machine.kind == "tpu" else work.operations
-        return config, estimate(dataclasses.replace(work, operations=operations), machine)
+class _Plans:
+    """Plans of a run with some flags changed, whose data is loaded once.
+
+    Args:
+      passed: values of train's flags.
+      machine: each host.
+    """
+
+    def __init__(self, passed: Mapping[str, Any], machine: Hardware):
+        self.passed, self.machine = passed, machine
+        self._known: dict[tuple, tuple[Config, Estimate]] = {}
+        self._data: Data | None = None
+
+    def of(self, hosts: int, **changes: Any) -> tuple[Config, Estimate]:
+        """Plans for one number of hosts. Raises `UsageError`."""
+        key = (hosts, *changes.items())
+        if key not in self._known:
+            self._known[key] = self._planned(hosts, {**self.passed, **changes})
+        return self._known[key]
+
+    def _planned(self, hosts: int, passed: Mapping[str, Any]) -> tuple[Config, Estimate]:
+        config = configured(passed, hosts, self.machine.devices_per_host)
+        with _tensorflow():
+            from ..host.isolation import Isolation
+            from ..run import data
+            from ..run.run import run_environment
+            from .quantify import quantify
+        with run_environment(config, Isolation()):
+            checks.check_named(config)
+            self._data = self._data or data.load(config)
+            work = quantify(config, hosts, self.machine.devices_per_host, self.machine.kind, self._data)
+        if config.jit == "on" or self.machine.kind == "tpu":
+            work = dataclasses.replace(work, operations=0.0)
+        seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
+        return config, estimate(work, self.machine, seconds)
+
+    def first_fitting(self, hosts: int, changes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """Returns the first of some changes with which the run fits; those that it can't have are left out."""
+        for each in changes:
+            with contextlib.suppress(UsageError):
+                if self.of(hosts, **each)[1].fits:
+                    return each
+        return None
 
 
-def _cures(passed: Mapping[str, Any], short: Estimate, machine: Hardware) -> Iterator[dict[str, Any]]:
+def _activations(plans: _Plans, recompute: bool, found: Estimate) -> dict[str, float]:
+    """Returns the activations with and without --recompute; of a model without blocks that it applies to, the same."""
+    activations = dict.fromkeys((True, False), found.work.memory.activations)
+    with contextlib.suppress(UsageError):
+        other = plans.of(found.work.hosts, recompute=not recompute)[1]
+        activations[not recompute] = other.work.memory.activations
+    return {"recomputed": activations[True], "kept": activations[False]}
+
+
+def _cures(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     """Yields changes of flags with which a run fits that does not: of each kind the smallest, or all kinds together."""
-    work, memory, limit = short.work, short.work.memory, device_bytes(short.work, machine)
-    parts, fixed = passed.get("accumulate_steps", 1), memory.total - memory.activations - memory.data
+    work, memory, limit = short.work, short.work.memory, device_bytes(short.work, plans.machine)
+    parts, fixed = plans.passed.get("accumulate_steps", 1), memory.total - memory.activations - memory.data
     smaller: list[dict[str, Any]] = [{"accumulate_steps": factor * parts} for factor in (2, 4, 8, 16, 32)]
     sharded: list[dict[str, Any]] = [{"mesh": f"model:{each}"} for each in (2, 4, 8, 16) if each <= work.replicas]
     kinds: list[list[dict[str, Any]]] = [
@@ -240,18 +271,5 @@ def _cures(passed: Mapping[str, Any], short: Estimate, machine: Hardware) -> Ite
     ]
     together = [{"recompute": True, "shard_optimizer": True} | each for each in smaller]
     together += [{"recompute": True} | each | few for few in (smaller[0], smaller[-1]) for each in sharded]
-    fitting = (each for kind in kinds if (each := _first_fitting(passed, kind, work.hosts, machine)))
-    first = next(fitting, None) or _first_fitting(passed, together, work.hosts, machine)
-    yield from [first] if first else []
-    yield from fitting
-
-
-def _first_fitting(
-    passed: Mapping[str, Any], kind: Sequence[dict[str, Any]], hosts: int, machine: Hardware
-) -> dict[str, Any] | None:
-    """Returns the first of some changes with which the run fits; those that it can't have are left out."""
-    for changes in kind:
-        with contextlib.suppress(UsageError):
-            if _planned({**passed, **changes}, hosts, machine)[1].fits:
-                return changes
-    return None
+    fitting = [each for kind in kinds if (each := plans.first_fitting(work.hosts, kind))]
+    yield from fitting or filter(None, [plans.first_fitting(work.hosts, together)])

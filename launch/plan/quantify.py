@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ...engine.data import combined
 from ...engine.data.arrays import Mapped
+from ...engine.data.data import Data
 from ...engine.data.feeds import ReadFeed, ResidentFeed
 from ...engine.data.reader import example_bytes
 from ...engine.data.source import Split
@@ -19,30 +20,33 @@ from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.strategies.parameter_server.feed import ReadByWorkersFeed
 from ...engine.strategies.parameter_server.strategy import ParameterServer
 from ..command_line.config import Config
-from ..errors import UsageError, setting
+from ..errors import UsageError
+from ..run.base import parallel_micro_batches
 from . import cost
 from .cost import bytes_of, server_of, variable_bytes
 from .memory import OUTSIDE, peak
 from .quantities import Memory, Message, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 
-_ON_ONE_HOST = ("one_device", "mirrored", "tpu")
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
+_OPERATION_BYTES = 110_000  # that a program's operation takes of its host, in Python and TensorFlow: see docs/plan.md
 
 
-def quantify(config: Config, hosts: int, devices: int = 1, micro_batches: int = 1) -> Work:
+def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", data: Data | None = None) -> Work:
     """Computes what one step needs, without training and without the memory of its variables.
 
     Args:
-      config: of training; its cluster, if it has one, gives the number of parameter servers.
-      hosts: workers.
+      config: of training, see `main.configured`; its cluster has the parameter servers.
+      hosts: workers, one or more.
       devices: of each host; one_device and parameter_server use one, --num_virtual_devices others.
-      micro_batches: of a replica's batch that a CPU's cores compute in parallel, see `base.parallel_micro_batches`.
+      kind: of the devices, "cpu", "gpu" or "tpu".
+      data: of the run; None: it is loaded.
 
     Raises:
-      UsageError: the strategy can't use so many, or a step's needs are known only by running it.
+      UsageError: the replicas can't share the batch, or a step's needs are known only by running it.
     """
-    rehearsal = rehearse(config, _layout(config, hosts, devices), micro_batches)
+    micro_batches = parallel_micro_batches(config) if kind == "cpu" else 1
+    rehearsal = rehearse(config, _layout(config, hosts, devices), micro_batches, data)
     try:
         products = cost.products(rehearsal.graph)
         operations, moved = cost.passes(rehearsal.graph)
@@ -60,31 +64,21 @@ def quantify(config: Config, hosts: int, devices: int = 1, micro_batches: int = 
         server_bytes=float(max(strategy.placement.loads)) if isinstance(strategy, ParameterServer) else 0.0,
         products=products,
         operations=operations,
+        can_jit=not (config.no_jit_reason or strategy.no_jit_reason),
         moved_bytes=moved,
         messages=_merged(messages),
         examples=config.global_batch_size,
         input_bytes=_input_bytes(rehearsal, config.global_batch_size),
         checkpoint_bytes=float(sum(tf_variable(v).dtype.size * shards.size(v) for v in rehearsal.state.variables())),
         steps=rehearsal.steps,
-        host_bytes=sum(_host_bytes(split) for split in rehearsal.inputs.splits.values()),
+        host_bytes=sum(map(_host_bytes, rehearsal.inputs.splits.values())) + _program_bytes(rehearsal.graph),
     )
 
 
 def _layout(config: Config, hosts: int, devices: int) -> Layout:
-    """Returns the layout of replicas on these hosts. Raises `UsageError` if the strategy can't use them."""
-    name = config.strategy
-    if hosts < 1:
-        raise UsageError(f"{hosts} hosts can't train; use 1 or more")
-    if hosts > 1 and name in _ON_ONE_HOST:
-        raise UsageError(
-            f"{setting('strategy', name)} uses one host, not {hosts}; use {setting('strategy')}=multi_worker or "
-            "parameter_server"
-        )
-    servers = len(config.cluster.job("ps")) if name == "parameter_server" and config.cluster else 0
-    if name == "parameter_server" and not servers:
-        raise UsageError(f"{setting('strategy', name)} needs servers; give their number by {setting('num_ps')}=N")
-    one = name in ("one_device", "parameter_server")
-    return Layout(name, hosts, 1 if one else config.num_virtual_devices or devices, servers)
+    servers = len(config.cluster.job("ps")) if config.cluster else 0
+    has_one = config.strategy in ("one_device", "parameter_server")
+    return Layout(config.strategy, hosts, 1 if has_one else config.num_virtual_devices or devices, servers)
 
 
 def _memory(rehearsal: Rehearsal) -> Memory:
@@ -120,6 +114,10 @@ def _data(rehearsal: Rehearsal) -> float:
         return float(each * len(split) + batch)
     steps = feed.order.block_steps if isinstance(feed, (ReadFeed, ReadByWorkersFeed)) else 1
     return float(_BLOCKS_AHEAD * steps * batch)
+
+
+def _program_bytes(graph: tf.Graph) -> float:
+    return float(_OPERATION_BYTES * sum(op.type not in OUTSIDE for op, _ in cost.executed(graph)))
 
 
 def _host_bytes(split: Split) -> float:

@@ -88,13 +88,14 @@ class Work:
       server_bytes: variables and slots of the fullest parameter server.
       products: of one device, forward and backward.
       operations: that one device executes, TensorFlow's; 0 if XLA compiles the step.
+      can_jit: whether XLA can compile the step.
       moved_bytes: to and from one device's memory, by products and all else.
       messages: of one device or, over `hosts`, of one host.
       examples: per step, over all replicas; with servers, of a step of one worker.
       input_bytes: that one host reads from files per step; 0 for data in memory.
       checkpoint_bytes: of one checkpoint, over all hosts.
       steps: of the whole run; None if unknown.
-      host_bytes: of one worker's host, beside its devices: examples in arrays.
+      host_bytes: of one worker's host, beside its devices: examples in arrays, and the step's program.
     """
 
     hosts: int
@@ -104,6 +105,7 @@ class Work:
     server_bytes: float
     products: tuple[Product, ...]
     operations: float
+    can_jit: bool
     moved_bytes: float
     messages: tuple[Message, ...]
     examples: int

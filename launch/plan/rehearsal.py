@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ...engine.data import form
 from ...engine.data.combined import CombinedFeed
+from ...engine.data.data import Data
 from ...engine.data.feeds import RepeatedFeed
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
@@ -226,13 +227,14 @@ class _Batch(LeaseFeed, RepeatedFeed):
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._values),)
 
 
-def rehearse(config: Config, layout: Layout, micro_batches: int = 1) -> Rehearsal:
-    """Traces a step of a run's configuration. Loads its data, and allocates no variable.
+def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data | None = None) -> Rehearsal:
+    """Traces a step of a run's configuration. Allocates no variable.
 
     Args:
       config: of training.
       layout: of its replicas.
       micro_batches: of a replica's batch, computed in parallel.
+      data: of the run; None: it is loaded.
 
     Raises:
       UsageError: the strategy has no such layout, or a step's cost differs by step.
@@ -251,7 +253,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1) -> Rehearsa
         strategy = _Replicas(layout, micro_batches, options, config.steps_per_loop, mesh)
     shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
     checks.check_batch(config.global_batch_size, shares)
-    inputs = run_inputs.build(config, datas.load(config), strategy)
+    inputs = run_inputs.build(config, data or datas.load(config), strategy)
     if unknown_dimensions(form.element_spec(inputs.example)):
         raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")
     if isinstance(inputs.feeds["train"], CombinedFeed):

@@ -64,6 +64,8 @@ def text(plan: dict[str, Any], machine: Hardware, columns: int) -> str:
     """Returns what a terminal shows of a plan."""
     title = f"{plan['model']}, batches of {plan['global_batch_size']:,}; {machine.name}"
     lines = [title, "", table(plan["hosts"], machine, columns)]
+    if plan["jit"] == "auto" and machine.kind != "tpu":
+        lines += ["", "One device is planned without XLA; --jit=auto times steps with it too, and takes the faster."]
     if machine.assumed:
         lines += ["", f"Assumptions: {', '.join(machine.assumed)}."]
     if "simulated" in plan["hosts"][0]:
@@ -92,9 +94,7 @@ def table(entries: Sequence[dict[str, Any]], hardware: Hardware, columns: int) -
     for each in entries:
         shown.add_column(f"{each['hosts']:,}", justify="right")
     for name, figures in _rows(entries, hardware):
-        shown.add_row(
-            name, *figures, end_section=name in ("replicas", "of a host, at least", "limited by", "examples per second")
-        )
+        shown.add_row(name, *figures, end_section=name in _ENDS)
     console = Console(file=io.StringIO(), width=max(columns, _LEAST_COLUMNS + 10 * len(entries)), color_system=None)
     console.print(shown)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]

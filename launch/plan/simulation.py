@@ -60,7 +60,7 @@ class Scenario:
       join_every_steps: a checkpoint, an evaluation or a summary is due, before which all leases must be complete.
       checkpoint_seconds: for which training stands still at a checkpoint.
       checkpoint_every_seconds: of training between two checkpoints.
-      snapshot_every_seconds: of training between two snapshots in memory; 0 without.
+      snapshot_every_seconds: of training between two snapshots in memory; infinite without.
       snapshots_survive: whether the loss of a host leaves a whole snapshot on others.
       failures_per_host_hour: of workers, and likewise of servers and the coordinator.
       lost_hosts: the share of failures in which the host is lost.
@@ -81,7 +81,7 @@ class Scenario:
     join_every_steps: float = math.inf
     checkpoint_seconds: float = 0.0
     checkpoint_every_seconds: float = 600.0
-    snapshot_every_seconds: float = 0.0
+    snapshot_every_seconds: float = math.inf
     snapshots_survive: bool = True
     failures_per_host_hour: float = 0.0
     lost_hosts: float = 0.5
@@ -111,7 +111,6 @@ def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = m
             each.count * (seconds(each.link, each.bytes / each.members) - seconds(each.link, 0))
             for each in work.messages
         )
-    state_bytes = work.replicas / work.hosts * (work.memory.weights + work.memory.optimizer)
     return Scenario(
         hosts=work.hosts,
         examples=work.examples,
@@ -123,8 +122,8 @@ def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = m
         join_every_steps=join_every_steps,
         checkpoint_seconds=estimate.checkpoint_stall_seconds,
         checkpoint_every_seconds=estimate.checkpoint_interval_seconds,
-        snapshot_every_seconds=estimate.snapshot_interval_seconds or 0.0,
-        snapshots_survive=work.hosts > 1 and state_bytes >= work.checkpoint_bytes,
+        snapshot_every_seconds=estimate.snapshot_interval_seconds,
+        snapshots_survive=estimate.snapshots_survive,
         failures_per_host_hour=1 / hardware.hours_between_failures,
         lost_hosts=hardware.lost_host_share,
         recovery_seconds=hardware.recovery_seconds,
@@ -278,8 +277,7 @@ class _Run:
         self.failures += 1
         failures, unsaved = self.failures, sum(self._unsaved.values())
         # A snapshot has all but what came after it.
-        has_snapshot = s.snapshot_every_seconds and (s.snapshots_survive or not is_lost)
-        lost = unsaved % s.snapshot_every_seconds if has_snapshot else unsaved
+        lost = unsaved % s.snapshot_every_seconds if s.snapshots_survive or not is_lost else unsaved
         self._save(lost)
         self._cycle = max(0.0, min(self._cycle, s.checkpoint_every_seconds) - lost)
         self._is_down = True

@@ -33,6 +33,7 @@ WORK = Work(
     server_bytes=0.0,
     products=(Product("float32", flops=2e9, bytes=12e6, count=100), Product("float32", flops=2e6, bytes=1e7)),
     operations=1000,
+    can_jit=False,
     moved_bytes=3.21e9,
     messages=(),
     examples=64,
@@ -133,6 +134,15 @@ def test_another_host_s_memory_bounds_what_a_lost_host_costs():
     work = dataclasses.replace(WORK, hosts=2, replicas=2)
     found = estimate(work, _hardware())
     assert found.lost_host_seconds == pytest.approx(600 + found.snapshot_interval_seconds / 2)
+
+
+def test_without_snapshots_a_failure_costs_the_steps_since_a_checkpoint():
+    found = estimate(WORK, _hardware(), snapshot_seconds=0)
+    assert found.checkpoint_interval_seconds == pytest.approx(math.sqrt(2 * 0.03 * 360_000), rel=1e-3)
+    repeats = (found.checkpoint_interval_seconds + 0.03) / 2
+    assert found.failure_seconds == pytest.approx(10 + 0.3 + 0.3 + repeats)  # also reads one, written whole
+    assert estimate(WORK, _hardware(), snapshot_seconds=30).failure_seconds == pytest.approx(10 + 30 / 2)
+    assert estimate(WORK, _hardware()).host_bytes - found.host_bytes == pytest.approx(2 * 3e8)
 
 
 @pytest.mark.parametrize("name", ["h100", "a100", "l4", "tpu-v5e"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from crankshaft.launch.command_line import parsing
 from crankshaft.launch.plan import hardware, saved
 from crankshaft.launch.plan import main as command
 from tests.launch.plan.test_estimate import FIGURES
@@ -32,6 +33,7 @@ def plan(capfd, tmp_path):
     [
         (("--hosts=0",), "--hosts=0 can't be used: it is not a list of numbers from 1 to 50,000, such as 1,8,64"),
         (("--hosts=1,2", "--strategy=one_device"), "--hosts=2: --strategy=one_device runs on one host"),
+        (("--hosts=2", "--strategy=tpu"), "--hosts=2: --strategy=tpu runs on one host"),
         (("--hosts=1000",), "--global_batch_size=64"),
         (("--strategy=parameter_server",), "--strategy=parameter_server needs servers; add --num_ps=N"),
         (("--measure=this.yaml",), "--measure plans nothing; leave --model out"),
@@ -90,18 +92,39 @@ def test_a_simulation_and_a_plot_stand_beside_the_plan(plan, tmp_path):
     assert "is not a name that ends in .png, .svg or .pdf" in plan(*MLP, "--plot=plan.gif")[2][0]
 
 
-def test_advice_fits_and_is_flags_to_copy(plan, tmp_path):
-    path = tmp_path / "plan.json"
-    big = ("--model=mlp", "--model_arg=hidden_units=256,256", "--input=digits", "--jit=off", f"--result_json={path}")
-    assert plan(*big, "--strategy=mirrored", "--hosts=1", kind="gpu", devices_per_host=2)[0] == 0
-    memory = json.loads(path.read_text())["hosts"][0]["memory"]
-    limit = memory["total"] - memory["optimizer"] / 4  # half of the optimizer's state would fit
-    shape = {"kind": "gpu", "devices_per_host": 2, "device_memory_gb": limit / 1e9}
-    code, out, _ = plan(*big, "--strategy=mirrored", **shape)
-    advice = json.loads(path.read_text())["advice"]
-    assert (code, json.loads(path.read_text())["fits"]) == (0, False)
-    assert "--shard_optimizer" in advice
-    assert "--shard_optimizer" in out
+WIDE = ("--model=mlp", "--model_arg=hidden_units=256,256", "--input=digits", "--jit=off")
+HUGE = ("--model=mlp", "--model_arg=hidden_units=12000,12000,12000", "--input=digits", "--jit=off")
+LM = ("--model=transformer_lm", "--input=text", "--model_arg=layers=2", "--global_batch_size=4", "--jit=off")
+LONG = (*LM, "--input_arg=context=256", "--model_arg=width=32", "--model_arg=heads=1")
+HEAVY = (*LM, "--input_arg=context=16", "--model_arg=width=128", "--model_arg=heads=2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        ((*WIDE, "--strategy=mirrored"), "--shard_optimizer"),
+        pytest.param((*HUGE, "--num_ps=1"), "--num_ps=2", marks=pytest.mark.slow),
+        pytest.param((*LONG, "--strategy=one_device"), "--recompute", marks=pytest.mark.slow),
+        pytest.param((*HEAVY, "--strategy=mirrored"), "--mesh=model:2", marks=pytest.mark.slow),
+        pytest.param(
+            (*LONG, "--strategy=mirrored"), "--recompute --shard_optimizer --accumulate_steps=2", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_advice_applied_fits(flags, advice):
+    """On a machine with just the memory that a plan with the advice needs."""
+
+    def planned(machine, *more):
+        passed = parsing.from_argv(["crankshaft train", *flags, *more])
+        return command.plan(passed, [1], hardware.of(FIGURES | {"host_memory_gb": 1e3} | machine, "mine"))
+
+    (needed,) = planned({}, *advice.split())["hosts"]
+    device, host = needed["memory"]["total"], max(needed["host_bytes"], needed["server_bytes"])
+    limits = {"device_memory_gb": 1.0001e-9 * device, "host_memory_gb": 1.0001e-9 * host}
+    found = planned(limits)
+    assert (found["fits"], advice in found["advice"]) == (False, True)
+    for each in found["advice"]:
+        assert planned(limits, *each.split())["fits"], each
 
 
 @pytest.mark.slow  # starts TensorFlow three times more

@@ -134,8 +134,6 @@ def test_recompute_holds_less():
 @pytest.mark.parametrize(
     ("flags", "hosts", "line"),
     [
-        ((), 2, "one host, not 2; use"),
-        ((), 0, "0 hosts"),
         (("--strategy=multi_worker",), 5, "does not divide over 5 replicas"),
         ((*MIRRORED, "--mesh=model:3"), 1, "does not lay out 2 replicas"),
     ],
