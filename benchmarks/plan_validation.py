@@ -6,7 +6,7 @@
 
 Memory is the sum, over the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a
 model and data of a few bytes. TensorFlow, its threads and what each task imports are in both. Tasks are the job's
-largest processes: others only relay what tasks print, and share the memory of those that they were forked from. Times
+largest processes but the one that they were forked from: others only relay what tasks print, and share memory. Times
 are those of a batch, from examples per second: `crankshaft plan`'s by the file's constants, and benchmark mode's.
 """
 
@@ -29,6 +29,7 @@ from .markdown import table
 from .workloads import BATCH_SIZE, WORKLOADS
 
 _POLL_SECONDS = 0.02
+_TEMPLATE = b"crankshaft.launch.cluster.template"  # tasks that have started have other names
 _COMMON = ("--jit=off", "--mode=train", "--progress=off", "--train_steps=12")
 _LANGUAGE_MODEL = (
     *("--model=transformer_lm", "--input=text", "--input_arg=context=256"),
@@ -62,6 +63,7 @@ TASKS = {
     "one_device": Tasks(("train",), ()),
     "two_mirrored": Tasks(("train",), _MIRRORED, devices=2, shares=2),
     "two_workers": Tasks(("local", "--workers=2", "--"), ("--strategy=multi_worker",), 2, shares=2),
+    "four_workers": Tasks(("local", "--workers=4", "--"), ("--strategy=multi_worker",), 4, shares=4),
     "2+2_servers": Tasks(("local", "--workers=2", "--ps=2", "--"), ("--strategy=parameter_server",), 2, servers=2),
     "mesh_1x2": Tasks(("train",), (*_MIRRORED, "--mesh=model:2"), devices=2),
     "mesh_2x1": Tasks(("train",), (*_MIRRORED, "--mesh=data:2", "--shard_optimizer=true"), devices=2, shares=2),
@@ -107,6 +109,8 @@ def _descendants(pid: int) -> Iterator[int]:
 
 def _peak_bytes(pid: int) -> int:
     try:
+        if _TEMPLATE in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return 0
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     except OSError:
         return 0
@@ -118,23 +122,13 @@ def predicted_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
 
     The devices of a process share its copy of resident examples.
     """
-    from crankshaft.launch.command_line import config as configs
     from crankshaft.launch.command_line import parsing
+    from crankshaft.launch.plan.main import configured
     from crankshaft.launch.plan.quantify import quantify
-    from crankshaft.launch.run import base
 
-    environment = {}
-    if tasks.workers > 1:
-        jobs = {"worker": tasks.workers, **({"chief": 1, "ps": tasks.servers} if tasks.servers else {})}
-        cluster = {
-            job: [f"127.0.0.1:{1000 * place + n + 1}" for n in range(size)]
-            for place, (job, size) in enumerate(jobs.items(), 1)
-        }
-        task = {"type": "chief" if tasks.servers else "worker", "index": 0}
-        environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-    passed = parsing.from_argv(["crankshaft train", *train_flags])
-    config = configs.configure(passed, None, False, environment)
-    work = quantify(config, tasks.workers, tasks.devices, base.parallel_micro_batches(config))
+    servers = [f"--num_ps={tasks.servers}"] if tasks.servers else []
+    passed = parsing.from_argv(["crankshaft plan", *train_flags, *servers])
+    work = quantify(configured(passed, tasks.workers, tasks.devices), tasks.workers, tasks.devices)
     memory = work.memory
     worker = work.host_bytes + memory.data + tasks.devices * (memory.total - memory.data)
     coordinator = work.host_bytes if tasks.servers else 0.0
