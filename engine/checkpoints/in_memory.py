@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from ..errors import SaveError, reason
+from ..internals.variables import CompiledOf
 from ..machine import memory
 from . import manifest as manifests
 from . import slices, snapshot
@@ -45,6 +46,7 @@ class Snapshots:
         self._thread: Executor | None = None
         self._copying: Future | None = None
         self._using = threading.Lock()  # the slots: none is written while one is read
+        self._read_here = CompiledOf(slices.read_on_host)
         self.copy_seconds = 0.0
         self.is_off = False
 
@@ -63,7 +65,7 @@ class Snapshots:
         self.wait()
         checkpoints = self._checkpoints
         kept = manifests.as_read(checkpoints.about, host_state)
-        entries, variables = snapshot.take(checkpoints.state)
+        entries, variables = snapshot.take(checkpoints.state, self._read)
         if self.is_off or self._lacks_memory(entries, variables):
             return
         parts = sorted(frozenset().union(*(each.writers for each in entries if each.is_sharded)))
@@ -151,6 +153,12 @@ class Snapshots:
         """Returns what identifies the run; a folder that was removed and created again belongs to another run."""
         folder = os.path.dirname(self._checkpoints.directory)
         return [self._checkpoints.directory, os.stat(folder).st_ino if os.path.exists(folder) else 0]
+
+    def _read(self, variables: list[tf.Variable]) -> list[tf.Tensor]:
+        """Copies variables to the host; in one call, unless some are on servers."""
+        here = slices.host_of(tf.constant(0).device)
+        are_here = all(slices.host_of(each.device) == here for each in variables)
+        return (self._read_here if are_here else slices.read_on_host)(variables)
 
     def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
         """Returns whether two snapshots would take too much of the memory."""

@@ -120,7 +120,7 @@ def of_shards(variable, key: str, is_live: bool) -> SlicedVariable:
     slices: list[Slice] = []
     for replica, shard in held:
         if sharding.is_first_holder(replica):
-            read = _rows_of(shard) if is_live else _rows_in(read_on_host(shard))
+            read = _rows_of(shard) if is_live else _rows_in(read_on_host([shard])[0])
             box = sharding.box(replica)
             is_copied = is_live or box.size[1:] != sharding.local_shape[1:]
             slices += _slices_of(sharding.shape, box, read, shard, is_copied)
@@ -172,10 +172,13 @@ def _rows_in(value: tf.Tensor) -> Callable[[Box], tf.Tensor]:
     return read
 
 
-def read_on_host(variable: tf.Variable) -> tf.Tensor:
-    """Reads a variable on the CPU of the process that has it."""
-    with tf.device(host_of(variable.device)):
-        return tf.identity(variable.read_value())
+def read_on_host(variables: list[tf.Variable]) -> list[tf.Tensor]:
+    """Reads each variable on the CPU of the process that has it."""
+    values = []
+    for variable in variables:
+        with tf.device(host_of(variable.device)):
+            values.append(tf.identity(variable.read_value()))
+    return values
 
 
 def copies_when_read(variable: tf.Variable) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -31,7 +32,7 @@ class Snapshot(NamedTuple):
     variables: dict[str, list]
 
 
-def take(state) -> Snapshot:
+def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.read_on_host) -> Snapshot:
     """Reads every variable under `state`, except large tables' rows, which have to be written before they change.
 
     A variable on another host's CPU, such as a parameter server's, is copied there and written by that host. On a CPU
@@ -40,6 +41,10 @@ def take(state) -> Snapshot:
     for that. A mirrored variable gives its first replica's value; a sharded one, the shards whose first holder is in
     this process; one that differs by replica, a row per replica. If replicas are in several processes, all have to take
     their snapshots.
+
+    Args:
+      state: tracks the variables.
+      read: copies variables to the host.
     """
     walked = [*graph.walk(state)]
     by_key = {graph.key_of(path): node for path, node in walked if graph.is_variable(node)}
@@ -49,6 +54,8 @@ def take(state) -> Snapshot:
     with tf.device("CPU:0"):
         own = {graph.KEY: tf.constant(graph.serialized(walked)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
     entries, variables = [slices.value_entry(value, key) for key, value in own.items()], {}
+    whole = [node for node in by_key.values() if not (sharding_of(node) or id(node) in live or id(node) in gathered)]
+    values = gathered | dict(zip(map(id, whole), read([*map(tf_variable, whole)]), strict=True))
     for key, node in by_key.items():
         shape = graph.whole_shape(node)
         if sharding_of(node):
@@ -56,7 +63,7 @@ def take(state) -> Snapshot:
         elif id(node) in live:
             entries.append(slices.table_entry(per_replica.components(node)[0], key))
         else:
-            value = gathered[id(node)] if id(node) in gathered else slices.read_on_host(tf_variable(node))
+            value = values[id(node)]
             entries.append(slices.value_entry(value, key))
             shape = value.shape.as_list()
         variables[key] = [shape, tf.as_dtype(node.dtype).name]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from ..errors import LabelError, NonfiniteError
-from ..internals.variables import own_copy, path_of, tf_variable
+from ..internals.variables import CompiledOf, own_copy, path_of, tf_variable
 from ..inventory import Inventory
 from ..mesh.shards import sharding_of
 from ..metrics.pairs import Pair
@@ -109,10 +109,10 @@ def check_weights(trainer, title: str, processes=None, step: int | None = None) 
     _check_paths(trainer, title, processes.exchange_json(path) if processes else [path], step)
 
 
-def _nonfinite_weight(trainer) -> str:
+def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = None) -> str:
     """Returns the path of the first weight or moving statistic in this process that is not finite, or ""."""
     inventory = Inventory(trainer)
-    return first_nonfinite([*inventory.all_weights, *inventory.moving_statistics]) or ""
+    return first_nonfinite([*inventory.all_weights, *inventory.moving_statistics], are_finite) or ""
 
 
 def _check_paths(trainer, title: str, paths: Iterable[str], step: int | None) -> None:
@@ -133,11 +133,18 @@ def nonfinite_metrics(totals: Mapping[str, Pair]) -> Iterator[tuple[str, float]]
             yield name, total
 
 
-def first_nonfinite(variables: Iterable) -> str | None:
+def first_nonfinite(variables: Iterable, are_finite: Callable[[list], tf.Tensor] | None = None) -> str | None:
     """Returns the path of the first float variable with an inf or NaN, or None."""
     floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
-    checks = [_all_finite(tf_variable(variable)) for variable in floating]  # all are started before waiting for one
-    return next((path_of(v) for v, finite in zip(floating, checks, strict=True) if not all(map(bool, finite))), None)
+    finite = (are_finite or _are_finite)(floating).numpy() if floating else ()
+    return next((path_of(each) for each, is_finite in zip(floating, finite, strict=True) if not is_finite), None)
+
+
+def _are_finite(variables: list) -> tf.Tensor:
+    """Returns whether each variable is finite, [variables] bool, on the host."""
+    checks = [_all_finite(tf_variable(variable)) for variable in variables]  # all are started before waiting for one
+    with tf.device("CPU:0"):
+        return tf.stack([tf.reduce_all(tf.stack(each)) for each in checks])
 
 
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
@@ -190,6 +197,7 @@ class NanGuard(Hook):
         self._clock = clock
         self._warned_at = -math.inf
         self._unchecked: tuple[int, int, LoopSums] | None = None  # first step, last step, their sums
+        self._are_finite = CompiledOf(_are_finite)
 
     def __call__(self, status: Status) -> None:
         before = self._unchecked
@@ -205,7 +213,7 @@ class NanGuard(Hook):
         if self._unchecked is not None:
             unchecked, self._unchecked = self._unchecked, None
             self._check(status, *unchecked)
-        return _nonfinite_weight(status.state.trainer) if self._ends else None
+        return _nonfinite_weight(status.state.trainer, self._are_finite) if self._ends else None
 
     def compare(self, status: Status, values: list[str]) -> None:
         _check_paths(status.state.trainer, f"step {status.step}", values, status.step)

@@ -11,7 +11,7 @@ from ..checkpoints.in_memory import Snapshots
 from .base import Hook, Status
 from .saving import settled
 
-LEAST_SECONDS = 2.0
+LEAST_SECONDS = 1.0
 _COST = 0.005  # the part of the time that snapshots may take
 _NEWEST = 3  # whose cost sets the period
 _WISH = 4  # a bit of `Processes.agree_to_do`
@@ -26,7 +26,7 @@ class InMemory(Hook):
     Args:
       snapshots: the destination.
       every_seconds: the period; None: as often as takes 0.5 % of the time, by the cost of the newest ones, except that
-        of the first, which compiles; and at most every 2 s.
+        of the first, which compiles; and at most every second.
       hooks: the run's hooks, for their state; may be the list to which this hook is appended.
       clock: returns seconds.
     """

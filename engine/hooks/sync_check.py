@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from ..errors import OutOfSyncError
-from ..internals.variables import path_of
+from ..internals.variables import CompiledOf, path_of
 from ..mesh.shards import sharding_of
 from ..reduction import per_replica
 from .base import Period, Periodic, Status
@@ -44,7 +44,7 @@ class SyncCheck(Periodic):
         self._replica_names = replica_names
         self._user_periods, self._runs_users = user_periods, runs_users
         self._variables: list[tf.Variable] = []
-        self._hashes: Callable[[], tf.Tensor]
+        self._hashes: CompiledOf
 
     def begin(self, status: Status) -> None:
         if status.strategy.num_hosts > 1 and any(status.strategy.exchange(int(self._runs_users))):
@@ -58,13 +58,13 @@ class SyncCheck(Periodic):
             and id(variable) not in positions
         ]
         replicas = status.strategy.num_replicas // status.strategy.num_hosts
-        self._hashes = tf.function(lambda: hashes(self._variables, replicas), autograph=False)  # eager calls cost more
+        self._hashes = CompiledOf(lambda variables: hashes(variables, replicas))
 
     def act(self, status: Status) -> None:
         self.compare(status, status.strategy.exchange_json(self.settle(status)))
 
     def settle(self, status: Status) -> str:
-        return self._hashes().numpy().tobytes().hex()
+        return self._hashes(self._variables).numpy().tobytes().hex()
 
     def compare(self, status: Status, values: list[str]) -> None:
         rows = [np.frombuffer(bytes.fromhex(each), np.int64).reshape(len(self._variables), -1) for each in values]

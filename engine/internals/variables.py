@@ -30,6 +30,25 @@ def key_of(variable, position: int) -> str:
     return f"{position:04d}_{leaf}"
 
 
+class CompiledOf:
+    """A function of variables, compiled for those of the last call. Called op by op, 0.1 ms a variable add up.
+
+    Args:
+      function: from a list of variables to tensors; traced without AutoGraph.
+    """
+
+    def __init__(self, function: Callable[[list], Any]):
+        self._function = function
+        self._variables: list = []
+        self._compiled: Callable[[], Any] | None = None
+
+    def __call__(self, variables: Iterable) -> Any:
+        of = [*variables]
+        if self._compiled is None or [*map(id, of)] != [*map(id, self._variables)]:
+            self._variables, self._compiled = of, tf.function(lambda: self._function(of), autograph=False)
+        return self._compiled()
+
+
 def own_copy(variable: tf.Variable) -> tf.Variable:
     """Returns this replica's copy of a mirrored variable (the first outside replicas); others unchanged."""
     if not isinstance(variable, tf.distribute.DistributedValues):

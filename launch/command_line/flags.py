@@ -422,8 +422,8 @@ class Flags:
     snapshot_seconds: str | float = _when(
         AutoOrNumber(lower=0, upper=1e6),
         "auto",
-        "Seconds between snapshots in memory, from which a run continues after a failure; auto: at most every 2 s, and "
-        "0.5 % of the time; 0: none.",
+        "Seconds between snapshots in memory, from which a run continues after a failure; auto: at most every second, "
+        "and 0.5 % of the time; 0: none.",
         use=_OF_A_FOLDER,
     )
     monitor: str = _when(
