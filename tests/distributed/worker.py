@@ -245,7 +245,7 @@ def agreement(strategy: MultiWorker) -> list:
 
 
 class Slowed(Mlp):
-    """Takes 50 ms more a step on one worker."""
+    """Takes 100 ms more a step on one worker: more than a busy machine takes of the others' steps."""
 
     def __init__(self, slow: bool):
         super().__init__((32,))
@@ -253,7 +253,7 @@ class Slowed(Mlp):
 
     def loss(self, outputs, batch):
         if self.slow:
-            wait = tf.numpy_function(lambda: time.sleep(0.05) or np.float32(0), [], tf.float32)
+            wait = tf.numpy_function(lambda: time.sleep(0.1) or np.float32(0), [], tf.float32)
             with tf.control_dependencies([wait]):
                 outputs = tf.identity(outputs)
         return super().loss(outputs, batch)

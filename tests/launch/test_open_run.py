@@ -17,6 +17,7 @@ from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.run.predictions import Predictor
 from tests import logical_cpus
 from tests.launch.line import Line
+from tests.waiting import wait_until
 
 
 class Noisy(Trainer):
@@ -425,7 +426,7 @@ def test_calls_leave_no_thread_and_no_file_open():
                 opened.train(steps=1)
                 opened.train(data=(POINTS[:9], HEIGHTS[:9]), steps=1)
                 opened.predict(POINTS[:2])
-        assert all(now <= then for now, then in zip(left(), before, strict=True))
+        wait_until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
 
 
 def test_two_runs_are_open_at_once_and_each_is_as_if_alone():

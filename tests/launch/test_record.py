@@ -30,9 +30,12 @@ class Still(Hook):
 
 main(hooks=[Still()])
 """
-# Seconds. What would be missing or counted twice is longer; what lies between two looks at clocks is shorter.
-LESS_THAN_A_START = 1.5
 RUN = (*MLP, "--train_steps=60000", "--checkpoint_every_steps=200", "--progress=plain")
+
+
+def less_than_a_start(seconds: dict[str, float]) -> float:
+    """What would be missing, or counted twice, of two starts is longer; between two looks at clocks lies less."""
+    return max(1.5, 0.4 * seconds["start"])
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,8 @@ def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
     first_began = starts[0]["time"] - starts[0]["seconds"]["start"]
     assert began - 0.1 <= first_began
     assert last["time"] <= ended
-    assert last["goodput"]["seconds"]["total"] == pytest.approx(last["time"] - first_began, abs=LESS_THAN_A_START)
+    whole = last["time"] - first_began
+    assert last["goodput"]["seconds"]["total"] == pytest.approx(whole, abs=less_than_a_start(seconds))
     assert min(seconds.values()) >= 0
     assert all(seconds[kind] > 0 for kind in ("steps", "start", "compile", "checkpoints", "lost", "down"))
     assert goodput["share"] == pytest.approx(seconds["steps"] / seconds["total"])
@@ -168,9 +172,8 @@ def test_workers_that_are_stopped_and_killed_are_recorded(crank, tmp_path):
     seconds = end["goodput"]["seconds"]
     assert seconds["down"] > 0
     assert seconds["lost"] > 0
-    assert seconds["total"] == pytest.approx(
-        end["time"] - first["time"] + first["seconds"]["start"], abs=LESS_THAN_A_START
-    )
+    whole = end["time"] - first["time"] + first["seconds"]["start"]
+    assert seconds["total"] == pytest.approx(whole, abs=less_than_a_start(seconds))
 
 
 @pytest.mark.slow
