@@ -14,7 +14,7 @@ from tests import runs
 
 CLICKS = (
     "--input=synthetic_clicks",
-    *(f"--input_arg={arg}" for arg in ("examples=600", "eval_examples=200", "rows=30", "fields=3")),
+    *(f"--input_arg={arg}" for arg in ("examples=640", "eval_examples=200", "rows=30", "fields=3")),
     *("--model=wide_deep", "--model_arg=hidden_units=8", "--model_arg=width=4", "--model_arg=crosses=all"),
     *("--global_batch_size=64", "--optimizer=adam", "--progress=plain"),
 )

@@ -39,14 +39,12 @@ def metrics_of_keras():
     """{name: (a metric, whether it wants labels as "one_hot", "binary" or "classes", what is predicted)}"""
     keras = tf.keras.metrics
     return {
-        "f1": (keras.F1Score(average="macro"), "one_hot", "probabilities"),
         "f1_each": (keras.F1Score(average=None), "one_hot", "probabilities"),
         "auc": (keras.AUC(), "binary", "first"),
         "pr": (keras.AUC(curve="PR", multi_label=True), "one_hot", "probabilities"),
         "precision": (keras.Precision(), "binary", "first"),
         "recall_at": (keras.RecallAtPrecision(0.3), "binary", "first"),
         "top2": (keras.SparseTopKCategoricalAccuracy(2), "classes", "probabilities"),
-        "accuracy": (keras.SparseCategoricalAccuracy(), "classes", "probabilities"),
         "iou": (keras.MeanIoU(CLASSES), "classes", "class"),
         "rmse": (keras.RootMeanSquaredError(), "binary", "first"),
         "r2": (keras.R2Score(), "one_hot", "probabilities"),

@@ -1,5 +1,7 @@
 """A step's graph is looked through: losses of pairs of examples are named, ids and labels out of range counted."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -128,9 +130,9 @@ def test_pairs_of_examples_are_named_with_both_shapes_in_whatever_form(bench, ki
     assert "(outputs are [n, 1], labels [n]); make the shapes alike" in str(error.value)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
-    ("trainer", "label_shape"), [(Line, (1,)), (Weighted, (1,)), (Tokens, (5,)), (Flat, (5,)), (Pairs, ())]
+    ("trainer", "label_shape", "replicas"),
+    [(Line, (1,), 1), (Weighted, (1,), 2), (Tokens, (5,), 1), (Tokens, (5,), 2), (Flat, (5,), 2), (Pairs, (), 2)],
 )
 def test_several_values_an_example_are_taken(bench, trainer, label_shape, replicas):
     made = bench(trainer(), data(*label_shape), 10, replicas)
@@ -183,28 +185,28 @@ def looked_up(ids: dict | None = None, labels: dict | None = None):
     return x, y
 
 
+WRONG = [
+    ({"ids": {(17, 2): 23}}, "ids from 0 to 19: a number is 23, out of that range; correct the data"),
+    ({"ids": {(3, 0): 21, (20, 1): 21}}, "ids from 0 to 19: the largest number is at least 21, out of"),
+    ({"ids": {(3, 0): 21, (20, 1): 32}}, "ids from 0 to 19: the largest number is at least 27, out of"),
+    ({"ids": {(16, 0): 21, (16, 1): 32, (16, 2): 24}}, "ids from 0 to 19: a number is 32, out of"),
+    ({"labels": {9: -9, 10: 25}}, "labels from 0 to 4: a number is 25 and a number is -9, out of"),
+    ({"labels": {9: 5}}, "labels from 0 to 4: a number is 5, "),
+    ({"labels": {9: -1}}, "labels from 0 to 4: a number is -1, "),
+    ({"ids": {(17, 2): -IDS}}, None),  # Keras's layer counts from the end
+    ({}, None),
+]
+
+
 @pytest.mark.parametrize("accumulate_steps", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("wrong", "line"),
-    [
-        ({"ids": {(17, 2): 23}}, "ids from 0 to 19: a number is 23, out of that range; correct the data"),
-        ({"ids": {(3, 0): 21, (20, 1): 21}}, "ids from 0 to 19: the largest number is at least 21, out of"),
-        ({"ids": {(3, 0): 21, (20, 1): 32}}, "ids from 0 to 19: the largest number is at least 27, out of"),
-        ({"ids": {(16, 0): 21, (16, 1): 32, (16, 2): 24}}, "ids from 0 to 19: a number is 32, out of"),
-        ({"labels": {9: -9, 10: 25}}, "labels from 0 to 4: a number is 25 and a number is -9, out of"),
-        ({"labels": {9: 5}}, "labels from 0 to 4: a number is 5, "),
-        ({"labels": {9: -1}}, "labels from 0 to 4: a number is -1, "),
-        ({"ids": {(17, 2): -IDS}}, None),  # Keras's layer counts from the end
-        ({}, None),
-    ],
-)
-def test_a_step_of_xla_counts_what_its_kernels_take_for_another(bench, wrong, line, accumulate_steps):
-    made = bench(Looked(), looked_up(**wrong), 8, jit=True, accumulate_steps=accumulate_steps)
-    sums = made.train(3)
-    if line is None:
-        numerics.check_labels(sums, "here")
-    else:
-        with pytest.raises(numerics.LabelError, match=f"^here: {line}"):
+def test_a_step_of_xla_counts_what_its_kernels_take_for_another(bench, accumulate_steps):
+    """One program, which has three steps of each case in turn."""
+    data = (np.concatenate(arrays) for arrays in zip(*(looked_up(**wrong) for wrong, _ in WRONG), strict=True))
+    made = bench(Looked(), tuple(data), 8, jit=True, shuffle=False, accumulate_steps=accumulate_steps)
+    for case, (_, line) in enumerate(WRONG, start=1):
+        sums = made.train(3 * case)
+        refused = pytest.raises(numerics.LabelError, match=f"^here: {line}") if line else contextlib.nullcontext()
+        with refused:
             numerics.check_labels(sums, "here")
 
 

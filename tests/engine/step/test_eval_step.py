@@ -26,8 +26,7 @@ class Placed(Squares):
         return {name: Mean(tf.cast(value, tf.float32), tf.ones([])) for name, value in here.items()}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("is_dataset", [False, True], ids=["arrays", "dataset"])
+@pytest.mark.parametrize(("replicas", "is_dataset"), [(1, False), (2, True)])
 def test_step_replica_and_seed_hold_in_evaluation(bench, replicas, is_dataset):
     data = tf.data.Dataset.from_tensor_slices(POINTS) if is_dataset else POINTS
     made = bench(Placed(), POINTS, 8, replicas, eval_source=data)

@@ -28,7 +28,7 @@ class Contrastive(Trainer):
         return mean(losses)
 
 
-@pytest.mark.parametrize("batch_size", [6, 8])
+@pytest.mark.parametrize("batch_size", [pytest.param(6, marks=pytest.mark.slow), 8])
 def test_two_replicas_have_the_gradient_and_the_loss_of_one(bench, batch_size):
     """Two epochs of 17 examples, evaluated in 8, 8 and 1: then a replica has none, as in training by 8."""
     options = {"eval_source": (SPREAD, VIEWS), "eval_batch_size": 8, "learning_rate": 0.1}

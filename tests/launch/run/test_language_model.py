@@ -68,7 +68,7 @@ def without_cache(model, row, count, temperature):
     return row[-count:]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_are_those_without_a_cache(trained, whole, temperature):
     for row in ([SEPARATOR], [SEPARATOR, *PROMPT.encode()], [*range(97, 117)] * 2):
         expected = without_cache(whole, row, 60, temperature)
