@@ -435,6 +435,8 @@ def test_float8_trains_as_in_keras():
     assert any("amax" in each.path for each in both[1].weights)
     for ours, theirs in zip(both[1].weights, both[0].weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=ours.path)
+    with pytest.raises(crankshaft.UsageError, match=r"scale is a scale of float8, .*train on one device"):
+        crankshaft.fit(make, X, Y, **HOW, strategy="mirrored", num_virtual_devices=2)
 
 
 def test_a_limit_of_epochs_for_trying_a_program_holds():
