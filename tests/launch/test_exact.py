@@ -105,7 +105,7 @@ def test_a_run_that_was_ended_within_an_epoch_has_the_bits_of_one_that_was_not(
 
 
 def test_a_run_that_stops_at_steps_has_the_schedule_and_the_bits_of_one_that_does_not(inside, tmp_path):
-    run = (*MLP, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
+    run = (*MLP, *TWO, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
     run += ("--early_stopping=patience=3", "--checkpoint_every_steps=23")
     first, second, third = (inside(*run, f"--stop_at_step={n}", f"--run_dir={tmp_path}/run").ok() for n in (10, 30, 20))
     assert "stopped at step 10: stop_at_step=10" in first.out

@@ -33,10 +33,9 @@ def checkpoints(made, folder) -> Checkpoints:
 
 
 @pytest.fixture
-def made(bench, compiled):
+def made(bench):
     def make(frozen, optimizer="adam", replicas=1, **options):
-        how = {"optimizer": optimizer, "learning_rate": 0.01, **options}
-        return compiled((frozen, replicas, str(how)), lambda: bench(Net(frozen), DATA, 8, replicas, **how))
+        return bench(Net(frozen), DATA, 8, replicas, optimizer=optimizer, **{"learning_rate": 0.01, **options})
 
     return make
 
