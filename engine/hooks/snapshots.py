@@ -11,8 +11,8 @@ from ..checkpoints.in_memory import Snapshots
 from .base import Hook, Status
 from .saving import settled
 
-LEAST_SECONDS = 1.0
-_COST = 0.005  # the part of the time that snapshots may take
+LEAST_SECONDS = 1.0  # between two
+COST = 0.005  # the part of the time that snapshots may take
 _NEWEST = 3  # whose cost sets the period
 _WISH = 4  # a bit of `Processes.agree_to_do`
 
@@ -74,7 +74,7 @@ class InMemory(Hook):
         self._add_cost()
         now, every = self._clock(), self._every_seconds
         if every is None:  # the least of some: other programs' work is not a snapshot's
-            every = max(LEAST_SECONDS, min(self._costs, default=0.0) / _COST)
+            every = max(LEAST_SECONDS, min(self._costs, default=0.0) / COST)
         if now - self._wished_at < every:
             return False
         self._wished_at = now

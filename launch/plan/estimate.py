@@ -11,6 +11,7 @@ import dataclasses
 import math
 from typing import Literal
 
+from ...engine.hooks.snapshots import COST, LEAST_SECONDS
 from .hardware import Hardware
 from .quantities import Message, Work
 
@@ -18,8 +19,7 @@ Bound = Literal["compute", "memory", "network", "input", "dispatch"]
 
 # Of a step: two products for each one of the forward pass.
 _BACKWARD_SHARE = 2 / 3
-# Snapshots in memory, of which a process keeps two: `--snapshot_seconds=auto`.
-_SNAPSHOT_SECONDS, _SNAPSHOT_SHARE, _SNAPSHOTS = 2.0, 0.005, 2
+_SNAPSHOTS = 2  # in memory, that a process keeps
 # Of a process that has started TensorFlow, with CUDA's libraries on GPUs.
 _PROCESS_BYTES = {"cpu": 0.6e9, "gpu": 3e9, "tpu": 3e9}
 
@@ -197,7 +197,7 @@ def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) ->
     restore = own / (1e9 * hardware.read_gb_per_sec)
     # The servers' variables are copied to the coordinator.
     copy = hardware.message_seconds("hosts", work.checkpoint_bytes) if work.servers else stall
-    snapshots = max(_SNAPSHOT_SECONDS, copy / _SNAPSHOT_SHARE) if snapshot_seconds is None else snapshot_seconds
+    snapshots = max(LEAST_SECONDS, copy / COST) if snapshot_seconds is None else snapshot_seconds
     snapshots = snapshots or math.inf
     interval = max(best_interval(stall, 1 / (lost or rate if snapshots < math.inf else rate)), write)
     # Without one in memory, the newest state is a checkpoint that was written whole, from which all are restored.
