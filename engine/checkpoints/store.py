@@ -507,6 +507,10 @@ class Checkpoints:
         )
         manifests.publish(manifest, os.path.dirname(prefix))
         _discard(saving.folder)
+        for name in manifests.listdir(self.directory):
+            # Of an earlier save that failed here first: another process began to write its share later.
+            if _FOLDER.fullmatch(name) and f"_temp_{self.writer.attempt}_" in name:
+                _discard(os.path.join(self.directory, name))
         return manifest
 
 
