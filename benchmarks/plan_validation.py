@@ -6,8 +6,8 @@
 
 Memory is the sum, over the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a
 model and data of a few bytes. TensorFlow, its threads and what each task imports are in both. Tasks are the job's
-largest processes but the one that they were forked from: others only relay what tasks print, and share memory. Times
-are those of a batch, from examples per second: `crankshaft plan`'s by the file's constants, and benchmark mode's.
+largest processes of `crankshaft train`; `crankshaft local`, which starts them, is larger than an empty one. Times are
+those of a batch, from examples per second: `crankshaft plan`'s by the file's constants, and benchmark mode's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from .markdown import table
 from .workloads import BATCH_SIZE, WORKLOADS
 
 _POLL_SECONDS = 0.02
-_TEMPLATE = b"crankshaft.launch.cluster.template"  # tasks that have started have other names
 _COMMON = ("--jit=off", "--mode=train", "--progress=off", "--train_steps=12")
 _LANGUAGE_MODEL = (
     *("--model=transformer_lm", "--input=text", "--input_arg=context=256"),
@@ -109,7 +108,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 def _peak_bytes(pid: int) -> int:
     try:
-        if _TEMPLATE in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b" train " not in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "):
             return 0
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     except OSError:

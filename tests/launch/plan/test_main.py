@@ -93,6 +93,7 @@ def test_a_simulation_and_a_plot_stand_beside_the_plan(plan, tmp_path):
 
 
 WIDE = ("--model=mlp", "--model_arg=hidden_units=256,256", "--input=digits", "--jit=off")
+DEEP = ("--model=mlp", "--model_arg=hidden_units=64,64,64,64,64,64,64,64,64,64,64,64", "--input=digits", "--jit=off")
 HUGE = ("--model=mlp", "--model_arg=hidden_units=12000,12000,12000", "--input=digits", "--jit=off")
 LM = ("--model=transformer_lm", "--input=text", "--model_arg=layers=2", "--global_batch_size=4", "--jit=off")
 LONG = (*LM, "--input_arg=context=256", "--model_arg=width=32", "--model_arg=heads=1")
@@ -103,6 +104,9 @@ HEAVY = (*LM, "--input_arg=context=16", "--model_arg=width=128", "--model_arg=he
     ("flags", "advice"),
     [
         ((*WIDE, "--strategy=mirrored"), "--shard_optimizer"),
+        pytest.param(
+            (*DEEP, "--global_batch_size=4096", "--strategy=one_device"), "--accumulate_steps=4", marks=pytest.mark.slow
+        ),
         pytest.param((*HUGE, "--num_ps=1"), "--num_ps=2", marks=pytest.mark.slow),
         pytest.param((*LONG, "--strategy=one_device"), "--recompute", marks=pytest.mark.slow),
         pytest.param((*HEAVY, "--strategy=mirrored"), "--mesh=model:2", marks=pytest.mark.slow),
