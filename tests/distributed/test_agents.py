@@ -181,6 +181,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
     for lost in (0, 1):
         workers.send(lost, signal.SIGKILL)
         workers.processes[lost].wait()
+    advance(16)  # out of the hook in which its task waits
     assert workers.processes[2].wait() == 1
     assert "(1 of 3 workers are here, and --min_workers=2)" in workers.output(2)
     saved = re.search(r"^step (\d+) was in memory, and is saved now$", workers.output(2), re.MULTILINE)
