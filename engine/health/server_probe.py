@@ -44,7 +44,7 @@ def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: f
     return (
         f"{names} {'have' if len(servers) > 1 else 'has'} not answered for "
         f"{setting('step_timeout_seconds')}={timeout_seconds:g}: stopped, or out of reach; start the job again: it "
-        "continues from the last checkpoint"
+        "continues from the newest snapshot or checkpoint"
     )
 
 

@@ -340,7 +340,7 @@ class Watchdog:
             return None
         who = " and ".join(map(called, suspects))
         state = "is gone: its process has ended" if gone else "is lost, as TensorFlow reports"
-        return f"{who} {state}; all workers have to start again, from the last checkpoint", suspects[0]
+        return f"{who} {state}; all workers have to start again, from the newest snapshot or checkpoint", suspects[0]
 
 
 def _may_mean_lost_peer(error: Exception) -> bool:

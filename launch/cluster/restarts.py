@@ -116,7 +116,7 @@ class Settlement:
 
 
 class Synchronous:
-    """The rule of synchronous tasks: when one fails, none can continue, and all restart from the last checkpoint.
+    """The rule of synchronous tasks: when one fails, none can continue, and all restart from the newest state.
 
     A preempted task (requested to end, but not by the supervisor) is not a failure: it and its peers have saved.
 
@@ -243,7 +243,7 @@ class Servers(Synchronous):
 
     A worker is restarted by itself and at once: the others continue, and it joins them; but the pause grows each time
     a worker fails again. A parameter server's death loses variables, and the coordinator's loses all work in progress:
-    then all restart from the last checkpoint. Only the coordinator saves on a request to end, and is preempted; a
+    then all restart from the newest state. Only the coordinator saves on a request to end, and is preempted; a
     server's end is a failure. An evaluator is not part of the run. The coordinator's end is the run's.
 
     Arguments are those of `Synchronous`; `max_restarts` also bounds the restarts of each worker by itself.

@@ -57,7 +57,7 @@ class ClusterAddresses(NamedTuple):
         names = " and ".join(f"ps {server} ({self.servers[server]})" for server in servers)
         return (
             f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
-            "start the job again: it continues from the last checkpoint"
+            "start the job again: it continues from the newest snapshot or checkpoint"
         )
 
 

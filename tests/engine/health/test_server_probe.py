@@ -31,7 +31,7 @@ def test_a_server_that_stops_to_answer_is_named_within_the_time(servers):
         assert ended.wait(PATIENCE)
     assert [with_keywords(line) for line in lines] == [
         "ps 1 (host2:2222) has not answered for step_timeout_seconds=2: stopped, or out of reach; start the job "
-        "again: it continues from the last checkpoint"
+        "again: it continues from the newest snapshot or checkpoint"
     ]
 
 
