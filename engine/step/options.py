@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, setting
-from ..randomness import seed_after
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -160,6 +159,8 @@ class RunContext:
     @property
     def host_seed(self) -> int:
         """The seed of random numbers that are sampled on the host."""
+        from ..randomness import seed_after  # with TensorFlow, which mistakes do not wait for
+
         before = self.updates_before
         return self.options.seed if before is None else seed_after(self.options.seed, int(before.numpy()))
 
