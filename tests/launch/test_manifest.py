@@ -166,7 +166,7 @@ def test_requests_are_a_plans_but_for_what_is_set(capsys, tmp_path):
     text = printed(capsys, "slurm", f"--plan={plan}", "--workers=64", "--cpus=1", "--", *RUN)
     assert "#SBATCH --ntasks=67\n" in text  # 64 workers, 2 servers, a coordinator
     assert "#SBATCH --gpus-per-task=8\n" in text
-    assert "#SBATCH --mem-per-cpu=3380M\n" in text  # 3 GiB, and a tenth
+    assert "#SBATCH --mem-per-cpu=4096M\n" in text  # 3 GiB, and a third
     assert "#SBATCH --ntasks=4\n" in printed(capsys, "slurm", f"--plan={plan}", "--workers=4", "--ps=0", "--", *RUN)
     for workers, says in ((), "is for several numbers of hosts"), (("--workers=5",), "is not for --workers=5"):
         with pytest.raises(SystemExit):
