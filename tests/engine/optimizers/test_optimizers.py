@@ -162,7 +162,7 @@ def test_servers_can_have_any_built_optimizer_lock_and_send_16_bits(make):
 
 
 def test_servers_refuse_a_rule_whose_workers_would_lose_each_other_s_factors():
-    with pytest.raises(ValueError, match="nadam has a value of its own that each step multiplies"):
+    with pytest.raises(ValueError, match="optimizer Nadam has a value of its own"):
         built(optimizers.build("nadam", 0.1), make_variables()).use_locking = True
 
 
