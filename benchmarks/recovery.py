@@ -44,7 +44,7 @@ from .workloads import BATCH_SIZE, WORKLOADS
 WORKERS = 2
 WORKLOAD = dataclasses.replace(WORKLOADS["mlp"], examples=12_800)  # it is loaded again after each kill
 _SILENT_SECONDS = 60.0  # without a new step: it hangs
-_LOOK_SECONDS = 0.002
+_LOOK_SECONDS = 0.005
 _PACE_SECONDS = (0.5, 4.0)  # from a new step to the next kill
 
 
@@ -70,6 +70,8 @@ class Program:
 
     def __enter__(self) -> Program:
         self.began = time.monotonic()
+        self._notes = [Notes(self.folder, f"worker {worker}") for worker in range(WORKERS)]
+        self._seen = self._highest = 0
         variables = {**untuned(os.environ), PLAN: str(self.folder), "PYTHONPATH": str(ROOT)}
         with (self.folder / "log").open("wb") as log:
             self._processes = [
@@ -94,7 +96,7 @@ class Program:
             process.wait()
 
     def notes(self, worker: int = 0) -> list[tuple[float, str, int]]:
-        return Notes(self.folder, f"worker {worker}").read()
+        return self._notes[worker].read()
 
     def kill(self, worker: int) -> float:
         """Kills a worker; returns when."""
@@ -104,7 +106,10 @@ class Program:
         return at
 
     def step(self) -> int:
-        return max((step for _, event, step in self.notes() if event == "step"), default=0)
+        rows = self.notes()
+        self._highest = max(self._highest, *(step for _, event, step in rows[self._seen :] if event == "step"), 0)
+        self._seen = len(rows)
+        return self._highest
 
     def wait_for_step(self, after: int) -> bool:
         """Waits for a step beyond one; returns False once the program has ended. Raises `Failed`."""

@@ -44,16 +44,23 @@ class Notes:
     def __init__(self, folder: str | os.PathLike, task: str):
         self.folder, self._task = Path(folder), task
         self.path = self.folder / f"notes of {task}"
+        self._rows: list[tuple[float, str, int]] = []
+        self._read_bytes = 0
 
     def write(self, event: str, step: int) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{time.monotonic():.3f} {event} {step}\n")
 
     def read(self) -> list[tuple[float, str, int]]:
-        """Returns whole lines; the last one may be cut."""
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        rows = [line.split() for line in text.split("\n")[:-1]]
-        return [(float(row[0]), row[1], int(row[2])) for row in rows if len(row) == 3]
+        """Returns whole lines, of which only new ones are read: who watches must not keep a core busy."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._read_bytes)
+                lines = file.read().rpartition(b"\n")[0]  # the last one may be cut
+            self._read_bytes += len(lines) + 1 if lines else 0
+            rows = [line.split() for line in lines.decode().split("\n")]
+            self._rows += [(float(row[0]), row[1], int(row[2])) for row in rows if len(row) == 3]
+        return self._rows
 
     def mark(self, index: int) -> Path:
         """Returns the file that is there once the fault of this index has happened inside a task."""
