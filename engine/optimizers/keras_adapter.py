@@ -69,9 +69,10 @@ class KerasOptimizer(Optimizer):
     @use_locking.setter
     def use_locking(self, value):
         if value and keras.acts_once_per_step(self.keras_optimizer):
+            name = type(self.keras_optimizer).__name__
             raise UsageError(
-                f"optimizer {type(self.keras_optimizer).__name__} has a value of its own that each step multiplies, and "
-                "workers that share it would lose each other's factors; use adam, or another strategy"
+                f"optimizer {name} has a value of its own that each step multiplies, and workers that share it would "
+                "lose each other's factors; use adam, or another strategy"
             )
         self._use_locking = value
 
