@@ -46,7 +46,7 @@ FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
 def rate_as_benchmark(made: base.BaseRun, steps: int) -> float:
     """`bare.rate`, but as benchmark mode does it; by the clock around it, not by its own."""
     began = time.perf_counter()
-    timed_round(made.strategy, made.state, steps)
+    timed_round(made.strategy, made.strategy.training, steps)
     return steps / (time.perf_counter() - began)
 
 
