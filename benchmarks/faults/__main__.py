@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 import crankshaft
+from crankshaft.engine.machine import files
 
 from ..markdown import number, table
 from . import machine
@@ -92,6 +94,7 @@ def main() -> int:
         return 0
     machine.enter()  # before there are threads
     _ = crankshaft.Trainer  # imports TensorFlow without its notes on how it starts
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # ends the job that runs
     results = []
     folder = Path(tempfile.mkdtemp(prefix="crankshaft-faults-"))
     campaign = Campaign(folder)
@@ -104,7 +107,7 @@ def main() -> int:
             print(f"  python -m benchmarks.faults --strategy={strategy} --seed={scenario.seed} --faults=1{only}")
             print(f"  its folder: {folder / f'seed {scenario.seed}'}", flush=True)
         if args.result_json:
-            args.result_json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            files.write_text(args.result_json, json.dumps(results, indent=1) + "\n")
     print(summary(results))
     failed = any(result["failed"] for result in results)
     if not failed:

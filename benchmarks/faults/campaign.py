@@ -20,6 +20,7 @@ from .plan import STEPS, write_files
 from .table import FAULTS, Injection, sample
 
 _LOOK_SECONDS = 0.005
+_MOST_SECONDS = 400  # of a run: two faults, each with a time limit of the job, and restarts on a busy machine
 _SECOND_FAULT = 0.3  # the share of the runs that have two
 
 
@@ -124,6 +125,7 @@ class Campaign:
             if then := None if fault.inside else fault.act(job, injection):
                 later.append((time.monotonic() + (injection.seconds or 0), then))
 
+        began = time.monotonic()
         job.start()
         try:
             while True:
@@ -134,6 +136,8 @@ class Campaign:
                 for each in [each for each in later if each[0] <= now]:
                     later.remove(each)
                     each[1]()
+                if time.monotonic() - began > _MOST_SECONDS:
+                    raise JobFailed(f"it has not ended after {_MOST_SECONDS} s")
                 if not job.go_on(may_end=any(FAULTS[each.injection.fault].ends for each in happened)):
                     break
                 time.sleep(_LOOK_SECONDS)
