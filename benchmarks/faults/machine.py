@@ -13,7 +13,8 @@ import struct
 import subprocess
 from pathlib import Path
 
-_NEW_MOUNTS, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x10000000, 0x40000000  # clone(2)
+NEW_NETWORK = 0x40000000  # clone(2), as the next
+_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _SET_FLAGS, _UP = 0x8914, 1  # netdevice(7)
 
 
@@ -26,6 +27,12 @@ def run(*command: object) -> str:
     return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
 
 
+def unshare(spaces: int) -> str:
+    """Gives this process, and all that it starts, new namespaces. Returns why it can't; empty if it can."""
+    failed = ctypes.CDLL(None, use_errno=True).unshare(spaces)
+    return f"no namespaces: {os.strerror(ctypes.get_errno())}" if failed else ""
+
+
 @functools.cache
 def enter() -> str:
     """Gives this process, and all that it starts, mounts and a network of their own, which end with them.
@@ -33,9 +40,8 @@ def enter() -> str:
     Call it before there are threads. Returns why it can't; empty if it can.
     """
     user = os.geteuid(), os.getegid()
-    spaces = _NEW_MOUNTS | _NEW_NETWORK | (_NEW_USER if user[0] else 0)
-    if ctypes.CDLL(None, use_errno=True).unshare(spaces):
-        return f"no namespaces: {os.strerror(ctypes.get_errno())}"
+    if lacks := unshare(_NEW_MOUNTS | NEW_NETWORK | (_NEW_USER if user[0] else 0)):
+        return lacks
     if user[0]:
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user[0]} 1"), ("gid_map", f"0 {user[1]} 1")):
             Path("/proc/self", name).write_text(text, encoding="utf-8")
