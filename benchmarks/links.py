@@ -3,11 +3,12 @@
     with Hosts(2, Link(bits_per_sec=1e9, delay_seconds=0.01)) as hosts:
         subprocess.run(hosts.command(0, "ping", hosts.addresses[1]))
 
-Each host has a TUN device, whose packets a relay, a process of its own, passes on by their destination: after the delay
-and no faster than the sender's and the receiver's links carry them. TCP hands the device whole segments of up to 64 kB,
-as it does a card that splits them itself, so that the relay keeps up with 1 Gbit/s in less than half a core; windows,
-slow start and retransmissions are the kernel's own. The relay holds all namespaces. It ends once `Hosts` is closed or
-its process is gone, killed or not; the namespaces do too, as soon as the commands in them have ended.
+Each host has a TUN device, in which `tc` has packets wait for their turn at the link's rate, so that sockets wait as
+they do for a card. A relay, a process of its own, passes packets on by their destination: after the delay, and no
+faster than the sender's and the receiver's links carry them. TCP hands the device segments of up to 64 kB, as it does a
+card that splits them itself, so that the relay keeps up with 1 Gbit/s in less than half a core; windows, slow start and
+retransmissions are the kernel's own. The relay holds all namespaces. It ends once `Hosts` is closed or its process is
+gone, killed or not; the namespaces do too, as soon as the commands in them have ended.
 
 `tc` alone would need netem for a delay, which kernels of small virtual machines lack.
 """
@@ -38,9 +39,9 @@ _IS_TUN, _NO_PACKET_INFORMATION, _HAS_HEADER = 0x0001, 0x1000, 0x4000
 _CHECKSUMS, _TCP_SEGMENTS = 0x01, 0x02
 _HEADER = struct.Struct("=BBHHHH")  # virtio_net_hdr: flags, kind, bytes of headers, of a segment, ...
 _FRAME_BYTES = 38  # that Ethernet adds to each packet, the gap between two included
-_QUEUE_PACKETS = 8  # that wait in a device; more wait in sockets, which so slow down those that write to them
-_AHEAD_SECONDS = 2e-3  # of packets that a link takes before it has sent those before them, as cards do
-_NETWORK = "10.53.0."
+_BURST_BYTES, _QUEUE_BYTES = 1 << 17, 16 << 20  # of `tc`: whole segments pass, and sockets limit what waits
+_SHARE = 0.97  # of Ethernet's rate is that of packets; the rest are frames
+_NAME, _NETWORK = "eth0", "10.53.0."
 
 
 class Link(NamedTuple):
@@ -77,18 +78,23 @@ class Hosts(contextlib.AbstractContextManager):
         words = [sys.executable, "-m", __name__, str(count), str(seed)]
         root = Path(__file__).resolve().parents[1]
         self._relay = subprocess.Popen(words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.set(link)
         assert self._relay.stdout
         if not (spaces := self._relay.stdout.readline()):
             raise SystemExit(f"no hosts: the relay ended with {self._relay.wait()}")
         self._spaces = [f"/proc/{self._relay.pid}/fd/{space}" for space in json.loads(spaces)]
+        self.set(link)
 
     def command(self, host: int, *words: str) -> list[str]:
         """Returns the words of a command that runs `words` on a host."""
         return ["nsenter", f"--net={self._spaces[host]}", *words]
 
     def set(self, link: Link) -> None:
-        """Has all links be like this from now on."""
+        """Has all links be like this from now on. Raises `SystemExit` if they can't."""
+        for host in range(len(self.addresses)):
+            rate = ("rate", f"{_SHARE * link.bits_per_sec:.0f}", "burst", _BURST_BYTES, "limit", _QUEUE_BYTES)
+            queue = ("tbf", *rate) if link.bits_per_sec < math.inf else ("pfifo",)
+            if lacks := machine.run(*self.command(host, "tc", "qdisc", "replace", "dev", _NAME, "root", *queue)):
+                raise SystemExit(f"no such link: {lacks}")
         assert self._relay.stdin
         self._relay.stdin.write(json.dumps(link) + "\n")
         self._relay.stdin.flush()
@@ -103,17 +109,16 @@ def _address(host: int) -> str:
 
 def _host(host: int) -> tuple[int, int]:
     """Returns the file descriptors of a new namespace and its device. Leaves this process in it."""
-    name = f"link{host}"
     if lacks := machine.unshare(machine.NEW_NETWORK):
         raise SystemExit(lacks)
     device = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
     flags = _IS_TUN | _NO_PACKET_INFORMATION | _HAS_HEADER
-    fcntl.ioctl(device, _SET_INTERFACE, struct.pack("16sH22x", name.encode(), flags))
+    fcntl.ioctl(device, _SET_INTERFACE, struct.pack("16sH22x", _NAME.encode(), flags))
     fcntl.ioctl(device, _SET_OFFLOAD, _CHECKSUMS | _TCP_SEGMENTS)
     lacks = (
         machine.run("ip", "link", "set", "lo", "up")
-        or machine.run("ip", "address", "add", f"{_address(host)}/24", "dev", name)
-        or machine.run("ip", "link", "set", name, "txqueuelen", _QUEUE_PACKETS, "up")
+        or machine.run("ip", "address", "add", f"{_address(host)}/24", "dev", _NAME)
+        or machine.run("ip", "link", "set", _NAME, "up")
     )
     if lacks:
         raise SystemExit(lacks)
@@ -125,20 +130,18 @@ class _Wire:
 
     Args:
       count: of hosts.
-      link: of each.
       seed: of what is lost.
+
+    Attributes:
+      link: of each host.
     """
 
-    def __init__(self, count: int, link: Link, seed: int):
-        self.link = link
+    def __init__(self, count: int, seed: int):
+        self.link = Link()
         self._random = random.Random(seed)
         self._out, self._in = [0.0] * count, [0.0] * count  # when each direction of a link is free again
         self._due: list[tuple[float, int, int, bytes]] = []  # when, number, to whom, and what
         self._number = 0
-
-    def is_free(self, host: int, now: float) -> bool:
-        """Returns whether a host's link takes a packet: else it waits in the host's device."""
-        return self._out[host] <= now + _AHEAD_SECONDS
 
     def send(self, host: int, packet: bytes, now: float) -> None:
         """Takes a packet, headed by what it is."""
@@ -161,10 +164,8 @@ class _Wire:
             yield heapq.heappop(self._due)[2:]
 
     def wait(self, now: float) -> float | None:
-        """Returns the seconds until a packet arrives or a link takes one again; None if nothing is on its way."""
-        times = [each - _AHEAD_SECONDS for each in self._out if each > now + _AHEAD_SECONDS]
-        times += [each[0] for each in self._due[:1]]
-        return max(0.0, min(times) - now) if times else None
+        """Returns the seconds until a packet arrives; None if none is on its way."""
+        return max(0.0, self._due[0][0] - now) if self._due else None
 
 
 _PREFIX = bytes(int(part) for part in _NETWORK.split(".")[:3])
@@ -176,12 +177,10 @@ def _relay(settings: io.FileIO, count: int, seed: int) -> None:
     devices = [device for _, device in made]
     with contextlib.suppress(PermissionError):  # a link does not wait for a core
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    wire = _Wire(count, Link(*json.loads(settings.readline())), seed)
+    wire = _Wire(count, seed)
     print(json.dumps([space for space, _ in made]), flush=True)
     while True:
-        now = time.monotonic()
-        sending = [device for host, device in enumerate(devices) if wire.is_free(host, now)]
-        ready = select.select([settings, *sending], [], [], wire.wait(now))[0]
+        ready = select.select([settings, *devices], [], [], wire.wait(time.monotonic()))[0]
         now = time.monotonic()
         for each in ready:
             if each is settings:
