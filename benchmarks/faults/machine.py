@@ -45,25 +45,17 @@ def enter() -> str:
     if user[0]:
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user[0]} 1"), ("gid_map", f"0 {user[1]} 1")):
             Path("/proc/self", name).write_text(text, encoding="utf-8")
-    with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh", b"lo", _UP))
+    set_up(b"lo")
     return (
         run("mount", "--make-rprivate", "/")
         or run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # what jobs leave there is seen
     )
 
 
-@functools.cache
-def lacks_filter() -> str:
-    """Returns why packets can't be dropped; empty if they can."""
-    return enter() or run("iptables", "-L", "INPUT")
-
-
-@functools.cache
-def lacks_queue(*discipline: str) -> str:
-    """Returns why this kernel lacks a queueing discipline of tc; empty if it has it."""
-    queue = ("dev", "lo", "root")
-    return enter() or run("tc", "qdisc", "replace", *queue, *discipline) or run("tc", "qdisc", "del", *queue)
+def set_up(interface: bytes) -> None:
+    """Has an interface of the network carry packets. Raises OSError."""
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh", interface, _UP))
 
 
 # Preloaded into a process, it has each write to a file below SLOW take a second more, while SLOW_NOW exists.

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import machine
+from . import loopback, machine
+from .loopback import Disturbance, Relay
 
 SYNCHRONOUS = ("one_device", "two_workers", "mesh")
 SEVERAL = ("two_workers", "mesh", "servers")
@@ -123,37 +124,14 @@ def jump(seconds: int) -> Callable:
 # -- The network ------------------------------------------------------------------------------------------------------
 
 
+def disturb(**kind: float) -> Callable:
+    """Returns a fault of all that tasks send each other, see `Disturbance`."""
+    return lambda job, injection: Relay(Disturbance(**kind)).close
+
+
 def cut_off(job, injection: Injection) -> Callable[[], None]:
     """Lets no packet to or from a task's port through."""
-    rules = [
-        ("INPUT", "-p", protocol, side, port, "-j", "DROP")
-        for port in job.ports(injection.target)
-        for protocol in ("tcp", "udp")
-        for side in ("--sport", "--dport")
-    ]
-    return _filter(rules)
-
-
-def lose_packets(job, injection: Injection) -> Callable[[], None]:
-    return _filter([("INPUT", "-m", "statistic", "--mode", "random", "--probability", "0.1", "-j", "DROP")])
-
-
-def _filter(rules: list[tuple]) -> Callable[[], None]:
-    for rule in rules:
-        machine.run("iptables", "-A", *rule)
-    return lambda: [machine.run("iptables", "-D", *rule) for rule in rules] and None
-
-
-def queue(*discipline: str) -> Callable:
-    def act(job, injection):
-        machine.run("tc", "qdisc", "replace", "dev", "lo", "root", *discipline)
-        return lambda: machine.run("tc", "qdisc", "del", "dev", "lo", "root") and None
-
-    return act
-
-
-_NARROW = ("tbf", "rate", "1mbit", "burst", "70kb", "latency", "1s")
-_LATE = ("netem", "delay", "100ms")
+    return Relay(Disturbance(ports=tuple(job.ports(injection.target)))).close
 
 
 def speak_another_protocol(job, injection: Injection) -> Callable[[], None]:
@@ -265,6 +243,7 @@ NAN = "NaN in a batch"
 _ANY = ("task", "tasks", "supervisor")
 _TRAINING = ("training task",)
 _WORKERS = ("two_workers", "mesh")
+_LINK = {"targets": ("host",), "strategies": SEVERAL, "seconds": (1, 8), "lacks": loopback.lacks}
 _DISK = {"targets": ("host",), "seconds": (0.5, 4), "leaves_gaps": True, "lacks": machine.enter}
 _DATA = {"targets": ("host",), "ends": True, "seconds": (4, 8), "files": True}
 _ROLLBACK, _RETURNS = ("--on_nonfinite=rollback",), "returns from step"
@@ -277,11 +256,11 @@ _ROWS = [
     Fault("no more memory", take_memory, ("task",)),
     Fault("clock jumps ahead", jump(86_400), _TRAINING, inside=True),
     Fault("clock jumps back", jump(-86_400), _TRAINING, inside=True),
-    Fault("partition", cut_off, ("task",), SEVERAL, seconds=(0.5, 40), lacks=machine.lacks_filter),
-    Fault("packet loss 10 %", lose_packets, ("host",), SEVERAL, seconds=(1, 8), lacks=machine.lacks_filter),
-    Fault("link of 1 Mbit/s", queue(*_NARROW), ("host",), SEVERAL, (1, 8), lacks=lambda: machine.lacks_queue(*_NARROW)),
-    Fault("delay of 100 ms", queue(*_LATE), ("host",), SEVERAL, (1, 8), lacks=lambda: machine.lacks_queue(*_LATE)),
-    Fault("partition of agents", cut_off, ("task",), ELASTIC, seconds=(0.5, 20), lacks=machine.lacks_filter),
+    Fault("partition", cut_off, ("task",), SEVERAL, seconds=(0.5, 40), lacks=loopback.lacks),
+    Fault("packet loss 10 %", disturb(loss=0.1), **_LINK),
+    Fault("link of 1 Mbit/s", disturb(bits_per_sec=1e6), **_LINK),
+    Fault("delay of 100 ms", disturb(delay_seconds=0.1), **_LINK),
+    Fault("partition of agents", cut_off, ("task",), ELASTIC, seconds=(0.5, 20), lacks=loopback.lacks),
     Fault("host lost", lose_host, ("task",), ELASTIC, seconds=(0.5, 20)),
     Fault("another protocol", speak_another_protocol, ("task",), SEVERAL, seconds=(1, 8)),
     Fault("disk full", fill_disk, **_DISK),
