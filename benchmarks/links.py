@@ -75,29 +75,17 @@ class Hosts(contextlib.AbstractContextManager):
 
     def __init__(self, count: int, link: Link, seed: int = 0):
         self.addresses = [_address(host) for host in range(count)]
-        words = [sys.executable, "-m", __name__, str(count), str(seed)]
+        words = [sys.executable, "-m", __name__, json.dumps([count, link, seed])]
         root = Path(__file__).resolve().parents[1]
         self._relay = subprocess.Popen(words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._relay.stdout
         if not (spaces := self._relay.stdout.readline()):
             raise SystemExit(f"no hosts: the relay ended with {self._relay.wait()}")
         self._spaces = [f"/proc/{self._relay.pid}/fd/{space}" for space in json.loads(spaces)]
-        self.set(link)
 
     def command(self, host: int, *words: str) -> list[str]:
         """Returns the words of a command that runs `words` on a host."""
         return ["nsenter", f"--net={self._spaces[host]}", *words]
-
-    def set(self, link: Link) -> None:
-        """Has all links be like this from now on. Raises `SystemExit` if they can't."""
-        for host in range(len(self.addresses)):
-            rate = ("rate", f"{_SHARE * link.bits_per_sec:.0f}", "burst", _BURST_BYTES, "limit", _QUEUE_BYTES)
-            queue = ("tbf", *rate) if link.bits_per_sec < math.inf else ("pfifo",)
-            if lacks := machine.run(*self.command(host, "tc", "qdisc", "replace", "dev", _NAME, "root", *queue)):
-                raise SystemExit(f"no such link: {lacks}")
-        assert self._relay.stdin
-        self._relay.stdin.write(json.dumps(link) + "\n")
-        self._relay.stdin.flush()
 
     def __exit__(self, *_) -> None:
         self._relay.communicate()  # closes the pipe whose end ends it
@@ -107,7 +95,7 @@ def _address(host: int) -> str:
     return f"{_NETWORK}{host + 1}"
 
 
-def _host(host: int) -> tuple[int, int]:
+def _host(host: int, link: Link) -> tuple[int, int]:
     """Returns the file descriptors of a new namespace and its device. Leaves this process in it."""
     if lacks := machine.unshare(machine.NEW_NETWORK):
         raise SystemExit(lacks)
@@ -120,6 +108,9 @@ def _host(host: int) -> tuple[int, int]:
         or machine.run("ip", "address", "add", f"{_address(host)}/24", "dev", _NAME)
         or machine.run("ip", "link", "set", _NAME, "up")
     )
+    if not lacks and link.bits_per_sec < math.inf:
+        queue = ("rate", f"{_SHARE * link.bits_per_sec:.0f}", "burst", _BURST_BYTES, "limit", _QUEUE_BYTES)
+        lacks = machine.run("tc", "qdisc", "replace", "dev", _NAME, "root", "tbf", *queue)
     if lacks:
         raise SystemExit(lacks)
     return os.open("/proc/self/ns/net", os.O_RDONLY), device
@@ -130,14 +121,12 @@ class _Wire:
 
     Args:
       count: of hosts.
+      link: of each.
       seed: of what is lost.
-
-    Attributes:
-      link: of each host.
     """
 
-    def __init__(self, count: int, seed: int):
-        self.link = Link()
+    def __init__(self, count: int, link: Link, seed: int):
+        self._link = link
         self._random = random.Random(seed)
         self._out, self._in = [0.0] * count, [0.0] * count  # when each direction of a link is free again
         self._due: list[tuple[float, int, int, bytes]] = []  # when, number, to whom, and what
@@ -150,13 +139,13 @@ class _Wire:
             return
         size, _, _, headers, segment, *_ = len(packet) - _HEADER.size, *_HEADER.unpack_from(packet)
         segments = math.ceil((size - headers) / segment) if segment else 1
-        seconds = 8 * (size + (segments - 1) * headers + segments * _FRAME_BYTES) / self.link.bits_per_sec
+        seconds = 8 * (size + (segments - 1) * headers + segments * _FRAME_BYTES) / self._link.bits_per_sec
         self._out[host] = sent = max(now, self._out[host]) + seconds
-        if self._random.random() < self.link.loss:
+        if self._random.random() < self._link.loss:
             return
         self._in[to] = received = max(sent, self._in[to] + seconds)
         self._number += 1
-        heapq.heappush(self._due, (received + self.link.delay_seconds, self._number, to, packet))
+        heapq.heappush(self._due, (received + self._link.delay_seconds, self._number, to, packet))
 
     def arrived(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Yields the packets whose time has come, and to whom they go."""
@@ -171,30 +160,29 @@ class _Wire:
 _PREFIX = bytes(int(part) for part in _NETWORK.split(".")[:3])
 
 
-def _relay(settings: io.FileIO, count: int, seed: int) -> None:
-    """Makes the hosts, prints the descriptors of their namespaces, and passes packets on until no settings come."""
-    made = [_host(host) for host in range(count)]
+def _relay(end: io.FileIO, count: int, link: Link, seed: int) -> None:
+    """Makes the hosts, prints the descriptors of their namespaces, and passes packets on until `end` can be read."""
+    made = [_host(host, link) for host in range(count)]
     devices = [device for _, device in made]
     with contextlib.suppress(PermissionError):  # a link does not wait for a core
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    wire = _Wire(count, seed)
+    wire = _Wire(count, link, seed)
     print(json.dumps([space for space, _ in made]), flush=True)
-    while True:
-        ready = select.select([settings, *devices], [], [], wire.wait(time.monotonic()))[0]
+    while end not in (ready := select.select([end, *devices], [], [], wire.wait(time.monotonic()))[0]):
         now = time.monotonic()
-        for each in ready:
-            if each is settings:
-                if not (line := settings.readline()):
-                    return
-                wire.link = Link(*json.loads(line))
-                continue
+        for device in ready:
             with contextlib.suppress(BlockingIOError):
-                wire.send(devices.index(each), os.read(each, 1 << 17), now)
+                wire.send(devices.index(device), os.read(device, 1 << 17), now)
         for to, packet in wire.arrived(now):
             with contextlib.suppress(OSError):  # its queue is full, or it is down: lost
                 os.write(devices[to], packet)
 
 
-if __name__ == "__main__":
+def _main() -> None:
+    count, link, seed = json.loads(sys.argv[1])
     with open(0, "rb", buffering=0) as standard_input:
-        _relay(standard_input, *map(int, sys.argv[1:]))
+        _relay(standard_input, count, Link(*link), seed)
+
+
+if __name__ == "__main__":
+    _main()

@@ -3,16 +3,23 @@
     python -m benchmarks.plan_validation --cases=mlp:one_device,cnn:two_workers
     crankshaft plan --measure=this.yaml
     python -m benchmarks.plan_validation --times=this.yaml --cases=mlp:one_device,cnn:two_workers
+    taskset -c 0 crankshaft plan --measure=core.yaml
+    python -m benchmarks.plan_validation --times=core.yaml --link=1e9,0.01 --cases=mlp:two_workers,mlp:2+2_servers
 
 Memory is the sum, over the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a
 model and data of a few bytes. TensorFlow, its threads and what each task imports are in both. Tasks are the job's
 largest processes of `crankshaft train`; `crankshaft local`, which starts them, is larger than an empty one. Times are
 those of a batch, from examples per second: `crankshaft plan`'s by the file's constants, and benchmark mode's.
+
+With --link, each worker and server is on a host of its own (`benchmarks.links`), of one core, and the coordinator on
+the first worker's. A plan is made twice: by the times of messages that `--measure`'s way finds between two such hosts,
+and by the file's, to each of which a round trip and the bytes at the link's rate are added.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -25,10 +32,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .markdown import table
+from .children import Process, run_together
+from .links import Hosts, Link
+from .markdown import number, table
+from .race import run_script
 from .workloads import BATCH_SIZE, WORKLOADS
 
 _POLL_SECONDS = 0.02
+_FIRST_PORT = 12_000
+_CRANKSHAFT = (sys.executable, "-m", "crankshaft")
 _COMMON = ("--jit=off", "--mode=train", "--progress=off", "--train_steps=12")
 _LANGUAGE_MODEL = (
     *("--model=transformer_lm", "--input=text", "--input_arg=context=256"),
@@ -78,7 +90,7 @@ def flags(workload: str, tasks: Tasks) -> tuple[str, ...]:
 
 def measured_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
     """Runs a job, and returns the sum of the most bytes that each of its tasks had. Raises `SystemExit`."""
-    command = [sys.executable, "-m", "crankshaft", *tasks.command, *train_flags]
+    command = [*_CRANKSHAFT, *tasks.command, *train_flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     most: dict[int, int] = {}
     try:
@@ -142,22 +154,73 @@ def predicted_seconds(tasks: Tasks, train_flags: Sequence[str], machine: str) ->
     return plan["global_batch_size"] / plan["hosts"][0]["examples_per_sec"]
 
 
-def measured_seconds(tasks: Tasks, train_flags: Sequence[str]) -> float:
-    """Returns the seconds that a batch takes in benchmark mode."""
-    result = _result([*tasks.command, *train_flags, "--mode=benchmark"])
-    return 1 / result["steps_per_sec"]
+def measured_seconds(tasks: Tasks, train_flags: Sequence[str], hosts: Hosts | None = None) -> float:
+    """Returns the seconds that a batch takes in benchmark mode: here, or with each task on its host."""
+    words = [*train_flags, "--mode=benchmark"]
+    if not hosts:
+        return 1 / _result([*tasks.command, *words])["steps_per_sec"]
+    return 1 / _result(["train", *words], functools.partial(_on_hosts, hosts, tasks))["steps_per_sec"]
 
 
-def _result(words: Sequence[str]) -> dict[str, Any]:
-    """Runs a command of `crankshaft`, and returns what it writes. Raises `SystemExit` if it fails."""
+def _here(command: Sequence[str]) -> list[Process]:
+    return [Process(command)]
+
+
+def _on_hosts(hosts: Hosts, tasks: Tasks, command: Sequence[str]) -> list[Process]:
+    """Returns the processes of a job: the coordinator's first, then workers and servers, each on a host of its own."""
+    jobs = [("worker", index) for index in range(tasks.workers)] + [("ps", index) for index in range(tasks.servers)]
+    places = [*enumerate(jobs)]
+    if tasks.servers:
+        places.insert(0, (0, ("chief", 0)))
+    cluster: dict[str, list[str]] = {}
+    for port, (host, (job, _)) in enumerate(places, _FIRST_PORT):
+        cluster.setdefault(job, []).append(f"{hosts.addresses[host]}:{port}")
+    cores = sorted(os.sched_getaffinity(0))
+    return [
+        Process(
+            hosts.command(host, *command),
+            {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})},
+            frozenset({cores[host % len(cores)]}),
+            serves="chief" in cluster and job != "chief",
+        )
+        for host, (job, index) in places
+    ]
+
+
+def _result(words: Sequence[str], processes: Callable[[Sequence[str]], Sequence[Process]] = _here) -> dict[str, Any]:
+    """Runs a command of `crankshaft` as some processes, and returns what the first writes."""
     words = [word for word in words if word != "--mode=train" and not word.startswith("--train_steps")]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "result.json")
-        command = [sys.executable, "-m", "crankshaft", *words, f"--result_json={path}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
+        run_together(processes([*_CRANKSHAFT, *words, f"--result_json={path}"]), environment=os.environ)
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def with_links(machine: str, link: Link, folder: Path) -> list[str]:
+    """Returns files of a machine in a network of such links: as messages take there, and as the link's figures say."""
+    from crankshaft.launch.plan import hardware
+    from crankshaft.launch.plan.hardware import between
+
+    figures = hardware.read(machine)
+    by_figures = tuple(
+        (size, seconds + 2 * link.delay_seconds + 8 * size / link.bits_per_sec)
+        for size, seconds in figures.network_seconds
+    )
+    with Hosts(2, link) as hosts:
+        processes = _on_hosts(hosts, TASKS["two_workers"], [sys.executable, "-m", "crankshaft.launch.plan.links"])
+        rows = json.loads(run_together(processes, environment=os.environ)[0][-1])
+    (_, latency), *others = sorted((float(size), seconds) for size, seconds in rows.items())
+    measured = ((0.0, latency), *others)
+    shown = [
+        [number(size), number(1e3 * seconds), number(1e3 * between(by_figures, size))] for size, seconds in measured
+    ]
+    print(table(["bytes of a message", "measured ms", "by the link's figures ms"], shown, names=0), flush=True)
+    paths = []
+    for name, points in (("measured", measured), ("by_figures", by_figures)):
+        paths.append(folder / f"{name}.yaml")
+        text = hardware.as_yaml(dataclasses.replace(figures, network_seconds=points))
+        paths[-1].write_text(text, encoding="utf-8")
+    return [str(path) for path in paths]
 
 
 def main() -> None:
@@ -169,19 +232,36 @@ def main() -> None:
     fitting = [case for case in fitting if case != "wide_deep:mesh_2x1"]  # whose tables no mesh has
     parser.add_argument("--cases", default=",".join(fitting), help="WORKLOAD:TASKS, separated by commas")
     parser.add_argument("--times", help="of a batch instead of memory, by the hardware in this file")
+    parser.add_argument("--link", type=_link, help="with --times, between hosts: bits per second, and seconds of delay")
     parser.add_argument("--json", help="a file for the figures")
     arguments = parser.parse_args()
-    compare = _memory({}) if not arguments.times else functools.partial(_times, arguments.times)
+    if arguments.link and not arguments.times:
+        parser.error("--link is of times; add --times")
+    with tempfile.TemporaryDirectory() as folder:
+        machines = with_links(arguments.times, arguments.link, Path(folder)) if arguments.link else [arguments.times]
+        compare = functools.partial(_times, machines, arguments.link) if arguments.times else _memory({})
+        _compare_all(arguments, compare)
+
+
+def _link(text: str) -> Link:
+    return Link(*map(float, text.split(",")))
+
+
+def _compare_all(arguments: argparse.Namespace, compare: Callable[[str, str], Sequence[float]]) -> None:
+    """Compares the cases, and prints the table. `compare` returns predictions and then the measured figure of one."""
     unit, scale = ("ms", 1e-3) if arguments.times else ("MiB", 2.0**20)
     rows, figures = [], []
     for case in arguments.cases.split(","):
         workload, _, name = case.partition(":")
-        predicted, measured = (each / scale for each in compare(workload, name))
+        *predicted, measured = (each / scale for each in compare(workload, name))
         figures.append({"case": case, f"predicted_{unit}": predicted, f"measured_{unit}": measured})
-        shown = [f"{each:,.0f}" if each > 99 else f"{each:.3g}" for each in (predicted, measured)]
-        rows.append([workload, name, *shown, f"{predicted / measured:.2f}"])
+        shown = map(number, (*predicted, measured))
+        rows.append([workload, name, *shown, *(f"{each / measured:.2f}" for each in predicted)])
         print(" ".join(rows[-1]), file=sys.stderr, flush=True)
-    print(table(["workload", "tasks", f"predicted {unit}", f"measured {unit}", "ratio"], rows, names=2))
+    titles = [f"predicted {unit}", f"measured {unit}", "ratio"]
+    if arguments.link:
+        titles = [f"predicted {unit}", f"by the link's figures {unit}", f"measured {unit}", "ratio", "by figures"]
+    print(table(["workload", "tasks", *titles], rows, names=2))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
@@ -200,11 +280,15 @@ def _memory(empty: dict[str, float]) -> Callable[[str, str], tuple[float, float]
     return compare
 
 
-def _times(machine: str, workload: str, name: str) -> tuple[float, float]:
+def _times(machines: Sequence[str], link: Link | None, workload: str, name: str) -> list[float]:
     tasks, train_flags = TASKS[name], flags(workload, TASKS[name])
-    return predicted_seconds(tasks, train_flags, machine), measured_seconds(tasks, train_flags)
+    predicted = [predicted_seconds(tasks, train_flags, machine) for machine in machines]
+    if not link:
+        return [*predicted, measured_seconds(tasks, train_flags)]
+    with Hosts(tasks.workers + tasks.servers, link) as hosts:
+        return [*predicted, measured_seconds(tasks, train_flags, hosts)]
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    main()
+    run_script(main)

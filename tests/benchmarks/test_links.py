@@ -82,11 +82,9 @@ def round_trip(hosts: Hosts, count: int = 20) -> tuple[float, float]:
     return seconds, lost
 
 
-def test_a_round_trip_takes_two_delays_which_can_change():
+def test_a_round_trip_takes_two_delays():
     with Hosts(3, Link(delay_seconds=0.02)) as hosts:
         assert 0.04 <= round_trip(hosts)[0] < 0.045
-        hosts.set(Link(delay_seconds=0.002))
-        assert 0.004 <= round_trip(hosts)[0] < 0.009
 
 
 def test_a_share_of_packets_is_lost():
