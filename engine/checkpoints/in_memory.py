@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from absl import logging
 
 from ..errors import SaveError, reason
 from ..internals.variables import CompiledOf
-from ..machine import memory
+from ..machine import memory, threads
 from . import manifest as manifests
 from . import slices, snapshot
 from .slices import SlicedVariable
@@ -43,7 +43,6 @@ class Snapshots:
 
     def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange_json: Callable[[Any], list]):
         self._checkpoints, self._slots, self._exchange_json = checkpoints, slots, exchange_json
-        self._thread: Executor | None = None
         self._copying: Future | None = None
         self._using = threading.Lock()  # the slots: none is written while one is read
         self._read_here = CompiledOf(slices.read_on_host)
@@ -73,9 +72,7 @@ class Snapshots:
         writer = checkpoints.writer
         record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
         may_change = threading.Event()
-        arguments = step, record, entries, may_change
-        self._thread = self._thread or ThreadPoolExecutor(1, "snapshots")
-        self._copying = self._thread.submit(self._copy, *arguments)
+        self._copying = threads.call(f"snapshot-{step}", self._copy, step, record, entries, may_change)
         if any(each.is_live for each in entries):
             may_change.wait()
 
@@ -92,11 +89,8 @@ class Snapshots:
             self._slots.clear()
 
     def close(self) -> None:
-        """Ends the thread that copies, and frees the memory, if this process has made it."""
+        """Waits until nothing is being copied, and frees the memory, if this process has made it."""
         self.wait()
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
         with self._using:
             self._slots.close()
 

@@ -6,13 +6,13 @@ ends.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
 from ..errors import StuckStreamError, setting
+from ..machine import threads
 
 _LOOK_SECONDS = 1.0
 _COMPUTING = 0.01  # of the timeout: a stream that computes for less is stuck
@@ -72,8 +72,7 @@ class StreamTimeout:
         """
         if not self._timeout:
             return function()
-        future: Future = Future()
-        threading.Thread(target=_set_result, args=(future, function), name="crankshaft-stream", daemon=True).start()
+        future = threads.call("crankshaft-stream", function, daemon=True)
         return result_of(future, self._timeout, lambda: (moved(), self._computed()), self._stuck)
 
     def _computed(self) -> int:
@@ -85,12 +84,3 @@ class StreamTimeout:
             f"the data is a stream{names_of(self._files)} without data or computation for {idle:.3g} s; see "
             f"whether the files or the host that it reads answer, or raise {setting('step_timeout_seconds')}"
         )
-
-
-def _set_result(future: Future, function: Callable[[], Any]) -> None:
-    try:
-        future.set_result(function())
-    except BaseException as error:  # raised where the result is used
-        future.set_exception(error)
-    finally:
-        del future, function  # which the error's frame would keep

@@ -13,13 +13,13 @@ import json
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
+from ...engine.machine.threads import Thread
 from ..errors import EXIT_PORT_TAKEN, RunError, UsageError, setting
 from . import children, listeners
 from .cluster import Cluster, split
@@ -196,7 +196,7 @@ class Rendezvous:
 
     def __enter__(self) -> Rendezvous:
         self._listener = _listen(self._cluster)
-        self._thread = threading.Thread(target=self._answer_peers, name="rendezvous", daemon=True)
+        self._thread = Thread(target=self._answer_peers, name="rendezvous", daemon=True)
         self._thread.start()
         return self
 

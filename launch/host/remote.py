@@ -22,6 +22,7 @@ from absl import logging
 
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
+from ...engine.machine.threads import Thread
 from ..errors import RunError, UsageError, setting
 from . import process
 
@@ -81,7 +82,7 @@ class RemoteFolder:
         with _explained(UsageError, f"{setting('run_dir', self.url)} can't be written"):
             _gfile().makedirs(self.url)
         ended = threading.Event()
-        thread = threading.Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
+        thread = Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
         thread.start()
         try:
             yield

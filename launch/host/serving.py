@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref import simple_server
 
+from ...engine.machine.threads import Thread
+
 Application = Callable[..., Iterable[bytes]]  # by WSGI, PEP 3333
 
 _MOST_CONNECTIONS = 16
@@ -99,7 +101,7 @@ class _Handler(simple_server.WSGIRequestHandler):
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[None]:
     """Serves within, in a thread."""
-    thread = threading.Thread(target=server.serve_forever, name="serving", daemon=True)
+    thread = Thread(target=server.serve_forever, name="serving", daemon=True)
     thread.start()
     try:
         yield

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import os
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -36,6 +35,7 @@ from ...engine.inventory import Inventory
 from ...engine.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
+from ...engine.machine.threads import Thread
 from ...engine.mesh.shards import sharding_of
 from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
@@ -256,9 +256,10 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
 
     def end_process(line: str) -> None:
         if record_end:
-            recording = threading.Thread(target=record_end, args=(with_flags(line),), daemon=True)
-            recording.start()
-            recording.join(_RECORD_SECONDS)
+            recording = Thread(target=record_end, args=(with_flags(line),), daemon=True)
+            with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
+                recording.start()
+                recording.join(_RECORD_SECONDS)
         watchdog.end_process(with_flags(line))
 
     strategy = devices.create(

@@ -12,7 +12,6 @@ import logging
 import queue
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from ...health import server_probe
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
 from ...internals.tensorflow import ends_executor
+from ...machine.threads import Thread
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
 OPEN_PER_WORKER = 2  # leases that are out at once
@@ -178,7 +178,7 @@ class Leases:
             return
         self._traced.add(loop)
         # A thread per lease: there are few, and only `fetch` shows completion. Daemons, since one may never complete.
-        threading.Thread(target=self._await, args=(lease, remote), name=f"lease-{lease.number}", daemon=True).start()
+        Thread(target=self._await, args=(lease, remote), name=f"lease-{lease.number}", daemon=True).start()
 
     def _await(self, lease: Lease, remote) -> None:
         try:

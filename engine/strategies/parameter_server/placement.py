@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from ...internals.tensorflow import current_device, variable_without_value
+from ...machine.threads import Thread
 
 _LISTED = 20  # variables, of a table for people
 # With less than both, a server's share of a step's work costs more in messages than it saves.
@@ -196,7 +196,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
             by_op.clear()
             logging.info("variables are placed in the order in which they are made: %s", error)
 
-    thread = threading.Thread(target=build, name="rehearsal")
+    thread = Thread(target=build, name="rehearsal")
     thread.start()
     thread.join()
     return list(by_op.values())
