@@ -21,7 +21,7 @@ from absl import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.errors import with_flags
 from ..engine.machine import events
-from .cluster import template
+from .cluster import discovery, template
 from .cluster.children import Child, Children, stopped_seconds
 from .cluster.members import Members, TooFewError
 from .cluster.memory import TaskMemory
@@ -83,6 +83,7 @@ class _Agent:
         )
         self._memory = TaskMemory(1)
         self._members = _members_of(config) if config.min_workers else None
+        self._cluster = config.cluster if config.coordinates and config.writes_run else None  # its servers come and go
         self._is_left = False  # as the first of too few workers
         self._child: Child | None = None
         self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
@@ -135,6 +136,9 @@ class _Agent:
     def _agreed(self) -> Config:
         """Returns the configuration of the next attempt, with the workers that are part of it."""
         cluster = self._members.agree(lambda: self._stop is not None) if self._members else None
+        if self._cluster:
+            folder = RunDir(self._config.run_dir).workers
+            cluster = self._cluster.with_workers(discovery.newcomers(self._cluster, folder), folder)
         if self._stop and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config

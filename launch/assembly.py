@@ -105,9 +105,9 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
 def _serve(config: Config, data) -> NoReturn:
     """Serves others, as a worker or a parameter server, until they end."""
     load = functools.partial(datas.sources, config, data)
-    folder = RunDir(config.run_dir).requests if config.run_dir and not config.remote else None
+    run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
     timeout_seconds, quiet = config.cluster_timeout_seconds, not config.debug
-    servers.serve(config.cluster, timeout_seconds, quiet, load, gpus=config.gpu_numbers, requests_folder=folder)
+    servers.serve(config.cluster, timeout_seconds, quiet, load, gpus=config.gpu_numbers, run_dir=run_dir)
 
 
 def _start(

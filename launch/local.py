@@ -171,8 +171,8 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         )
     if passed.get("min_workers"):
         raise UsageError(
-            f"--min_workers={passed['min_workers']} is for workers on several hosts; {_PROGRAM} starts all of its own "
-            "again, so leave it out"
+            f"--min_workers={passed['min_workers']} is for workers on several hosts, and those of {_PROGRAM} share "
+            "one, so that what takes one away for long takes all; leave it out"
         )
     if passed.get("max_restarts"):
         raise UsageError(

@@ -36,6 +36,7 @@ class RunDir:
     export = _Inside("export")  # a SavedModel per step
     logs = _Inside("logs")  # output of the tasks of `crankshaft local`
     requests = _Inside("ask")  # of `crankshaft ask`
+    workers = _Inside("workers")  # an empty file for each address of a worker that serves a coordinator
     lock = _Inside(".lock")  # taken before its process connects to others
     lock_owner = _Inside(".lock.owner")  # instead, if the file system has no `flock` (Lustre may have none)
 

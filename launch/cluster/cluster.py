@@ -46,6 +46,7 @@ class Cluster:
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
       absent: (name, "host:port") of the job's workers that this attempt lacks.
+      newcomers: the folder where workers at new addresses announce themselves, if this task can start again with them.
       lock: on the run_dir, if the parent of this task, the chief, has taken it.
     """
 
@@ -56,6 +57,7 @@ class Cluster:
     bind: str = ""
     is_chosen: bool = False
     absent: tuple[tuple[str, str], ...] = ()
+    newcomers: str | None = None
     lock: LockedRunDir | None = None
 
     def of_workers(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
@@ -64,6 +66,12 @@ class Cluster:
         absent = tuple(each for each in self.addresses if each not in addresses)
         index = members.index(self.index)
         return dataclasses.replace(self, addresses=addresses, index=index, absent=absent, lock=lock)
+
+    def with_workers(self, newcomers: Sequence[tuple[str, str]], folder: str) -> Cluster:
+        """Returns the coordinator's cluster with more workers, which have announced themselves in a folder."""
+        split_at = 1 + len(self.job("worker"))
+        addresses = self.addresses[:split_at] + tuple(newcomers) + self.addresses[split_at:]
+        return dataclasses.replace(self, addresses=addresses, newcomers=folder)
 
     @property
     def task(self) -> str:

@@ -6,17 +6,20 @@ used alone: nothing is completed from another.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
 import socket
 import time
 from collections.abc import Mapping
 
 from ..errors import UsageError, setting
-from . import kubernetes, slurm, tf_config
+from . import kubernetes, rendezvous, slurm, tf_config
 from .cluster import Cluster, Tasks, counts, make_cluster, split
-from .rendezvous import Wait
 
 _SCHEDULERS = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
+_NOTE_SECONDS = 60.0  # after which a worker that has announced itself, and does so each second, has left
 _OPEN = "TensorFlow's servers listen on all interfaces and trust whoever calls: close the tasks' ports to all others"
 
 
@@ -78,6 +81,27 @@ def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
         )
 
 
+def announce(cluster: Cluster, folder: str) -> None:
+    """Notes in a folder of the run that this worker serves at its address; to be repeated as long as it does."""
+    with contextlib.suppress(OSError):  # this host does not share run_dir, or it is full
+        os.makedirs(folder, exist_ok=True)
+        pathlib.Path(folder, cluster.address).touch()
+
+
+def newcomers(cluster: Cluster, folder: str) -> list[tuple[str, str]]:
+    """Returns the workers that serve, by their notes in a folder, and that a coordinator's cluster lacks.
+
+    Each as (name, "host:port"), with the name that it would have.
+    """
+    known, here = {address for _, address in cluster.addresses}, list[str]()
+    with contextlib.suppress(OSError):  # there is no such folder
+        for note in os.scandir(folder):
+            is_fresh = abs(time.time() - note.stat().st_mtime) < _NOTE_SECONDS
+            if is_fresh and note.name not in known and split(note.name) and rendezvous.answers(note.name) == "serving":
+                here.append(note.name)
+    return [(f"worker {number}", address) for number, address in enumerate(sorted(here), len(cluster.job("worker")))]
+
+
 def describe(cluster: Cluster) -> str:
     """Describes in a line which task this process is, of how many, and where that was read."""
     kinds = {kind: len(cluster.job(kind)) for kind in ("chief", "worker", "ps", "evaluator") if cluster.job(kind)}
@@ -104,7 +128,7 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
     Raises:
       UsageError: a host has none in time.
     """
-    wait = Wait(cluster.task, timeout_seconds)
+    wait = rendezvous.Wait(cluster.task, timeout_seconds)
     for name, address in cluster.addresses:
         host = split(address)[0]
         while why := _lookup_problem(host):

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data.source import Source
 from ...engine.machine.requests import Requests, answer_stacks
 from .. import errors
 from ..host import process
-from . import rendezvous
+from . import discovery, rendezvous
 from .cluster import Cluster
 
 _POLL_SECONDS = 1.0
@@ -32,7 +33,7 @@ def serve(
     quiet: bool,
     load: Callable[[], Sequence[Source]],
     gpus: Sequence[int] | None = None,
-    requests_folder: str | None = None,
+    run_dir: RunDir | None = None,
 ) -> NoReturn:
     """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Ends the process.
 
@@ -42,7 +43,7 @@ def serve(
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
-      requests_folder: of requests for this task's stacks, see `RunDir.requests`; None: it answers none.
+      run_dir: where requests for this task's stacks come, and a worker announces its address; None: nowhere.
 
     Raises:
       DeviceError: the requested GPUs do not exist.
@@ -70,9 +71,13 @@ def serve(
         signal.signal(number, lambda *_, code=code: os._exit(code))
     (chief,) = cluster.job("chief")
     coordinator, wait = rendezvous.Presence(chief, timeout_seconds), rendezvous.Wait(cluster.task, timeout_seconds)
-    requests = Requests(requests_folder, lambda kind, task: kind == "stacks" and task == cluster.task)
+    requests = Requests(
+        run_dir.requests if run_dir else None, lambda kind, task: kind == "stacks" and task == cluster.task
+    )
     while not coordinator.is_gone():
         answer_stacks(requests)
+        if run_dir and cluster.kind == "worker" and not cluster.is_chosen:
+            discovery.announce(cluster, run_dir.workers)
         if not coordinator.came:
             wait.log_progress(f"the coordinator ({chief}) to come")
         if answering.dismissed.is_set() and not rendezvous.answers(chief):

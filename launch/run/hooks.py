@@ -29,7 +29,8 @@ from ...engine.hooks.writing import Writing
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
 from ...engine.machine.requests import Requests
-from ..cluster import members, rendezvous
+from ...engine.machine.threads import Thread
+from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
 from ..errors import UsageError
@@ -37,7 +38,7 @@ from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
 
-TO_INCLUDE = "to include "  # how the reason to stop begins where workers have returned
+TO_INCLUDE = "to include "  # how the reason to stop begins where workers have come
 _LOOK_SECONDS = 1.0
 
 
@@ -131,8 +132,8 @@ def in_order(
             )
         )
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
-    if config.cluster and config.cluster.absent:
-        hooks.append(_Returned(config))
+    if config.cluster and (config.cluster.absent or config.cluster.newcomers):
+        hooks.append(_Included(config))
     if run.checkpoints:
         hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
         if most := config.rollbacks:
@@ -144,35 +145,37 @@ def in_order(
     return [*hooks, *_request_handler(run, hooks, looking)]
 
 
-class _Returned(Periodic):
-    """Ends an attempt at a checkpoint if workers that it lacks have returned; the next one includes them.
+class _Included(Periodic):
+    """Ends an attempt at a checkpoint if workers have come that it lacks; the next one includes them.
 
     A thread of the chief looks for them, since a host that is away may not answer for seconds.
     """
 
-    name = "returned"
+    name = "included"
 
     def __init__(self, config: Config):
         super().__init__(config.checkpoint_every_steps)
-        self._config, self._waiting = config, list[tuple[str, str]]()
+        self._config, self._cluster, self._waiting = config, config.cluster, list[tuple[str, str]]()
         self._ended = threading.Event()
 
     def begin(self, status: Status) -> None:
         if self._config.is_chief:
-            threading.Thread(target=self._look, name="returned", daemon=True).start()
+            Thread(target=self._look, name="included", daemon=True).start()
 
     def _look(self) -> None:
-        absent = self._config.cluster.absent
+        absent, newcomers = self._cluster.absent, self._cluster.newcomers
         while not self._ended.wait(_LOOK_SECONDS):
-            self._waiting = [each for each in absent if members.is_waiting(each[1])]
+            returned = [each for each in absent if members.is_waiting(each[1])]
+            self._waiting = returned + (discovery.newcomers(self._cluster, newcomers) if newcomers else [])
 
     def act(self, status: Status) -> None:
-        waiting, now = self._waiting, self._config.cluster.num_workers
-        if not status.last and any(
+        waiting, now = self._waiting, self._cluster.num_workers
+        can_train = self._cluster.newcomers or any(
             checks.fits(self._config, number) for number in range(now + 1, now + len(waiting) + 1)
-        ):
+        )
+        if waiting and can_train and not status.last:
             have = "have" if len(waiting) > 1 else "has"
-            status.stop = status.stop or f"{TO_INCLUDE}{rendezvous.named(waiting)}, which {have} returned"
+            status.stop = status.stop or f"{TO_INCLUDE}{rendezvous.named(waiting)}, which {have} come"
 
     def close(self) -> None:
         self._ended.set()

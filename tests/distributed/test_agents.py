@@ -172,7 +172,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
         wait_until(lambda: newest(run_dir) > two or advance(), **outputs)  # noqa: B023
         workers.start_again(lost)
         wait_until(lambda: is_waiting(workers.addresses[lost]), **outputs)  # noqa: B023
-        included = rf"to include worker {lost} \S+, which has returned\n"
+        included = rf"to include worker {lost} \S+, which has come\n"
         wait_until(lambda: look(chief, included) or advance(), *workers.processes, **outputs)  # noqa: B023
     # All wait at a step with a checkpoint, before it is written: the last one's agent holds the state of two steps ago.
     unsaved = lambda: newest_snapshot(workers.processes[2].pid) == int(until.read_text()) - 2  # noqa: E731
