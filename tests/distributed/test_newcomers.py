@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from crankshaft.engine.machine.events import read
 from tests import runs
 from tests.distributed.jobs import ROOT, STEPS_PER_EPOCH
@@ -37,6 +39,7 @@ EPOCHS = 20
 STEPS = EPOCHS * STEPS_PER_EPOCH
 
 
+@pytest.mark.slow
 def test_a_worker_at_a_new_address_is_included_at_a_checkpoint_and_no_step_is_repeated(start_workers, tmp_path):
     (tmp_path / "task.py").write_text(TASK)
     flags = (f"--train_steps={STEPS}", "--mode=train", "--checkpoint_every_steps=32", f"--run_dir={tmp_path / 'run'}")
