@@ -269,6 +269,45 @@ class Collectives:
         return tf.ensure_shape(sent, value.shape)
 
 
+@contextlib.contextmanager
+def own_initial_values(
+    strategy: tf.distribute.MultiWorkerMirroredStrategy, note: Callable[[tf.Tensor], None]
+) -> Iterator[None]:
+    """Makes variables of each worker's own initial value, which `note` gets; TensorFlow broadcasts the first worker's.
+
+    One collective per variable, which takes 5 to 10 ms over gRPC.
+    """
+    extended = strategy.extended
+    shared, workers = extended._get_variable_creator_initial_value, extended._num_workers
+
+    def own(replica_id: int, **keywords):
+        make = shared(replica_id=replica_id, **keywords)
+
+        def initial_value() -> tf.Tensor:
+            extended._num_workers = 1
+            try:
+                value = make()
+            finally:
+                extended._num_workers = workers
+            note(value)
+            return value
+
+        return make if replica_id else initial_value
+
+    extended._get_variable_creator_initial_value = own
+    try:
+        yield
+    finally:
+        del extended._get_variable_creator_initial_value
+
+
+def of_first_worker(strategy: tf.distribute.MultiWorkerMirroredStrategy, value: tf.Tensor) -> tf.Tensor:
+    """Returns the first worker's value of a tensor. All workers call it."""
+    device = strategy.extended.worker_devices[0]
+    of_variable = strategy.extended._get_variable_creator_initial_value
+    return of_variable(replica_id=0, device=device, primary_var=None, initial_value=value, dtype=value.dtype)()
+
+
 def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:
     """Returns a worker's part of a dataset by its own `auto_shard_policy`, which otherwise only strategies apply."""
     return distribute._AutoShardDataset(dataset, workers, worker)

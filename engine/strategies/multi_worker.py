@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,10 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..errors import LostPeerError
 from ..health.watchdog import Arrivals, Watchdog
-from ..internals.tensorflow import receive_in_chunks
+from ..internals.tensorflow import of_first_worker, own_initial_values, receive_in_chunks
 from ..mesh import collectives
 from ..mesh.mesh import Mesh
+from ..mesh.shards import sharding_of
 from ..metrics.pairs import Mean
 from ..state import TrainState
 from .base import LoopResult, Stop
@@ -101,6 +103,34 @@ class MultiWorker(Replicated):
     @property
     def no_jit_reason(self) -> str | None:
         return "XLA compiles no sum over workers on a CPU, nor one in a loop"
+
+    def build(self, make: Callable[[], TrainState]) -> TrainState:
+        """Calls `make`, as `Strategy.build`; all workers then have the first one's values.
+
+        Workers that build from the same seed make the same values, which one exchange shows. If a program draws numbers
+        of its own, the first worker's are sent to the others, variable by variable.
+        """
+        made, digest = list[tf.Variable](), 0
+
+        def note(value: tf.Tensor) -> None:
+            nonlocal digest
+            as_bytes = tf.io.serialize_tensor(value) if value.dtype == tf.string else value
+            digest = zlib.crc32(as_bytes.numpy().tobytes() if as_bytes is value else as_bytes.numpy(), digest)
+
+        def create(next_creator, **keywords) -> tf.Variable:
+            made.append(next_creator(**keywords))
+            return made[-1]
+
+        with self.scope(), tf.variable_creator_scope(create), own_initial_values(self.distribution, note):
+            state = make()
+        if len({*self.exchange(digest)}) > 1:
+            for variable in made:
+                if sharding_of(variable) is None:
+                    first, *_ = copies = self.distribution.experimental_local_results(variable)
+                    value = of_first_worker(self.distribution, first.read_value())
+                    for copy in copies:
+                        copy.assign(value)
+        return state
 
     def exchange(self, value: int) -> list[int]:
         values = self.exchange_bytes(value.to_bytes(_WORD, "little", signed=True))

@@ -259,7 +259,7 @@ def import_tensorflow(*dependents: str) -> None:
 def leave(code: int) -> NoReturn:
     """Ends the process once its writing threads are done, without TensorFlow's end, which waits for lost peers."""
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+        if thread is not threading.current_thread() and not thread.daemon and thread.is_alive():
             thread.join()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -174,3 +174,9 @@ def test_a_copy_that_differs_by_one_bit_is_named_on_all_workers(found):
     for each in found:
         assert f"replica {last} (worker {last}) of {len(found)} replicas holds other values of" in each["out of step"]
         assert "bias [32]" in each["out of step"]
+
+
+def test_variables_made_of_a_worker_s_own_numbers_are_the_first_worker_s(found):
+    first, scalar, second = found[0]["own numbers"]
+    assert second == [2 * value for value in first]
+    assert all(each["own numbers"] == [first, scalar, second] for each in found)

@@ -287,6 +287,17 @@ def out_of_step(strategy: MultiWorker) -> str:
         return str(error)
 
 
+def of_own_numbers(strategy: MultiWorker) -> list[list[float]]:
+    """The values of variables, of numbers that differ by worker, as they are made, and of one made of another."""
+    numbers = np.random.default_rng(strategy.host)
+
+    def make():
+        first = tf.Variable(numbers.normal(size=3), name="first")
+        return first, tf.Variable(numbers.normal(), name="scalar"), tf.Variable(2 * first, name="second")
+
+    return [variable.numpy().tolist() for variable in strategy.build(make)]
+
+
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     cluster = tf_config.from_environment(os.environ)
@@ -305,6 +316,7 @@ def main() -> None:
     found["cnn"] = curve(plain, Cnn(), 100)
     found["agreement"] = agreement(plain)
     found["slow"] = figures_of_a_slow_one(plain, folder)
+    found["own numbers"] = of_own_numbers(plain)
     found["out of step"] = out_of_step(plain)
     (folder / f"found-{task.worker}.json").write_text(json.dumps(found))
 

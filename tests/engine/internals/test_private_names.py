@@ -37,7 +37,9 @@ OF_OWNERS = {
     ),
     _CONTEXT: "_config _initialized _rng _seed abort_collective_ops config executor device_name",
     f"{_REDUCE}.coordinator.cluster_coordinator.ClusterCoordinator": "_create_per_worker_resources",
-    f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended": "_cross_device_ops",
+    f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended": (
+        "_cross_device_ops _get_variable_creator_initial_value _num_workers"
+    ),
     _LAYER: (
         "_dtype_policy _flatten_layers _get_own_losses _layers _non_trainable_variables _metrics "
         "_seed_generators _tracker _trainable_variables"
