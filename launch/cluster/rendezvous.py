@@ -303,7 +303,7 @@ def call(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> tuple[str |
                 reply = _ANSWERS.get(frame, "serving" if frame[3:] == _READY[3:] else None)
                 return reply, _note(sock) if frame == _STARTING else None
             return None, None
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: no host can have the name
         return "", None
 
 

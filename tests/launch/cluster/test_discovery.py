@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from crankshaft.engine.errors import with_flags
 from crankshaft.launch.cluster import discovery, rendezvous, slurm
-from crankshaft.launch.cluster.cluster import Tasks
+from crankshaft.launch.cluster.cluster import Cluster, Tasks, split
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.errors import UsageError
@@ -274,3 +277,36 @@ def test_a_task_whose_index_another_host_has_says_so():
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("this kernel or container gives no process networks of its own")
     assert "is worker 0 at 10.9.8.1:2222, where another task answers" in done.stdout, done.stderr
+
+
+@contextlib.contextmanager
+def serving(address: str):
+    """Answers as a server of TensorFlow's does: with settings, as any of HTTP/2."""
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                with listener.accept()[0] as caller:
+                    caller.sendall(bytes((0, 0, 6, 4, 0, 0, 0, 0, 0)))
+
+    with socket.create_server(split(address)) as listener:
+        (thread := threading.Thread(target=answer)).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def test_workers_at_new_addresses_are_those_that_have_announced_themselves_and_answer(tmp_path):
+    chief, worker, server, newcomer, gone = (f"127.0.0.1:{port}" for port in free_ports(5))
+    cluster = Cluster((("chief", chief), ("worker 0", worker), ("ps 0", server)), 0)
+    notes = tmp_path / "workers"
+    assert discovery.newcomers(cluster, str(notes)) == []
+    for address in (worker, newcomer, gone, "no address", "..:1"):
+        discovery.announce(Cluster((("worker 0", address),), 0), str(notes))
+    with serving(newcomer), serving(worker):
+        assert discovery.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
+        joined = cluster.with_workers([("worker 1", newcomer)], str(notes))
+        assert (joined.job("worker"), joined.task) == ((worker, newcomer), "chief")
+        assert discovery.newcomers(joined, str(notes)) == []
+        os.utime(notes / newcomer, (0, 0))  # it has left, and another program has its port
+        assert discovery.newcomers(cluster, str(notes)) == []
