@@ -284,6 +284,8 @@ def own_initial_values(
         make = shared(replica_id=replica_id, **keywords)
 
         def initial_value() -> tf.Tensor:
+            if not tf.executing_eagerly():  # there is no value yet
+                return make()
             extended._num_workers = 1
             try:
                 value = make()

@@ -114,8 +114,9 @@ class MultiWorker(Replicated):
 
         def note(value: tf.Tensor) -> None:
             nonlocal digest
-            as_bytes = tf.io.serialize_tensor(value) if value.dtype == tf.string else value
-            digest = zlib.crc32(as_bytes.numpy().tobytes() if as_bytes is value else as_bytes.numpy(), digest)
+            has_text = value.dtype == tf.string
+            data = tf.io.serialize_tensor(value).numpy() if has_text else value.numpy().reshape(-1).view(np.uint8)
+            digest = zlib.crc32(data, digest)
 
         def create(next_creator, **keywords) -> tf.Variable:
             made.append(next_creator(**keywords))
