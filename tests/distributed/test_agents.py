@@ -100,7 +100,7 @@ def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank,
 
 
 def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(crank, tmp_path):
-    flags = (*RUN, "--train_steps=60", f"--run_dir={tmp_path / 'run'}", "--max_restarts=9")
+    flags = (*RUN, "--train_steps=60", f"--run_dir={tmp_path / 'run'}", "--max_restarts=9", "--snapshot_seconds=0")
     program = crank.start("2:0:fail,2:0:fail", *flags, script=script(tmp_path / "own"))
     program.until(lambda: "it starts again in 1 s" in program.err)
     program.send(signal.SIGHUP)
