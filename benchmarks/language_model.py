@@ -27,6 +27,8 @@ SHAPE = {"vocabulary": 257, "context": 256, "layers": 6, "width": 384, "heads": 
 BATCH, EVALUATED, RATE = 12, 20, 1e-3
 TOKENS = BATCH * SHAPE["context"]  # of a step
 PRECISIONS = ("float32", "bfloat16")
+FLAGS = ["--model=transformer_lm", "--model_arg=positions=learned", "--model_arg=norm=layer", "--input=text"]
+FLAGS += [f"--global_batch_size={BATCH}", "--clip_norm=1"]  # of launch.train
 
 
 def text() -> bytes:
@@ -71,8 +73,7 @@ def compare_speed(folder: Path, torch_python: str, steps: int, turns: int) -> No
         [PYTHON, "-m", "benchmarks.peers.transformer_lm", f"--data={data}", f"--quality_json={folder}/none.json"],
         folder / "none.json",
     )
-    ours = ["--model=transformer_lm", "--model_arg=positions=learned", "--model_arg=norm=layer", "--input=text"]
-    ours += [f"--data_dir={corpus}", f"--global_batch_size={BATCH}", "--clip_norm=1"]
+    ours = [*FLAGS, f"--data_dir={corpus}"]
     for precision in PRECISIONS:
         peer = [torch_python, "-m", "benchmarks.peers.nanogpt", f"--data={data}", f"--precision={precision}"]
         peers = {

@@ -7,18 +7,24 @@ checkpoint, or a snapshot in memory, at the start of each piece. What they cost 
 so pieces of a tenth of a second to a few seconds take turns within one process, and the cost is said with an interval.
 `--measuring` measures benchmark mode alone. Checkpoints are measured once as many are on the disk as stay: from then on
 each takes the room of one that is swept.
+
+`--snapshots` measures what a snapshot in memory costs larger models instead: the seconds that a piece with one takes
+longer, beside what `--snapshot_seconds=auto` counts and so how often it takes one. Also of two workers:
+`python -m crankshaft local --workers=2 -- -m benchmarks.overhead --snapshots --run_dir=$(mktemp -d)`.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import itertools
+import os
 import statistics
+import sysconfig
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from crankshaft.engine import loop
 from crankshaft.engine.checkpoints.in_memory import Snapshots
@@ -27,11 +33,14 @@ from crankshaft.engine.hooks import Hook, Periodic, Status, saving
 from crankshaft.engine.hooks.recorder import Recorder
 from crankshaft.engine.hooks.request_handler import RequestHandler
 from crankshaft.engine.hooks.saving import Checkpointing
+from crankshaft.engine.hooks.snapshots import COST, LEAST_SECONDS, NEWEST
 from crankshaft.engine.machine.pauses import Pauses
 from crankshaft.launch.benchmark.measure.rounds import timed_round
 from crankshaft.launch.run import base, hooks, metrics
 
 from . import bare, turns
+from .language_model import FLAGS as LANGUAGE_MODEL
+from .workloads import WORKLOADS as MODELS
 
 # Name: hidden units; steps of a piece and pieces of a round for benchmark mode, and the same for hooks and checkpoints.
 WORKLOADS = {
@@ -39,6 +48,12 @@ WORKLOADS = {
     "mlp 784-2048-2048-10": ("2048,2048", (5, 200), (200, 6)),
 }
 
+
+# For snapshots: steps of a piece, pieces of a round, and the flags.
+LARGE = {
+    "mlp 784-2048-2048-10": (100, 6, MODELS["wide"].flags),
+    "language model": (3, 3, (*LANGUAGE_MODEL, f"--data_dir={sysconfig.get_path('stdlib')}/*.py")),
+}
 
 FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
 
@@ -134,6 +149,47 @@ def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> d
     return watch.rates
 
 
+def print_snapshots(name: str, rounds: int, folder: str, more: Sequence[str]) -> None:
+    """Prints what one snapshot costs: all of it, what is counted of it, and its share of the time at auto's period."""
+    steps, pieces, flags = LARGE[name]
+    with contextlib.ExitStack() as stack:
+        made = bare.make(os.path.join(folder, name), *flags, *more)
+        composed = hooks.compose(made, [], time.monotonic(), Pauses())
+        used = [each for each in composed if not isinstance(each, Recorder)]  # which settles only what it has to write
+        snapshots = Snapshots(made.checkpoints, Slots(), made.strategy.exchange_json)
+        for each in (snapshots, *used):
+            stack.callback(each.close)
+        counted: list[float] = []
+
+        def take(status: Status) -> None:
+            if not counted:
+                for each in used:
+                    each.begin(status)
+            began = time.monotonic()
+            snapshots.take(status.step, saving.settled(dataclasses.replace(status, in_memory=True), used))
+            counted.append(time.monotonic() - began)
+
+        def wait() -> None:
+            snapshots.wait()
+            counted[-1] += snapshots.copy_seconds
+
+        watch = Pieces(made, steps, {"a snapshot": take}, wait)
+        bare.rate(made, steps)
+        loop.train(made.strategy, made.state, [watch], made.state.step + 2 * (rounds * pieces + 1) * steps)
+        # The first one compiles.
+        pairs = [*zip(watch.rates["a snapshot"], watch.rates["alone"], strict=True)][1:]
+        costs = [steps / with_it - steps / alone for with_it, alone in pairs]
+        newest = [counted[end - NEWEST : end] for end in range(NEWEST + 1, len(pairs) + 2)]
+        own = statistics.median(map(min, newest))
+        period = max(LEAST_SECONDS, own / COST)
+        if made.config.is_chief:
+            sure = "{:.1f} to {:.1f}".format(*(1000 * each for each in turns.interval(costs)))
+            share = "{:.2%} to {:.2%}".format(*(each / period for each in turns.interval(costs)))
+            cost = statistics.median(costs)
+            cells = [name, f"{1000 * cost:.1f} ({sure})", f"{1000 * own:.1f}", f"{period:.1f}"]
+            print("|", " | ".join([*cells, f"{cost / period:.2%} ({share})"]), "|", flush=True)
+
+
 def print_rows(name: str, measured: dict[str, list[float]]) -> None:
     alone = measured.pop("alone")
     for number, (title, with_it) in enumerate(measured.items()):
@@ -160,8 +216,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--measuring", action="store_true", help="benchmark mode alone")
-    arguments = parser.parse_args()
+    parser.add_argument("--snapshots", action="store_true", help="snapshots of larger models alone")
+    parser.add_argument("--run_dir", help="for --snapshots: a new folder that all workers share, and that stays")
+    arguments, flags = parser.parse_known_args()  # `crankshaft local` adds that of the strategy
     bare.tune()
+    if arguments.snapshots:
+        print("| workload | ms of a snapshot | counted | seconds between two | cost |\n|---|---|---|---|---|")
+        with tempfile.TemporaryDirectory() as folder:
+            for name in LARGE:
+                print_snapshots(name, arguments.rounds, arguments.run_dir or folder, flags)
+        return
     print("| workload | steps/s | alone | cost |\n|---|---|---|---|")
     for name in WORKLOADS:
         measure(name, arguments.rounds, hooks=not arguments.measuring)

@@ -13,7 +13,7 @@ from .saving import settled
 
 LEAST_SECONDS = 1.0  # between two
 COST = 0.005  # the part of the time that snapshots may take
-_NEWEST = 3  # whose cost sets the period
+NEWEST = 3  # whose cost sets the period
 _WISH = 4  # a bit of `Processes.agree_to_do`
 
 
@@ -43,7 +43,7 @@ class InMemory(Hook):
         self._wished_at = 0.0
         self._began_at = 0.0  # workers of parameter servers may wait from here for those that complete their steps
         self._seconds: float | None = None  # that the newest took of the loop
-        self._costs: collections.deque[float] = collections.deque(maxlen=_NEWEST)  # without the first's
+        self._costs: collections.deque[float] = collections.deque(maxlen=NEWEST)  # without the first's
         self._is_first = True
         self._due: int | None = None
 
