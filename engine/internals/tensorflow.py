@@ -275,7 +275,7 @@ def own_initial_values(
 ) -> Iterator[None]:
     """Makes variables of each worker's own initial value, which `note` gets; TensorFlow broadcasts the first worker's.
 
-    One collective per variable, which takes 5 to 10 ms over gRPC.
+    That is a collective per variable, one after the other.
     """
     extended = strategy.extended
     shared, workers = extended._get_variable_creator_initial_value, extended._num_workers
