@@ -126,8 +126,8 @@ def _planned(path: str, workers: int | None) -> dict[str, Any]:
         problem = f"is not for --workers={workers}" if workers else "is for several numbers of hosts"
         raise UsageError(f"{path} {problem}; use --workers={' or '.join(map(str, plan))}")
     each = plan[hosts]
-    mebibytes = math.ceil(_MEMORY_MARGIN * max(each.host_bytes, each.server_bytes) / 2**20)
-    values = {"workers": hosts, "ps": each.servers, "gpus_per_worker": each.gpus_per_host}
+    mebibytes = math.ceil(_MEMORY_MARGIN * max(each["host_bytes"], each["server_bytes"]) / 2**20)
+    values = {"workers": hosts, "ps": each["servers"], "gpus_per_worker": each["gpus_per_host"]}
     return {**values, "memory": f"{max(mebibytes, _SIZES[0])}Mi"}
 
 

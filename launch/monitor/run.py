@@ -92,7 +92,7 @@ class MonitoredRun:
         with contextlib.suppress(UsageError):
             if self._record and os.path.lexists(self._planned):
                 plan = saved.read(self._planned, os.O_NOFOLLOW)
-                return vars(plan[hosts]) if (hosts := self._record.num_workers or 1) in plan else {}
+                return plan.get(self._record.num_workers or 1, {})
         return {}
 
 

@@ -9,19 +9,64 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from ...engine.hooks.snapshots import COST, LEAST_SECONDS
 from .hardware import Hardware
 from .quantities import Message, Work
-
-Bound = Literal["compute", "memory", "network", "input", "dispatch"]
 
 # Of a step: two products for each one of the forward pass.
 _BACKWARD_SHARE = 2 / 3
 _SNAPSHOTS = 2  # in memory, that a process keeps
 # Of a process that has started TensorFlow, with CUDA's libraries on GPUs.
 _PROCESS_BYTES = {"cpu": 0.6e9, "gpu": 3e9, "tpu": 3e9}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of one worker, without failures.
+
+    Attributes:
+      flops: of one device.
+      wire_bytes: that a host or a device sends.
+      seconds: of all; bound: what takes most of them.
+      compute_seconds, memory_seconds: in products that the rate of operations limits, and in all else.
+      dispatch_seconds: in which the host starts operations, and the loop's own.
+      network_seconds: of messages, those not during the backward pass.
+      input_seconds: to read its examples from files.
+    """
+
+    flops: float
+    wire_bytes: float
+    seconds: float
+    bound: Literal["compute", "memory", "network", "input", "dispatch"]
+    compute_seconds: float
+    memory_seconds: float
+    dispatch_seconds: float
+    network_seconds: float
+    input_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint: its bytes, the seconds to write it and of the wait for it, and the best interval between two."""
+
+    bytes: float
+    seconds: float
+    stall_seconds: float
+    interval_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Failures:
+    """The failures per hour of all hosts, and what one costs in seconds if the hosts stay, and if one is lost.
+
+    A failure costs the recovery and the repeated steps.
+    """
+
+    per_hour: float
+    seconds: float
+    lost_host_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,22 +77,9 @@ class Estimate:
       work: of one step.
       fits: whether the devices' and the hosts' memory suffices.
       host_bytes: that a worker's task needs on its host.
-      compute_seconds, memory_seconds: of one step, in products that the rate of operations limits, and in all else.
-      dispatch_seconds: in which the host starts operations, and the loop's own.
-      network_seconds: of all messages, if nothing else happened; exposed_network_seconds: those not during the backward
-        pass.
-      input_seconds: to read a step's examples from files.
-      step_seconds: of a step of one worker, without failures.
-      bound: what takes most of that.
-      steps_per_sec: of the run; with parameter servers each worker makes steps of its own.
-      checkpoint_seconds: to write one, beside training.
-      checkpoint_stall_seconds: for which training waits meanwhile.
-      checkpoint_interval_seconds: the best one, see `best_interval`.
+      step, checkpoint, failures: as a plan's JSON has them.
       snapshot_interval_seconds: between snapshots in memory; infinite without.
       snapshots_survive: whether other hosts have all of them if one is lost.
-      failures_per_hour: of all hosts, with or without the loss of a host.
-      failure_seconds: what a failure costs that leaves the hosts: recovery, and the repeated steps.
-      lost_host_seconds: the same where a host is lost.
       goodput: the share of time in which steps are made that count.
       hours: of the whole run; None if its length is unknown.
       cost: of these, in the price's currency; None without a price or a length.
@@ -56,31 +88,19 @@ class Estimate:
     work: Work
     fits: bool
     host_bytes: float
-    compute_seconds: float
-    memory_seconds: float
-    dispatch_seconds: float
-    network_seconds: float
-    exposed_network_seconds: float
-    input_seconds: float
-    step_seconds: float
-    bound: Bound
-    steps_per_sec: float
-    checkpoint_seconds: float
-    checkpoint_stall_seconds: float
-    checkpoint_interval_seconds: float
+    step: Step
+    checkpoint: Checkpoint
+    failures: Failures
     snapshot_interval_seconds: float
     snapshots_survive: bool
-    failures_per_hour: float
-    failure_seconds: float
-    lost_host_seconds: float
     goodput: float
     hours: float | None
     cost: float | None
 
     @property
     def examples_per_sec(self) -> float:
-        """Without failures."""
-        return self.steps_per_sec * self.work.examples
+        """Of the run, without failures; with parameter servers each worker makes steps of its own."""
+        return _workers(self.work) * self.work.examples / self.step.seconds
 
 
 def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = None) -> Estimate:
@@ -94,18 +114,19 @@ def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = No
     Raises:
       UsageError: the hardware lacks a figure that the work needs.
     """
-    step = _step_seconds(work, hardware)
-    workers = work.hosts if work.servers else 1  # with servers, each makes steps of its own
-    steps_per_sec = workers / step["step_seconds"]
-    saved = _failures(work, hardware, snapshot_seconds)
-    hours = None if work.steps is None else work.steps / steps_per_sec / saved["goodput"] / 3600
+    step, saved = _step(work, hardware), _failures(work, hardware, snapshot_seconds)
+    hours = None if work.steps is None else work.steps * step.seconds / _workers(work) / saved["goodput"] / 3600
     price = hardware.price_per_host_hour
     cost = None if price is None or hours is None else hours * price * (work.hosts + work.servers)
     host_bytes = _host_bytes(work, hardware, 0 if snapshot_seconds == 0 else _SNAPSHOTS)
     fits = work.memory.total <= device_bytes(work, hardware)
     fits = fits and max(host_bytes, work.server_bytes) <= 1e9 * hardware.host_memory_gb
-    totals = {"steps_per_sec": steps_per_sec, "hours": hours, "cost": cost}
-    return Estimate(work=work, fits=fits, host_bytes=host_bytes, **totals, **step, **saved)
+    return Estimate(work=work, fits=fits, host_bytes=host_bytes, step=step, hours=hours, cost=cost, **saved)
+
+
+def _workers(work: Work) -> int:
+    """Returns how many workers make steps of their own."""
+    return work.hosts if work.servers else 1
 
 
 def device_bytes(work: Work, hardware: Hardware) -> float:
@@ -126,7 +147,7 @@ def _sharing(work: Work, hardware: Hardware) -> float:
     return max(1.0, work.replicas / work.hosts / hardware.devices_per_host)
 
 
-def _step_seconds(work: Work, hardware: Hardware) -> dict:
+def _step(work: Work, hardware: Hardware) -> Step:
     compute = memory = 0.0
     for product in work.products:
         by_rate = hardware.matmul_seconds(product.dtype, product.flops)
@@ -144,18 +165,18 @@ def _step_seconds(work: Work, hardware: Hardware) -> dict:
     reading = work.input_bytes / (1e9 * hardware.read_gb_per_sec)
     device = compute + memory + dispatch
     exposed = max(0.0, network - hardware.network_overlap * _BACKWARD_SHARE * (compute + memory))
-    seconds = max(device + exposed, reading)
-    parts: dict[Bound, float] = {"compute": compute, "memory": memory, "network": exposed, "dispatch": dispatch}
-    return {
-        "compute_seconds": compute,
-        "memory_seconds": memory,
-        "dispatch_seconds": dispatch,
-        "network_seconds": network,
-        "exposed_network_seconds": exposed,
-        "input_seconds": reading,
-        "step_seconds": seconds,
-        "bound": "input" if reading > device + exposed else max(parts, key=parts.__getitem__),
-    }
+    parts: dict[Any, float] = {"compute": compute, "memory": memory, "network": exposed, "dispatch": dispatch}
+    return Step(
+        flops=sum(work.flops.values()),
+        wire_bytes=sum(message.wire_bytes for message in work.messages),
+        seconds=max(device + exposed, reading),
+        bound="input" if reading > device + exposed else max(parts, key=parts.__getitem__),
+        compute_seconds=compute,
+        memory_seconds=memory,
+        dispatch_seconds=dispatch,
+        network_seconds=exposed,
+        input_seconds=reading,
+    )
 
 
 def message_seconds(message: Message, hardware: Hardware) -> float:
@@ -210,14 +231,10 @@ def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) ->
     saving = 1 + stall / interval + copy / snapshots
     factor = saving * slowdown(repeats, stays_down, stays) * slowdown(on_loss, lost_down, lost)
     return {
-        "checkpoint_seconds": write,
-        "checkpoint_stall_seconds": stall,
-        "checkpoint_interval_seconds": interval,
+        "checkpoint": Checkpoint(work.checkpoint_bytes, write, stall, interval),
+        "failures": Failures(3600 * rate, stays_down + repeats / 2, lost_down + on_loss / 2),
         "snapshot_interval_seconds": snapshots,
         "snapshots_survive": survives,
-        "failures_per_hour": 3600 * rate,
-        "failure_seconds": stays_down + repeats / 2,
-        "lost_host_seconds": lost_down + on_loss / 2,
         "goodput": 1 / factor,
     }
 

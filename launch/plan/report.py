@@ -31,28 +31,12 @@ def entry(found: Estimate, strategy: str, hardware: Hardware) -> dict[str, Any]:
         "host_bytes": found.host_bytes,
         "server_bytes": work.server_bytes,
         "gpus_per_host": hardware.devices_per_host if hardware.kind == "gpu" else 0,
-        "step": {
-            "flops": sum(work.flops.values()),
-            "wire_bytes": sum(message.wire_bytes for message in work.messages),
-            "seconds": found.step_seconds,
-            "bound": found.bound,
-            **{f"{name}_seconds": getattr(found, f"{name}_seconds") for name in _PARTS},
-            "network_seconds": found.exposed_network_seconds,
-        },
+        "step": dataclasses.asdict(found.step),
         "examples_per_sec": found.examples_per_sec,
         "hours": found.hours,
         "cost": found.cost,
-        "checkpoint": {
-            "bytes": work.checkpoint_bytes,
-            "seconds": found.checkpoint_seconds,
-            "stall_seconds": found.checkpoint_stall_seconds,
-            "interval_seconds": found.checkpoint_interval_seconds,
-        },
-        "failures": {
-            "per_hour": found.failures_per_hour,
-            "seconds": found.failure_seconds,
-            "lost_host_seconds": found.lost_host_seconds,
-        },
+        "checkpoint": dataclasses.asdict(found.checkpoint),
+        "failures": dataclasses.asdict(found.failures),
         "goodput": found.goodput,
     }
 

@@ -100,13 +100,14 @@ class Scenario:
 
 def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = math.inf) -> Scenario:
     """Returns the scenario of an estimated run on the same hardware, with the best checkpoint interval."""
-    work, step = estimate.work, estimate.step_seconds
-    device = estimate.compute_seconds + estimate.memory_seconds + estimate.dispatch_seconds
-    network = 0.0 if estimate.bound == "input" else max(0.0, step - device)
+    work, step, checkpoint = estimate.work, estimate.step, estimate.checkpoint
+    all_seconds, network = step.seconds, 0.0 if step.bound == "input" else step.network_seconds
     if work.servers:
         # Workers share the servers, but each has its own link; latency occupies nobody.
         seconds = hardware.message_seconds
-        step = device + sum(each.count * seconds(each.link, each.bytes) for each in work.messages)
+        device = step.compute_seconds + step.memory_seconds + step.dispatch_seconds
+        sent = sum(each.count * seconds(each.link, each.bytes) for each in work.messages)
+        all_seconds = max(device + sent, step.input_seconds)
         network = sum(
             each.count * (seconds(each.link, each.bytes / each.members) - seconds(each.link, 0))
             for each in work.messages
@@ -114,14 +115,14 @@ def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = m
     return Scenario(
         hosts=work.hosts,
         examples=work.examples,
-        compute_seconds=max(step, estimate.input_seconds) - network,
+        compute_seconds=all_seconds - network,
         network_seconds=network,
         jitter=hardware.step_jitter,
         servers=work.servers,
         assign_seconds=hardware.lease_seconds,
         join_every_steps=join_every_steps,
-        checkpoint_seconds=estimate.checkpoint_stall_seconds,
-        checkpoint_every_seconds=estimate.checkpoint_interval_seconds,
+        checkpoint_seconds=checkpoint.stall_seconds,
+        checkpoint_every_seconds=checkpoint.interval_seconds,
         snapshot_every_seconds=estimate.snapshot_interval_seconds,
         snapshots_survive=estimate.snapshots_survive,
         failures_per_host_hour=1 / hardware.hours_between_failures,

@@ -75,14 +75,14 @@ def test_slowdown_is_that_of_simulated_failures():
 
 def test_step_is_the_sum_of_its_parts_by_hand():
     found = estimate(WORK, _hardware(operation_seconds=1e-6, step_seconds=1e-3))
-    assert found.compute_seconds == pytest.approx(100 * 2e9 / 1e12)  # n = 1000
+    assert found.step.compute_seconds == pytest.approx(100 * 2e9 / 1e12)  # n = 1000
     # The small product, n = 100, takes 20 us by its rate and 1 ms by its bytes; all else moves 2 GB.
-    assert found.memory_seconds == pytest.approx(1e-3 + 0.2)
-    assert found.dispatch_seconds == pytest.approx(2e-3)
-    assert found.step_seconds == pytest.approx(0.2 + 0.201 + 0.002)
-    assert found.bound == "memory"
-    assert found.examples_per_sec == pytest.approx(64 / found.step_seconds)
-    assert found.hours == pytest.approx(36_000 * found.step_seconds / 3600 / found.goodput)
+    assert found.step.memory_seconds == pytest.approx(1e-3 + 0.2)
+    assert found.step.dispatch_seconds == pytest.approx(2e-3)
+    assert found.step.seconds == pytest.approx(0.2 + 0.201 + 0.002)
+    assert found.step.bound == "memory"
+    assert found.examples_per_sec == pytest.approx(64 / found.step.seconds)
+    assert found.hours == pytest.approx(36_000 * found.step.seconds / 3600 / found.goodput)
 
 
 def test_messages_travel_during_the_backward_pass():
@@ -90,9 +90,9 @@ def test_messages_travel_during_the_backward_pass():
     work = dataclasses.replace(WORK, hosts=2, replicas=2, messages=messages)
     seconds = 2 * (0.001 + 0.2)
     assert message_seconds(messages[0], _hardware()) == pytest.approx(seconds)
-    alone = estimate(WORK, _hardware()).step_seconds
-    assert estimate(work, _hardware(network_overlap=0)).step_seconds == pytest.approx(alone + seconds)
-    assert estimate(work, _hardware()).step_seconds == pytest.approx(alone + seconds - alone * 2 / 3)
+    alone = estimate(WORK, _hardware()).step.seconds
+    assert estimate(work, _hardware(network_overlap=0)).step.seconds == pytest.approx(alone + seconds)
+    assert estimate(work, _hardware()).step.seconds == pytest.approx(alone + seconds - alone * 2 / 3)
     small = Message("all_reduce", 1e6, 1000, "hosts")  # a ring's 1,998 turns, or a tree's 20 and all bytes twice
     assert message_seconds(small, _hardware(kind="cpu")) == pytest.approx(1998 * (0.001 + 1e-6))
     assert message_seconds(small, _hardware()) == pytest.approx(20 * 0.001 + 0.002)
@@ -102,18 +102,18 @@ def test_a_server_sends_to_all_workers():
     """Four workers pull 0.2 GB each, in two tensors, from two servers, which send 0.4 GB each; and push as much."""
     messages = (Message("pull", 1e8, 2, "hosts", 2), Message("push", 2e8, 2, "hosts"))
     found = estimate(dataclasses.replace(WORK, hosts=4, servers=2, messages=messages), _hardware(network_overlap=0))
-    assert found.exposed_network_seconds == found.network_seconds == pytest.approx(2 * (0.001 + 0.4))
-    assert found.examples_per_sec == pytest.approx(4 * 64 / found.step_seconds)
+    assert found.step.network_seconds == pytest.approx(2 * (0.001 + 0.4))
+    assert found.examples_per_sec == pytest.approx(4 * 64 / found.step.seconds)
 
 
 def test_input_bounds_a_step_that_reads_more_than_it_computes():
     found = estimate(dataclasses.replace(WORK, input_bytes=5e8), _hardware())
-    assert (found.bound, found.step_seconds) == ("input", pytest.approx(0.5))
+    assert (found.step.bound, found.step.seconds) == ("input", pytest.approx(0.5))
 
 
 def test_virtual_devices_share_a_device():
     found = estimate(dataclasses.replace(WORK, replicas=4), _hardware())
-    assert found.step_seconds == pytest.approx(2 * estimate(WORK, _hardware()).step_seconds)
+    assert found.step.seconds == pytest.approx(2 * estimate(WORK, _hardware()).step.seconds)
     assert found.fits  # 2 x 0.5 GB of 1 GB
     assert not estimate(dataclasses.replace(WORK, replicas=6), _hardware()).fits
 
@@ -121,10 +121,10 @@ def test_virtual_devices_share_a_device():
 def test_goodput_and_cost_by_hand():
     found = estimate(WORK, _hardware(lost_host_share=1, price_per_host_hour=3))
     stall, write, mean = 0.03, 0.3, 360_000
-    assert (found.checkpoint_stall_seconds, found.checkpoint_seconds) == pytest.approx((stall, write))
-    assert found.checkpoint_interval_seconds == pytest.approx(math.sqrt(2 * stall * mean), rel=1e-3)
-    interval, recovery = found.checkpoint_interval_seconds, 600 + 0.3 + write
-    assert found.lost_host_seconds == pytest.approx(recovery + (interval + stall) / 2)
+    assert (found.checkpoint.stall_seconds, found.checkpoint.seconds) == pytest.approx((stall, write))
+    assert found.checkpoint.interval_seconds == pytest.approx(math.sqrt(2 * stall * mean), rel=1e-3)
+    interval, recovery = found.checkpoint.interval_seconds, 600 + 0.3 + write
+    assert found.failures.lost_host_seconds == pytest.approx(recovery + (interval + stall) / 2)
     first_order = 1 / (1 + stall / interval + stall / 6 + (recovery + interval / 2) / mean)
     assert found.goodput == pytest.approx(first_order, rel=1e-4)
     assert found.cost == pytest.approx(3 * found.hours)
@@ -133,15 +133,15 @@ def test_goodput_and_cost_by_hand():
 def test_another_host_s_memory_bounds_what_a_lost_host_costs():
     work = dataclasses.replace(WORK, hosts=2, replicas=2)
     found = estimate(work, _hardware())
-    assert found.lost_host_seconds == pytest.approx(600 + found.snapshot_interval_seconds / 2)
+    assert found.failures.lost_host_seconds == pytest.approx(600 + found.snapshot_interval_seconds / 2)
 
 
 def test_without_snapshots_a_failure_costs_the_steps_since_a_checkpoint():
     found = estimate(WORK, _hardware(), snapshot_seconds=0)
-    assert found.checkpoint_interval_seconds == pytest.approx(math.sqrt(2 * 0.03 * 360_000), rel=1e-3)
-    repeats = (found.checkpoint_interval_seconds + 0.03) / 2
-    assert found.failure_seconds == pytest.approx(10 + 0.3 + 0.3 + repeats)  # also reads one, written whole
-    assert estimate(WORK, _hardware(), snapshot_seconds=30).failure_seconds == pytest.approx(10 + 30 / 2)
+    assert found.checkpoint.interval_seconds == pytest.approx(math.sqrt(2 * 0.03 * 360_000), rel=1e-3)
+    repeats = (found.checkpoint.interval_seconds + 0.03) / 2
+    assert found.failures.seconds == pytest.approx(10 + 0.3 + 0.3 + repeats)  # also reads one, written whole
+    assert estimate(WORK, _hardware(), snapshot_seconds=30).failures.seconds == pytest.approx(10 + 30 / 2)
     assert estimate(WORK, _hardware()).host_bytes - found.host_bytes == pytest.approx(2 * 3e8)
 
 

@@ -103,7 +103,7 @@ def test_an_estimated_run_is_simulated_with_the_estimates_goodput():
     shared = scenario(estimate(work, machine), machine)
     # 1 ms of latency, and 0.1 s for a worker's own link, half of which a server is busy.
     assert shared.network_seconds == pytest.approx(0.05)
-    assert shared.compute_seconds + 0.05 == pytest.approx(estimate(WORK, machine).step_seconds + 0.101)
+    assert shared.compute_seconds + 0.05 == pytest.approx(estimate(WORK, machine).step.seconds + 0.101)
     assert shared.step_seconds > shared.compute_seconds + 0.05  # workers queue
 
 
