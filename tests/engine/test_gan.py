@@ -80,7 +80,7 @@ class TwoCounts(Trainer):
         return {"loss": mean(all_), "some": mean(some, weights=batch[1] > 0)}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_each_loss_is_divided_by_its_own_count_and_clipped_with_the_others(bench, replicas):
     """The gradients are 4 (of 1 to 7) and 6 (of 5, 6 and 7): their norm is that of both."""
     data = np.arange(1, 8, dtype=np.float32), np.int32([0, 0, 0, 0, 1, 1, 1])

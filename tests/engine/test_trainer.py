@@ -40,7 +40,7 @@ def test_gradients_are_clipped_by_their_global_norm(bench, clip_norm, replicas, 
     np.testing.assert_allclose(-np.append(kernel, bias), gradient * min(1, clip_norm / norm), rtol=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_row_that_occurs_twice_is_one_row_of_the_norm(bench, replicas):
     """Two examples of one row: its gradient is their sum over 2, of norm 2, not sqrt(2)."""
 
@@ -98,8 +98,8 @@ class PenalisedBeside(Penalised):
 @pytest.mark.parametrize(
     ("trainer", "replicas", "options"),
     [
-        (Penalised, 1, {"accumulate_steps": 2}),
-        (Penalised, 2, {}),
+        pytest.param(Penalised, 1, {"accumulate_steps": 2}, marks=pytest.mark.slow),
+        pytest.param(Penalised, 2, {}, marks=pytest.mark.slow),
         (Penalised, 3, {"accumulate_steps": 2, "clip_norm": 1e3}),
         (PenalisedBeside, 2, {}),
     ],
@@ -142,12 +142,10 @@ class Nested(Squares):
         self.all = lambda: towers  # which nothing looks into
         if self.kind == "attributes":
             self.left, self.right = towers
-        elif self.kind == "dictionary":
-            self.towers = {"left": towers[0], "right": {"body": tuple(towers[1])}}
-        elif self.kind == "module":
-            self.net = tf.Module()
-            self.net.towers = [tf.Module(), towers[1]]
-            self.net.towers[0].layers = towers[0]
+        elif self.kind == "deep":
+            self.towers = {"left": tf.Module(), "right": {"body": tuple(towers[1])}}
+            self.towers["left"].parts = [tf.Module()]
+            self.towers["left"].parts[0].layers = towers[0]
         self.optimizer = make_optimizer(self, self.trainable_variables)
 
     @property
@@ -165,15 +163,14 @@ def test_layers_are_found_at_any_depth(bench):
     """Their penalties count, their dropout samples by the step, their moving statistics are equal on all replicas."""
     features = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     found = {}
-    for kind in ("attributes", "dictionary", "module"):
+    for kind in ("attributes", "deep"):
         made = bench(Nested(kind), (features, features[:, 0]), 8, 2, optimizer="sgd", learning_rate=0.01)
         sums = made.train(3)
         statistics = [made.copies(v) for tower in made.trainer.all() for v in tower[1].non_trainable_variables]
         assert all(np.array_equal(copies[0], copies[-1]) for copies in statistics)
         found[kind] = sums["loss_with_penalties"], [copies[0] for copies in statistics]
-    for kind in ("dictionary", "module"):
-        assert found[kind][0] == pytest.approx(found["attributes"][0], rel=1e-6)
-        np.testing.assert_allclose(found[kind][1], found["attributes"][1], rtol=1e-6)
+    assert found["deep"][0] == pytest.approx(found["attributes"][0], rel=1e-6)
+    np.testing.assert_allclose(found["deep"][1], found["attributes"][1], rtol=1e-6)
 
 
 def test_a_trained_variable_that_no_attribute_holds_is_refused(bench):
@@ -282,7 +279,7 @@ def poisoned_images():
     return features, rng.integers(0, 3, 12).astype(np.int32)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_batch_that_is_not_finite_leaves_no_trace_when_skipped(bench, replicas):
     made = bench(
         Cnn(batch_norm=True), poisoned_images(), 4, replicas,
@@ -351,7 +348,9 @@ class Table(Squares):
 KERAS_CLIPS = {"clip_value": "clipvalue", "clip_variable_norm": "clipnorm", "clip_norm": "global_clipnorm"}
 
 
-@pytest.mark.parametrize("clip", KERAS_CLIPS)
+@pytest.mark.parametrize(
+    "clip", ["clip_value", "clip_variable_norm", pytest.param("clip_norm", marks=pytest.mark.slow)]
+)
 def test_clipped_updates_are_keras_ones(bench, clip):
     """One update of 7 examples, uneven shares, beside Keras's on the whole batch: 1e-5, the rounding of its sums."""
     rng = np.random.default_rng(1)

@@ -160,7 +160,8 @@ def in_files(folder, examples, files):
 
 @pytest.mark.parametrize(
     ("policy", "replicas", "of_files"),
-    [(policy, replicas, True) for policy in ("AUTO", "FILE", "DATA", "OFF") for replicas in (1, 2)]
+    [pytest.param(policy, 1, True, marks=pytest.mark.slow) for policy in ("AUTO", "FILE", "DATA", "OFF")]
+    + [(policy, 2, True) for policy in ("AUTO", "FILE", "DATA", "OFF")]
     + [(policy, 2, False) for policy in ("AUTO", "DATA", "OFF")],
 )
 def test_each_example_once_by_every_shard_policy(bench, tmp_path, policy, replicas, of_files):

@@ -123,7 +123,7 @@ def test_evaluates_when_due_and_at_the_last_step_once(mlp):
     assert set(evaluation.result) == {"loss", "accuracy"}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_evaluation_uses_the_weights_average_and_puts_the_weights_back_on_each_replica(mlp, replicas):
     bench = mlp(replicas=replicas, ema_decay=0.9, learning_rate=0.1)
     bench.loop([], 7)
@@ -285,7 +285,7 @@ def test_nan_in_the_last_step_of_a_run_without_checkpoints_is_found(mlp):
         mlp(with_nan(0), shuffle=False).loop([NanGuard()], 1)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("hook", [NanGuard, lambda: Evaluation(7)], ids=["the end", "an evaluation"])
 def test_nan_that_relu_hides_from_the_loss_is_found_in_the_weights(mlp, hook, replicas):
     bench = mlp(with_nan(40), replicas, shuffle=False)  # in the third step
@@ -318,7 +318,7 @@ def test_moving_statistics_that_are_not_finite_are_found(bench):
         numerics.check_weights(model.trainer, "here")
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog, replicas):
     times = iter(range(100))
     guard = NanGuard(warn_seconds=4, clock=lambda: next(times))

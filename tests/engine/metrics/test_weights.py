@@ -105,7 +105,7 @@ def test_training_is_keras(bench):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_evaluation_is_numpys(bench, replicas):
     made = bench(Line(), SOURCE, BATCH, replicas, eval_source=SOURCE, eval_batch_size=6, learning_rate=RATE)
     made.train(2)

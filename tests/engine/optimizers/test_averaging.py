@@ -22,7 +22,7 @@ def data(examples=40):
     return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_average_equals_numpys_over_a_run(bench, replicas):
     made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.5)
     variables = made.trainer.model.trainable_variables
@@ -61,7 +61,7 @@ def test_any_order_and_part_of_the_variables_find_their_own_averages():
     assert [s.numpy()[0] for s in average.shadows] == [10.0, 1.0, 12.0]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_reset_starts_the_average_from_the_weights(bench, replicas):
     made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.9)
     average = made.trainer.optimizer.weight_average
@@ -156,7 +156,7 @@ class MeanTeacher(Trainer):
         return mean(supervised + tf.reduce_mean(tf.square(outputs - self.teacher(features, training=True)), -1))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_teacher_is_the_average_of_the_model_after_each_step_on_all_replicas(bench, replicas):
     made = bench(MeanTeacher(lambda step: 0.5 + 0.1 * tf.cast(step, tf.float32)), data(), 16, replicas)
     pairs = list(zip(made.trainer.model.weights, made.trainer.teacher.model.weights, strict=True))

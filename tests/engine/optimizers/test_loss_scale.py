@@ -70,7 +70,7 @@ def images(examples=64):
     return pictures, labels
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_overflow_leaves_everything_but_the_scale(bench, replicas):
     made = bench(Mlp((8,)), images(), 16, replicas, num_classes=4, precision="float16")
     made.trainer.loss_scale.value.assign(2.0**24)

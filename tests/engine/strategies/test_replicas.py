@@ -198,7 +198,9 @@ def test_dropout_differs_by_replica_step_layer_and_sample(bench):
     assert set(np.unique(sampled)) == {0.0, 2.0}
 
 
-@pytest.mark.parametrize(("replicas", "jit"), [(1, False), pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
+@pytest.mark.parametrize(
+    ("replicas", "jit"), [*(pytest.param(1, jit, marks=pytest.mark.slow) for jit in (False, True)), (2, False)]
+)
 def test_dropout_is_the_same_after_a_restart_and_wherever_calls_are_cut(bench, replicas, jit):
     sampled, _ = masks(bench, replicas, jit=jit)
     np.testing.assert_array_equal(masks(bench, replicas, calls_of=3, jit=jit)[0], sampled)
