@@ -177,7 +177,7 @@ def test_columns_of_other_names_are_refused_by_each_mode(tmp_path, form):
             model.predict(examples, verbose=0)
 
 
-@pytest.mark.parametrize("form", MODELS)
+@pytest.mark.parametrize("form", ["array", pytest.param("dict", marks=pytest.mark.slow)])
 def test_columns_in_another_order_are_read_by_name(tmp_path, form):
     pytest.importorskip("pyarrow")
     write_named(tmp_path / "data", NAMES)

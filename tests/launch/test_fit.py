@@ -186,8 +186,9 @@ def compare(theirs, ours, tolerance):
     assert_close(mine, model, tolerance, tolerance)
 
 
-# One for each kind of loss, weight and input; the others, of which these are parts, are slow tests.
-QUICK = ("mlp", "class weights", "average, schedule, clipped values", "lstm with masks", "two inputs, three outputs")
+# One for each kind of loss, weight and input; the others, of which these are parts, are slow tests. The mlp is in
+# test_callbacks_steer_a_run_as_they_steer_keras, weights of classes in test_evaluations_are_of_what_keras_evaluates.
+QUICK = ("average, schedule, clipped values", "lstm with masks", "two inputs, three outputs")
 
 
 @pytest.mark.parametrize(
@@ -413,7 +414,7 @@ def interrupts():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("how", [fails, interrupts])
+@pytest.mark.parametrize("how", [pytest.param(fails, marks=pytest.mark.slow), interrupts])
 @pytest.mark.usefixtures("answers_ctrl_c")
 def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_path, how):
     def fitted(folder, how=None):
@@ -523,7 +524,11 @@ def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
     assert crankshaft.load_model(tmp_path).count_params() == 195
 
 
-@pytest.mark.parametrize(("by_word", "how"), [(False, {}), (True, TWO)], ids=["one device", "by word, two replicas"])
+@pytest.mark.parametrize(
+    ("by_word", "how"),
+    [(False, {}), pytest.param(True, TWO, marks=pytest.mark.slow)],
+    ids=["one device", "by word, two replicas"],
+)
 def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):
     lengths = [2, 3, 5, 4, 7, 1, 2, 2, 9]  # batches of 4 x 5, 4 x 7 and 1 x 9
 

@@ -53,8 +53,8 @@ def check_alike(one, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replicas, traces):
+@pytest.mark.parametrize(("replicas", "jit"), [(1, "off"), (2, "off"), pytest.param(1, "auto", marks=pytest.mark.slow)])
+def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replicas, jit, traces):
     def made():
         keras.utils.set_random_seed(3)
         if replicas == 1:
@@ -62,8 +62,8 @@ def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replica
         with tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]).scope():
             return model(keras.layers.Dense(8, "relu"))
 
-    epochs = 26 if replicas == 1 else 2  # of two steps; after 50 steps the first measures whether to use XLA
-    how = {**HOW, "epochs": epochs, "validation_data": (X, Y) if replicas == 1 else None}
+    epochs = 26 if jit == "auto" else 2  # of two steps; after 50 steps the first measures whether to use XLA
+    how = {**HOW, "jit": jit, "epochs": epochs, "validation_data": (X, Y) if replicas == 1 else None}
     kept, fresh, runs = made(), made(), []
     for data in (X, OTHER):
         before = len(traces)

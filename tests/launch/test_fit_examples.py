@@ -188,7 +188,10 @@ class Lengths(keras.Model):
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"), [*((kind, {}) for kind in RAGGED), ("arrays", TWO), ("dataset", TWO)], ids=str
+    ("kind", "how"),
+    [("arrays", TWO), ("dataset", {}), ("PyDataset", {})]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("arrays", {}), ("dataset", TWO), ("generator", {}))],
+    ids=str,
 )
 def test_a_model_gets_ragged_tensors_as_from_keras(kind, how):
     def trained(fit, **more):

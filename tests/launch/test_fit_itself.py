@@ -211,16 +211,16 @@ def test_epochs_of_so_many_steps_end_where_the_data_does(name):
         how |= {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), "batch_size": None}
     stride = how.pop("stride", 1)
     made = [model(steps_per_execution=stride) for _ in range(3)]
-    own = {"strategy": "mirrored", "num_virtual_devices": 2}
     seen = [Called() for _ in made]
     expected = made[0].fit(**how, callbacks=[seen[0]]).history
     found = crankshaft.fit(made[1], **how, callbacks=[seen[1]]).history.history
     assert seen[1].calls == seen[0].calls
     check_alike(made[1], made[0])
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
-    crankshaft.fit(made[2], **how, callbacks=[seen[2]], **own)
-    assert seen[2].calls == seen[0].calls
+    for each, values in expected.items():
+        np.testing.assert_allclose(found[each], values, rtol=1e-5, err_msg=each)
+    if name in ("strides", "dataset"):  # by index and read on
+        crankshaft.fit(made[2], **how, callbacks=[seen[2]], strategy="mirrored", num_virtual_devices=2)
+        assert seen[2].calls == seen[0].calls
 
 
 def test_epochs_of_so_many_steps_continue_in_a_resumed_run(tmp_path):

@@ -167,7 +167,7 @@ FITS = (keras.Model.fit, fit)
 
 
 @pytest.mark.parametrize("how", [{}, TWO, {"accumulate_steps": 2}], ids=["one device", "replicas", "micro-batches"])
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighed"])
+@pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), WEIGHTS], ids=["", "weighed"])
 @pytest.mark.parametrize("is_mean", [True, False], ids=["a mean", "no mean"])
 def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is_mean, weights, how):
     theirs, ours = own(is_mean), own(is_mean)

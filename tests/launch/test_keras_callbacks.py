@@ -145,7 +145,7 @@ class Trains(callbacks.Callback):
         self.model.train_on_batch(POINTS, LABELS)
 
 
-@pytest.mark.parametrize("form", ["model", "function"])
+@pytest.mark.parametrize("form", ["model", pytest.param("function", marks=pytest.mark.slow)])
 def test_on_replicas_callbacks_have_a_keras_model_and_what_they_set_is_the_runs(form):
     two = {"strategy": "mirrored", "num_virtual_devices": 2, "as_function": form == "function"}
     looks = Looks()
@@ -161,7 +161,7 @@ def test_on_replicas_callbacks_have_a_keras_model_and_what_they_set_is_the_runs(
         fitted("ours", "adam", [Trains()], **two)
 
 
-@pytest.mark.parametrize("where", ["after the scope", "within it", "a copy"])
+@pytest.mark.parametrize("where", [pytest.param("after the scope", marks=pytest.mark.slow), "within it", "a copy"])
 def test_a_model_made_in_the_scope_of_replicas_is_trained_by_them_as_a_copy_of_another_is(where):
     """What a callback sets, and SwapEMAWeights, is as in Keras on one device; Keras's own fit goes on."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -195,7 +195,7 @@ def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
     inside(*RUN, trainer=Buggy, data=data).refused(f"{location_of(Buggy.loss)} ... --debug")
 
 
-@pytest.mark.parametrize("where", [(), TWO], ids=["one", "mirrored"])
+@pytest.mark.parametrize("where", [pytest.param((), marks=pytest.mark.slow), TWO], ids=["one", "mirrored"])
 def test_a_bug_in_an_evaluation_shows_before_the_first_step(inside, where):
     class Buggy(Line):
         def eval_step(self, batch):

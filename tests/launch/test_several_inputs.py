@@ -79,7 +79,8 @@ def assert_close(run, expected):
 @pytest.mark.parametrize(
     ("form", "where"),
     [
-        *((form, where) for form in FORMS for where in ({}, TWO)),
+        *((form, TWO) for form in FORMS),
+        *(pytest.param(form, {}, marks=pytest.mark.slow) for form in FORMS),
         *(("arrays", {"jit": "on"}), pytest.param("read", {"jit": "on"}, marks=pytest.mark.slow)),
     ],
 )
