@@ -9,8 +9,6 @@ import contextlib
 import faulthandler
 import threading
 
-from ..machine.threads import Thread
-
 _LEAST_SECONDS = 30.0  # converting a large array holds the lock for seconds
 _EVERY_SECONDS = 1.0
 _STDERR = 2
@@ -42,7 +40,7 @@ def watched(seconds: float):
         while not over.wait(_EVERY_SECONDS):
             put_off(max(seconds, _LEAST_SECONDS))
 
-    thread = Thread(target=watch, name="standstill", daemon=True)
+    thread = threading.Thread(target=watch, name="standstill", daemon=True)
     thread.start()
     try:
         yield
