@@ -27,11 +27,11 @@ def model(optimizer="adam", **compiled):
     return made
 
 
-def check_alike(ours, theirs):
+def check_alike(ours, theirs, rtol=0):
     for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol)
     for one, other in zip(ours.optimizer.variables, theirs.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol)
 
 
 def history(result):
@@ -252,7 +252,7 @@ def test_an_evaluation_is_between_what_a_callback_does_before_and_after_it():
     assert len(found["val_loss"]) == 1  # none at the end, which is no second epoch
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
-    check_alike(ours, theirs)
+    check_alike(ours, theirs, 1e-6)  # on some CPUs by units in the last place: the swap adds and subtracts
 
 
 def test_terminate_on_nan_ends_the_run_and_is_no_error():
