@@ -97,7 +97,7 @@ def first_nonfinite_variable(state) -> str | None:
 def check_weights(trainer, title: str, processes=None, step: int | None = None) -> None:
     """Raises `NonfiniteError`, which begins with `title`, if a weight or a moving statistic is not finite.
 
-    The loss may still be finite, since ReLU maps NaN to 0. Waits for the devices.
+    The loss may still be finite, since on some CPUs ReLU maps NaN to 0. Waits for the devices.
 
     Args:
       trainer: of the run.

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import manifest
 from crankshaft.engine.state import RULES
-from crankshaft.models.mlp import Model
 from tests import runs
+from tests.hiding import Hiding
 from tests.launch.conftest import MLP
 
 
@@ -175,9 +175,9 @@ def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside):
         features[77, 3] = np.nan  # seen in one of 40 steps, and not in one at which the gradients' norm is looked at
         return (features, labels), (features[100:], labels[100:]), 10
 
-    outcome = inside("--mode=train", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Model, data=data)
+    outcome = inside("--mode=train", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Hiding, data=data)
     assert outcome.code == 65
-    assert re.search(r"variable mlp/dense\w*/kernel is not finite; lower the learning rate", outcome.error)
+    assert re.search(r"variable \S*dense\w*/kernel is not finite; lower the learning rate", outcome.error)
 
 
 def test_a_run_without_progress_prints_nothing(inside, tmp_path):

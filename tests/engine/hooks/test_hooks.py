@@ -22,6 +22,7 @@ from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.metrics.sums import LoopSums, RowSpec
 from crankshaft.models.mlp import Model
 from tests.arrays import assert_same
+from tests.hiding import Hiding
 from tests.waiting import wait_until
 
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
@@ -58,15 +59,6 @@ class Normed(Trainer):
 
     def loss(self, outputs, batch):
         return mean(tf.reduce_sum(outputs**2, 1))
-
-
-class Hiding(Model):
-    """Has an activation that makes nan 0, as kernels of ReLU for some CPUs do."""
-
-    def build_model(self):
-        layers = tf.keras.layers
-        hidden = layers.Dense(8, lambda x: tf.where(x > 0, x, 0.0))
-        return tf.keras.Sequential([layers.Flatten(), hidden, layers.Dense(3)])
 
 
 class Recorder(Hook):
