@@ -111,7 +111,7 @@ def test_a_model_of_two_gigabytes_takes_no_memory_to_plan():
     before, most = memory("VmRSS"), memory("VmHWM")
     work = quantified(*WIDER, "--model_arg=hidden_units=22000,22000")
     assert work.memory.weights > 1.9e9
-    assert memory("VmHWM") < max(most, before + (256 << 20))
+    assert memory("VmHWM") <= max(most, before + (256 << 20))
 
 
 def test_tensors_are_held_from_their_making_to_their_last_use():
