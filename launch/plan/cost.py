@@ -197,15 +197,24 @@ def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation
 
 
 def needed(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """Yields the ops that a function's outputs and effects need."""
-    queue = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
-    seen = set(queue)
-    for op in queue:
-        yield op
-        for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            if before not in seen:
-                seen.add(before)
+    """Yields the ops that a function's outputs and effects need.
+
+    Of an op without effects that others only come after, TensorFlow computes nothing: only what it follows counts.
+    """
+    values = {tensor.op for tensor in graph.outputs}
+    queue = [*values, *graph.control_outputs]
+    reached = dict.fromkeys(queue)  # in order
+    while queue:
+        op = queue.pop()
+        if op in values or op.op_def.is_stateful:
+            used = {tensor.op for tensor in op.inputs} - values
+            values |= used
+            queue += used
+        for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+            if before not in reached:
+                reached[before] = None
                 queue.append(before)
+    yield from (op for op in reached if op in values or op.op_def.is_stateful)
 
 
 def _operations(op: tf.Operation) -> int | None:

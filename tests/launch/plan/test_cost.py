@@ -177,3 +177,14 @@ def test_devices_share_the_work():
 def test_a_step_without_products_or_in_an_unmeasured_dtype_has_no_roofline():
     assert described({}, 1.0) is None
     assert described({"float64": 1.0}, 1.0) is None
+
+
+def test_a_product_that_others_only_come_after_is_not_counted():
+    @tf.function
+    def function(x, w):
+        unused = tf.matmul(x, w)[0]
+        with tf.control_dependencies([unused]):
+            return tf.matmul(w, x)
+
+    specs = tf.TensorSpec([3, 5]), tf.TensorSpec([5, 3])
+    assert cost.graph_cost(function.get_concrete_function(*specs).graph).total_flops == 2 * 5 * 3 * 5
