@@ -143,6 +143,12 @@ class LoopResult(NamedTuple):
     compiles: bool = False
     rows: Sequence[Sequence[Any]] = ()
 
+    @property
+    def step_seconds(self) -> float | None:
+        """What a step took of the first worker, by its clock within the call. Waits for it; None if none times them."""
+        first = self.workers.read()[0] if self.workers else {}
+        return first["seconds"] / first["steps"] if "seconds" in first else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 import time
 
+# The most that a call takes beside its steps, as a share of them. Calls of several workers end, and leases of servers
+# begin and end, by messages; over a slow link, calls of 0.25 s would be single steps and take most of it for these.
+_OVERHEAD = 0.1
 ASSIGN_SECONDS = 3e-3  # of the one coordinator, per lease; 2.3 ms with 8 workers, 4.1 with 256: benchmarks.leases
 _LEASE_SECONDS = 0.25
 _WORKERS_AT_THAT = 8
@@ -74,25 +77,33 @@ class Pace:
         """Calls loop(step, at most `limit` steps, *extra) and returns its result. Something is due after `limit`."""
         before = self._clock()
         result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *extra, due=step + limit)
+        step_seconds = None
         if self._before is not None:
             self._before.sums.read()
+            step_seconds = self._before.step_seconds
         self._before = result
         seconds = self._clock() - before
         self._calls += 1
         # A much shorter call than intended is no evidence, unless it took too long; the first one compiles.
         is_reliable = 2 * result.steps >= self.steps or (result.steps > 1 and seconds > self._target_seconds)
         if self._calls > 1 and is_reliable:
-            self.fit(result.steps, seconds)
+            steps_seconds = seconds if step_seconds is None else min(seconds, result.steps * step_seconds)
+            self.fit(result.steps, steps_seconds, seconds - steps_seconds)
         return result
 
-    def fit(self, steps: int, seconds: float) -> None:
-        """Fits `steps` to the target, from a call's steps and duration; at most to 8 times as many.
+    def fit(self, steps: int, seconds: float, overhead_seconds: float = 0.0) -> None:
+        """Fits `steps` to the target; at most to 8 times as many. A fixed number does not change.
 
-        A fixed number does not change.
+        Args:
+          steps: of a call.
+          seconds: that they took.
+          overhead_seconds: of the call beside its steps, whatever their number. A call becomes longer than intended
+            until it is a tenth of the steps'.
         """
         self.step_seconds = seconds / steps
         if not self._fixed:
-            wanted = steps * self._target_seconds / max(seconds, 1e-6)
+            target = max(self._target_seconds - overhead_seconds, overhead_seconds / _OVERHEAD)
+            wanted = steps * target / max(seconds, 1e-6)
             self.steps = max(1, min(round(wanted), 8 * self.steps))
 
     def _steps_from(self, step: int, left: int, limit: int) -> int:

@@ -57,6 +57,7 @@ class LeaseResult(NamedTuple):
       first: the first of these steps.
       starts: how often the lease was started, by the counters; 0 if not counted.
       seconds: its duration.
+      steps_seconds: that of its steps alone, without the messages before the first and after the last.
       worker: that ran it.
       input_stats: `InputStats`; [4] in the graph.
     """
@@ -66,16 +67,18 @@ class LeaseResult(NamedTuple):
     first: Any
     starts: Any
     seconds: Any
+    steps_seconds: Any
     worker: Any
     input_stats: Any
 
     @classmethod
     def unpacked(cls, vector: np.ndarray) -> LeaseResult:
-        sums, staleness, numbers, stats = np.split(vector, [-10 - LAGS, -8, -4])
-        first, starts, seconds, worker = numbers.tolist()
+        sums, staleness, numbers, stats = np.split(vector, [-11 - LAGS, -9, -4])
+        first, starts, seconds, steps_seconds, worker = numbers.tolist()
         staleness = staleness.astype(np.int64).tolist()
         input_stats = InputStats(*stats.tolist())
-        return cls(sums.reshape(-1, 2), staleness, int(first), int(starts), seconds, int(worker), input_stats)
+        durations = seconds, steps_seconds
+        return cls(sums.reshape(-1, 2), staleness, int(first), int(starts), *durations, int(worker), input_stats)
 
 
 class Counters:
@@ -110,9 +113,10 @@ class Counters:
 
     def begin(self, lease: Lease, worker: tf.Tensor) -> tf.Tensor:
         """Records a worker's start of a lease; returns the counts."""
+        a_start = self.ones_at(self.starts_at(lease.slot))  # before the server waits for `taker`: no message between
         taker = tf.raw_ops.ResourceScatterUpdate(resource=self.takers.handle, indices=lease.slot, updates=worker)
         with tf.control_dependencies([taker]):
-            return self.add(self.ones_at(self.starts_at(lease.slot)))
+            return self.add(a_start)
 
 
 class Pull:
@@ -233,13 +237,16 @@ class LeaseLoop(InnerLoop):
             result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
             return step + 1, self._added(sums, result)
 
-        (_, sums), input_stats = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
+        (_, sums), input_stats, seconds = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         nothing = tf.zeros([2 + LAGS], tf.int64)
         total, rows = self._total(sums)
-        return LeaseResult(total, nothing, lease.first, nothing[0], tf.zeros([]), worker, input_stats), rows
+        return LeaseResult(total, nothing, lease.first, nothing[0], seconds, seconds, worker, input_stats), rows
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
-        """Runs body(operands, *state) -> state up to step `stop`, as `feed.through`; the state begins with the step."""
+        """Runs body(operands, *state) -> state up to step `stop`; the state begins with the step.
+
+        Returns what `feed.through` does, and the seconds that it took.
+        """
 
         def run(operands, stop, state):
             def one_step(_, *state):
@@ -250,7 +257,9 @@ class LeaseLoop(InnerLoop):
             ended, *state = tf.while_loop(lambda _, step, *__: step < stop, one_step, start, parallel_iterations=1)
             return tuple(state), ended
 
-        return self.feed.through(operands, state[0], stop, run, state)
+        began = timestamp_after(state[0])
+        state, input_stats = self.feed.through(operands, state[0], stop, run, state)
+        return state, input_stats, timestamp_after(*tf.nest.flatten(state)) - began
 
 
 class UpdateLoop(LeaseLoop):
@@ -289,11 +298,12 @@ class UpdateLoop(LeaseLoop):
             return step, self._added(sums, result), staleness, _on_worker(pulled), counts
 
         start = (first, zeros, tf.zeros([2 + LAGS], tf.int64), pulled, counts)
-        (last, sums, staleness, _, pulled_at), input_stats = self._run_steps(operands, lease.stop, body, start)
+        state, input_stats, seconds = self._run_steps(operands, lease.stop, body, start)
+        last, sums, staleness, _, pulled_at = state
         counts = counters.add(a_step * tf.cast(last > first, tf.int64))
         staleness = _with_step(staleness, last > first, counts, pulled_at)
         total, rows = self._total(sums)
-        return LeaseResult(total, staleness, first, starts, tf.zeros([]), worker, input_stats), rows
+        return LeaseResult(total, staleness, first, starts, seconds, seconds, worker, input_stats), rows
 
     def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
         return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)

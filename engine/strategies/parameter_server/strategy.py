@@ -404,11 +404,11 @@ class ParameterServer(Strategy):
             updates = lease.stop - result.first
             rows[result.worker] += (result.seconds, result.input_stats.seconds, updates, result.staleness[0])
             self._lags += result.staleness[2:]
-            self._updates += lease.stop - result.first
+            self._updates += updates
             self._staleness += result.staleness[0]
             self._most_stale = max(self._most_stale, result.staleness[1])
-            if lease.steps == program.pace.steps:  # of the present length
-                program.pace.fit(lease.steps, result.seconds)
+            if updates == program.pace.steps:  # of the present length
+                program.pace.fit(updates, result.steps_seconds, result.seconds - result.steps_seconds)
         return WorkerRows([*_ROW], rows)
 
     def _collect(self) -> list[CompletedLease]:

@@ -1,9 +1,11 @@
 """How many steps a call takes: fitted to a length in time, fixed when asked, and never far ahead of the device."""
 
+import numpy as np
 import pytest
 
 from crankshaft.engine.strategies.inner_loop import LoopResult
 from crankshaft.engine.strategies.pacing import Pace
+from crankshaft.engine.strategies.workers import WorkerRows
 
 
 class Device:
@@ -135,3 +137,25 @@ def test_what_was_timed_elsewhere_is_fitted_by_the_same_rule():
         found.append(pace.steps)
     assert found == [8, 10, 1]  # at most 8 times as many, then as many as take the target
     assert fixed.steps == 5
+
+
+def test_calls_become_longer_until_what_they_take_beside_their_steps_is_a_tenth_of_these():
+    pace, found = Pace(0, target_seconds=0.25), []
+    for _ in range(4):
+        pace.fit(pace.steps, 0.08 * pace.steps, overhead_seconds=0.4)
+        found.append(pace.steps)
+    assert found == [8, 50, 50, 50]  # of 0.08 s, beside 0.4
+    assert pace.step_seconds == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize(("seconds_a_call", "expected"), [(0.0, 25), (0.01, 24), (0.1, 100)])
+def test_what_a_call_takes_beside_its_steps_is_known_by_the_clock_of_workers_within_it(seconds_a_call, expected):
+    device = Device(seconds_a_call, seconds_a_step=0.01)
+
+    def loop(step, limit, due):
+        seconds = 0.01 * limit
+        return device(step, limit, due)._replace(workers=WorkerRows(["seconds", "steps"], np.array([[seconds, limit]])))
+
+    loop.reach = device.reach
+    run(Pace(0, target_seconds=0.25, clock=device.clock), loop, 6)
+    assert device.calls[-2:] == [expected, expected]

@@ -50,7 +50,7 @@ def leases(monkeypatch):
 
             def fetch(back=may_return[-1]):
                 back.wait()
-                return np.zeros(2 + 3 + 4), []  # a `LeaseResult` without metrics, and no rows
+                return np.zeros(2 + 5 + 4), []  # a `LeaseResult` without metrics, and no rows
 
             return types.SimpleNamespace(fetch=fetch)
 
