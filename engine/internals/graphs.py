@@ -42,8 +42,8 @@ def called(op: tf.Operation, name: str) -> tf.Graph:
 
 
 def all_called(op: tf.Operation) -> list[tf.Graph]:
-    """Returns the graphs of all functions that an op's attributes name."""
-    attributes = op.node_def.attr.values()
+    """Returns the graphs of all functions that an op's attributes name, in these attributes' alphabetical order."""
+    attributes = [attribute for _, attribute in sorted(op.node_def.attr.items())]  # of no order that processes share
     functions = [each for attribute in attributes for each in (attribute.func, *attribute.list.func)]
     return [called(op, function.name) for function in functions if function.name]
 

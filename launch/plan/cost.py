@@ -179,7 +179,7 @@ def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation
     """Yields the ops that a function executes, with those of functions that it calls, each with how often.
 
     A loop counts as often as it runs, once if that is unknown and it has no products; of branches the one with most
-    operations counts.
+    operations of products counts, or if all have as many the `else`.
 
     Raises:
       NotCountableError: a loop with products runs as often as only running it shows.
@@ -201,14 +201,14 @@ def needed(graph: tf.Graph) -> Iterator[tf.Operation]:
 
     Of an op without effects that others only come after, TensorFlow computes nothing: only what it follows counts.
     """
-    values = {tensor.op for tensor in graph.outputs}
+    values = dict.fromkeys(tensor.op for tensor in graph.outputs)  # each a set, in an order that plans do not differ by
     queue = [*values, *graph.control_outputs]
-    reached = dict.fromkeys(queue)  # in order
+    reached = dict.fromkeys(queue)
     while queue:
         op = queue.pop()
         if op in values or op.op_def.is_stateful:
-            used = {tensor.op for tensor in op.inputs} - values
-            values |= used
+            used = [tensor.op for tensor in op.inputs if tensor.op not in values]
+            values.update(dict.fromkeys(used))
             queue += used
         for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
             if before not in reached:

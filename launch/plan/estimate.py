@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from typing import Any, Literal
 
 from ...engine.hooks.snapshots import COST, LEAST_SECONDS
@@ -199,13 +200,16 @@ def message_seconds(message: Message, hardware: Hardware) -> float:
 def _network_seconds(work: Work, hardware: Hardware) -> float:
     """Returns the seconds of all of a step's messages, one collective after the other.
 
-    What a worker pulls comes from all servers at once, then it pushes likewise, and each server serves all workers.
+    What a worker pulls or pushes in a turn comes from or goes to all servers at once, and each serves all workers.
     """
-    seconds = sum(message_seconds(each, hardware) for each in work.messages if each.kind not in ("pull", "push"))
-    for kind in ("pull", "push"):
-        if size := sum(each.count * each.bytes for each in work.messages if each.kind == kind):
-            seconds += hardware.message_seconds("hosts", size * max(1.0, work.hosts / work.servers))
-    return seconds
+    seconds, turns = 0.0, defaultdict[int, float](float)
+    for each in work.messages:
+        if each.kind in ("pull", "push"):
+            turns[each.turn] += each.count * each.bytes
+        else:
+            seconds += message_seconds(each, hardware)
+    sharing = max(1.0, work.hosts / work.servers) if work.servers else 1.0
+    return seconds + sum(hardware.message_seconds("hosts", size * sharing) for size in turns.values())
 
 
 def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
@@ -146,29 +147,44 @@ def _pulled(rehearsal: Rehearsal) -> list[tf.Tensor]:
 
 def _crossing(rehearsal: Rehearsal) -> Iterator[Message]:
     """Yields the tensors that a step sends between a worker and its servers, each as often as it is sent."""
-    if not rehearsal.layout.servers:
+    servers = rehearsal.layout.servers
+    if not servers:
         return
-    sent: dict[tuple[int, str], str] = {}
-    sizes: dict[int, int] = {}
+    sent: dict[tuple[int, str], Message] = {}
+    turns = _turns(rehearsal.graph)
 
     def note(tensor: tf.Tensor, target: str) -> None:
         source = server_of(tensor.op)
         if source != target and tensor.op.type not in OUTSIDE - {"ReadVariableOp"} and (size := bytes_of(tensor)):
-            sent[id(tensor), target] = "push" if target else "pull"
-            sizes[id(tensor)] = size
+            turn = 1 + turns.get(id(tensor.op), 0)
+            sent[id(tensor), target] = Message("push" if target else "pull", size, servers, "hosts", turn=turn)
 
     for op, _ in cost.executed(rehearsal.graph):
         for tensor in op.inputs:
             note(tensor, server_of(op))
     for tensor in rehearsal.graph.outputs:
         note(tensor, "")
-    for (tensor_id, _), kind in sent.items():
-        yield Message(kind, float(sizes[tensor_id]), rehearsal.layout.servers, "hosts")  # type: ignore[arg-type]
+    yield from sent.values()
+
+
+def _turns(graph: tf.Graph) -> dict[int, int]:
+    """Returns how many messages between a worker and servers come one after another before each op, by its `id`.
+
+    A function that the graph calls counts as one op: what its ops wait for is not looked at.
+    """
+    turns: dict[int, int] = {}
+    waiting = graph.get_operations()
+    while waiting:
+        op = waiting[-1]
+        before = [*(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource), *op.control_inputs]
+        if unknown := [each for each in before if id(each) not in turns]:
+            waiting += unknown
+            continue
+        here = server_of(waiting.pop())
+        turns[id(op)] = max((turns[id(each)] + (server_of(each) != here) for each in before), default=0)
+    return turns
 
 
 def _merged(messages: list[Message]) -> tuple[Message, ...]:
     """Returns equal messages as one, with their count."""
-    return tuple(
-        Message(one.kind, one.bytes, one.members, one.link, one.count * number)
-        for one, number in Counter(messages).items()
-    )
+    return tuple(dataclasses.replace(one, count=one.count * number) for one, number in Counter(messages).items())

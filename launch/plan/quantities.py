@@ -39,6 +39,8 @@ class Message:
       members: processes or devices that take part; for `pull` and `push`, the number of servers that share the bytes.
       link: what connects the members.
       count: how many per step; a fraction if not every step sends it.
+      turn: of `pull` and `push`: how many of the step's, itself included, come one after another up to it, from 1 on.
+        Those of one turn travel at once.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "pull", "push"]
@@ -46,6 +48,7 @@ class Message:
     members: int
     link: Literal["devices", "hosts"]
     count: float = 1.0
+    turn: int = 1
 
     @property
     def wire_bytes(self) -> float:

@@ -99,8 +99,8 @@ def test_messages_travel_during_the_backward_pass():
 
 
 def test_a_server_sends_to_all_workers():
-    """Four workers pull 0.2 GB each, in two tensors, from two servers, which send 0.4 GB each; and push as much."""
-    messages = (Message("pull", 1e8, 2, "hosts", 2), Message("push", 2e8, 2, "hosts"))
+    """Four workers push 0.2 GB each to two servers, of which each gets 0.4 GB; they pull as much, in two tensors."""
+    messages = (Message("push", 2e8, 2, "hosts"), Message("pull", 1e8, 2, "hosts", count=2, turn=2))
     found = estimate(dataclasses.replace(WORK, hosts=4, servers=2, messages=messages), _hardware(network_overlap=0))
     assert found.step.network_seconds == pytest.approx(2 * (0.001 + 0.4))
     assert found.examples_per_sec == pytest.approx(4 * 64 / found.step.seconds)

@@ -68,8 +68,17 @@ def test_two_workers_and_servers_by_hand():
         total[message.kind] += message.wire_bytes
     assert 4 * VALUES <= total["pull"] < 4 * VALUES + 4 * FEW
     assert 4 * VALUES <= total["push"] < 4 * VALUES + 4 * FEW
+    # The values after an update are the answer to its gradients.
+    assert {(message.turn, message.kind) for message in work.messages} == {(1, "push"), (2, "pull")}
     assert work.memory.optimizer < FEW
     assert 12 * VALUES <= work.server_bytes < 12 * VALUES + FEW  # one has all: the rest is not worth a message
+
+
+def test_rows_come_after_their_ids_and_before_gradients_go():
+    words = ("--model=wide_deep", "--input=synthetic_clicks", "--train_steps=8", "--global_batch_size=32")
+    work = quantified(*words, hosts=2, servers=2)
+    turns = sorted({(each.turn, each.kind) for each in work.messages})
+    assert turns == [(1, "push"), (2, "pull"), (3, "push"), (4, "pull")]  # ids, rows; gradients, the values after
 
 
 def sent_by_the_engine(config):
