@@ -234,12 +234,14 @@ def main() -> None:
     parser.add_argument("--times", help="of a batch instead of memory, by the hardware in this file")
     parser.add_argument("--link", type=_link, help="with --times, between hosts: bits per second, and seconds of delay")
     parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("flags", nargs="*", help="more of all trainings, after --")
     arguments = parser.parse_args()
     if arguments.link and not arguments.times:
         parser.error("--link is of times; add --times")
     with tempfile.TemporaryDirectory() as folder:
         machines = with_links(arguments.times, arguments.link, Path(folder)) if arguments.link else [arguments.times]
-        compare = functools.partial(_times, machines, arguments.link) if arguments.times else _memory({})
+        more = arguments.flags
+        compare = functools.partial(_times, machines, arguments.link, more) if arguments.times else _memory({}, more)
         _compare_all(arguments, compare)
 
 
@@ -266,7 +268,7 @@ def _compare_all(arguments: argparse.Namespace, compare: Callable[[str, str], Se
         Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def _memory(empty: dict[str, float]) -> Callable[[str, str], tuple[float, float]]:
+def _memory(empty: dict[str, float], more: Sequence[str]) -> Callable[[str, str], tuple[float, float]]:
     """Returns what compares a case's bytes. `empty`: what jobs with a model of a few bytes take, by tasks."""
 
     def compare(workload: str, name: str) -> tuple[float, float]:
@@ -274,14 +276,14 @@ def _memory(empty: dict[str, float]) -> Callable[[str, str], tuple[float, float]
         if name not in empty:
             plain = (flag for flag in tasks.flags if "mesh" not in flag and "shard" not in flag)
             empty[name] = measured_bytes(tasks, (*_NOTHING, *_COMMON, *plain))
-        train_flags = flags(workload, tasks)
+        train_flags = (*flags(workload, tasks), *more)
         return predicted_bytes(tasks, train_flags), measured_bytes(tasks, train_flags) - empty[name]
 
     return compare
 
 
-def _times(machines: Sequence[str], link: Link | None, workload: str, name: str) -> list[float]:
-    tasks, train_flags = TASKS[name], flags(workload, TASKS[name])
+def _times(machines: Sequence[str], link: Link | None, more: Sequence[str], workload: str, name: str) -> list[float]:
+    tasks, train_flags = TASKS[name], (*flags(workload, TASKS[name]), *more)
     predicted = [predicted_seconds(tasks, train_flags, machine) for machine in machines]
     if not link:
         return [*predicted, measured_seconds(tasks, train_flags)]

@@ -241,7 +241,7 @@ class Flags:
         may_differ=True,
     )
     steps_per_loop: int = _placement(
-        Integer(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them."
+        Integer(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them, over slow links more."
     )
     jit: str = _placement(
         OneOf(("auto", "on", "off")),
