@@ -149,7 +149,8 @@ def predicted_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
 def predicted_seconds(tasks: Tasks, train_flags: Sequence[str], machine: str) -> float:
     """Returns the seconds that `crankshaft plan` predicts for a batch on the hardware in a file."""
     servers = [f"--num_ps={tasks.servers}"] if tasks.servers else []
-    words = ["plan", *train_flags, *servers, f"--on={machine}", f"--hosts={tasks.workers}"]
+    planned = (flag for flag in train_flags if not flag.startswith("--benchmark_arg"))
+    words = ["plan", *planned, *servers, f"--on={machine}", f"--hosts={tasks.workers}"]
     plan = _result(words)
     return plan["global_batch_size"] / plan["hosts"][0]["examples_per_sec"]
 

@@ -145,9 +145,9 @@ class LoopResult(NamedTuple):
 
     @property
     def step_seconds(self) -> float | None:
-        """What a step took of the first worker, by its clock within the call. Waits for it; None if none times them."""
+        """What a step took of the first worker, by its clock within the call. Waits for it; None if none was timed."""
         first = self.workers.read()[0] if self.workers else {}
-        return first["seconds"] / first["steps"] if "seconds" in first else None
+        return first["seconds"] / first["steps"] if "seconds" in first and first["steps"] else None
 
 
 @dataclasses.dataclass(frozen=True)
