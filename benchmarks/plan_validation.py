@@ -160,14 +160,14 @@ def measured_seconds(tasks: Tasks, train_flags: Sequence[str], hosts: Hosts | No
     words = [*train_flags, "--mode=benchmark"]
     if not hosts:
         return 1 / _result([*tasks.command, *words])["steps_per_sec"]
-    return 1 / _result(["train", *words], functools.partial(_on_hosts, hosts, tasks))["steps_per_sec"]
+    return 1 / _result(["train", *words], functools.partial(on_hosts, hosts, tasks))["steps_per_sec"]
 
 
 def _here(command: Sequence[str]) -> list[Process]:
     return [Process(command)]
 
 
-def _on_hosts(hosts: Hosts, tasks: Tasks, command: Sequence[str]) -> list[Process]:
+def on_hosts(hosts: Hosts, tasks: Tasks, command: Sequence[str]) -> list[Process]:
     """Returns the processes of a job: the coordinator's first, then workers and servers, each on a host of its own."""
     jobs = [("worker", index) for index in range(tasks.workers)] + [("ps", index) for index in range(tasks.servers)]
     places = [*enumerate(jobs)]
@@ -208,7 +208,7 @@ def with_links(machine: str, link: Link, folder: Path) -> list[str]:
         for size, seconds in figures.network_seconds
     )
     with Hosts(2, link) as hosts:
-        processes = _on_hosts(hosts, TASKS["two_workers"], [sys.executable, "-m", "crankshaft.launch.plan.links"])
+        processes = on_hosts(hosts, TASKS["two_workers"], [sys.executable, "-m", "crankshaft.launch.plan.links"])
         rows = json.loads(run_together(processes, environment=os.environ)[0][-1])
     (_, latency), *others = sorted((float(size), seconds) for size, seconds in rows.items())
     measured = ((0.0, latency), *others)

@@ -145,7 +145,7 @@ class LoopResult(NamedTuple):
 
     @property
     def step_seconds(self) -> float | None:
-        """What a step took of the first worker, by its clock within the call. Waits for it; None if none was timed."""
+        """Seconds of a step, by the first worker's clock in the call. Waits for the call; None if it timed no step."""
         first = self.workers.read()[0] if self.workers else {}
         return first["seconds"] / first["steps"] if "seconds" in first and first["steps"] else None
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import time
 
-# The most that a call takes beside its steps, as a share of them. Calls of several workers end, and leases of servers
-# begin and end, by messages; over a slow link, calls of 0.25 s would be single steps and take most of it for these.
+# Calls of several workers end, and leases of servers begin and end, by messages. Over a slow link, calls of 0.25 s
+# would be single steps, and spend most of their time on these. So a call lasts until they take a tenth as long as its
+# steps, but no longer for it than 4 s: a signal is answered between calls.
 _OVERHEAD = 0.1
+_LONGEST_SECONDS = 4.0
 ASSIGN_SECONDS = 3e-3  # of the one coordinator, per lease; 2.3 ms with 8 workers, 4.1 with 256: benchmarks.leases
 _LEASE_SECONDS = 0.25
 _WORKERS_AT_THAT = 8
@@ -77,7 +79,7 @@ class Pace:
         """Calls loop(step, at most `limit` steps, *extra) and returns its result. Something is due after `limit`."""
         before = self._clock()
         result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *extra, due=step + limit)
-        step_seconds = None
+        step_seconds = None  # without what a call takes beside them, where workers measure it
         if self._before is not None:
             self._before.sums.read()
             step_seconds = self._before.step_seconds
@@ -87,8 +89,10 @@ class Pace:
         # A much shorter call than intended is no evidence, unless it took too long; the first one compiles.
         is_reliable = 2 * result.steps >= self.steps or (result.steps > 1 and seconds > self._target_seconds)
         if self._calls > 1 and is_reliable:
-            steps_seconds = seconds if step_seconds is None else min(seconds, result.steps * step_seconds)
-            self.fit(result.steps, steps_seconds, seconds - steps_seconds)
+            overhead = 0.0
+            if step_seconds is not None:  # to wait for data takes the longer the more steps there are
+                overhead = max(0.0, seconds - result.steps * step_seconds - result.input_seconds)
+            self.fit(result.steps, seconds - overhead, overhead)
         return result
 
     def fit(self, steps: int, seconds: float, overhead_seconds: float = 0.0) -> None:
@@ -96,13 +100,12 @@ class Pace:
 
         Args:
           steps: of a call.
-          seconds: that they took.
-          overhead_seconds: of the call beside its steps, whatever their number. A call becomes longer than intended
-            until it is a tenth of the steps'.
+          seconds: of its steps.
+          overhead_seconds: of the call beside its steps, whatever their number.
         """
         self.step_seconds = seconds / steps
         if not self._fixed:
-            target = max(self._target_seconds - overhead_seconds, overhead_seconds / _OVERHEAD)
+            target = max(self._target_seconds - overhead_seconds, min(overhead_seconds / _OVERHEAD, _LONGEST_SECONDS))
             wanted = steps * target / max(seconds, 1e-6)
             self.steps = max(1, min(round(wanted), 8 * self.steps))
 

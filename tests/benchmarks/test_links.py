@@ -1,5 +1,6 @@
 """`benchmarks.links`: what links of a rate, a delay and losses do to packets of real sockets."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.children import run_together
 from benchmarks.links import Hosts, Link
+from benchmarks.plan_validation import TASKS, on_hosts
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +104,19 @@ def test_a_stream_travels_at_the_rate_of_the_link(rate, delay, megabytes):
             if found[-1] > 0.8 * rate:
                 break
         assert 0.8 * rate < max(found) < rate, found  # headers, and TCP's slow start, take their share
+
+
+@pytest.mark.slow
+def test_leases_over_a_slow_link_are_more_than_steps(tmp_path):
+    """A step takes 0.2 s, and what begins and ends a lease longer: leases of a quarter of a second would be 40."""
+    tasks, path = TASKS["2+2_servers"]._replace(workers=1, servers=1), tmp_path / "result.json"
+    words = ("train", "--model=logistic", "--input=digits", "--mode=train", "--train_steps=40", "--jit=off")
+    command = (sys.executable, "-m", "crankshaft", *words, *tasks.flags, f"--result_json={path}")
+    with Hosts(2, Link(delay_seconds=0.05)) as hosts:
+        run_together(on_hosts(hosts, tasks, command), environment=os.environ)
+    result = json.loads(path.read_text())
+    assert (result["step"], result["leases"]["retried"]) == (40, 0)
+    assert result["leases"]["done"] <= 20
 
 
 def test_nothing_is_left_of_hosts_whose_process_was_killed(tmp_path):

@@ -57,7 +57,7 @@ class LeaseResult(NamedTuple):
       first: the first of these steps.
       starts: how often the lease was started, by the counters; 0 if not counted.
       seconds: its duration.
-      steps_seconds: that of its steps alone, without the messages before the first and after the last.
+      steps_seconds: the duration of its steps, without the messages before the first and after the last.
       worker: that ran it.
       input_stats: `InputStats`; [4] in the graph.
     """
@@ -113,7 +113,8 @@ class Counters:
 
     def begin(self, lease: Lease, worker: tf.Tensor) -> tf.Tensor:
         """Records a worker's start of a lease; returns the counts."""
-        a_start = self.ones_at(self.starts_at(lease.slot))  # before the server waits for `taker`: no message between
+        # Not among what waits for `taker`: the server's answer would go to the worker, and this back.
+        a_start = self.ones_at(self.starts_at(lease.slot))
         taker = tf.raw_ops.ResourceScatterUpdate(resource=self.takers.handle, indices=lease.slot, updates=worker)
         with tf.control_dependencies([taker]):
             return self.add(a_start)

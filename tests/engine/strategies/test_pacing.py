@@ -146,16 +146,30 @@ def test_calls_become_longer_until_what_they_take_beside_their_steps_is_a_tenth_
         found.append(pace.steps)
     assert found == [8, 50, 50, 50]  # of 0.08 s, beside 0.4
     assert pace.step_seconds == pytest.approx(0.08)
+    pace.fit(50, 4.0, overhead_seconds=100.0)
+    assert pace.steps == 50  # no longer than 4 s
 
 
-@pytest.mark.parametrize(("seconds_a_call", "expected"), [(0.0, 25), (0.01, 24), (0.1, 100)])
-def test_what_a_call_takes_beside_its_steps_is_known_by_the_clock_of_workers_within_it(seconds_a_call, expected):
-    device = Device(seconds_a_call, seconds_a_step=0.01)
+def timed_by_workers(device, input_seconds_a_step=0.0):
+    """Returns a loop of steps of 0.01 s, by workers' clocks, before which data is awaited."""
 
     def loop(step, limit, due):
-        seconds = 0.01 * limit
-        return device(step, limit, due)._replace(workers=WorkerRows(["seconds", "steps"], np.array([[seconds, limit]])))
+        rows = WorkerRows(["seconds", "steps"], np.array([[0.01 * limit, limit]]))
+        device.now += limit * input_seconds_a_step
+        return device(step, limit, due)._replace(workers=rows, input_seconds=limit * input_seconds_a_step)
 
     loop.reach = device.reach
-    run(Pace(0, target_seconds=0.25, clock=device.clock), loop, 6)
+    return loop
+
+
+@pytest.mark.parametrize(("seconds_a_call", "expected"), [(0.0, 25), (0.01, 24), (0.1, 100), (1.0, 400)])
+def test_what_a_call_takes_beside_its_steps_is_known_by_the_clock_of_workers_within_it(seconds_a_call, expected):
+    device = Device(seconds_a_call, seconds_a_step=0.01)
+    run(Pace(0, target_seconds=0.25, clock=device.clock), timed_by_workers(device), 6)
     assert device.calls[-2:] == [expected, expected]
+
+
+def test_calls_that_wait_for_data_become_no_longer_for_it():
+    device = Device(0.0, seconds_a_step=0.01)
+    run(Pace(0, target_seconds=0.25, clock=device.clock), timed_by_workers(device, input_seconds_a_step=0.04), 6)
+    assert device.calls[-2:] == [5, 5]
