@@ -1,6 +1,5 @@
 """The architecture's rules, read from the source by `ast`: which folder may import what, who may read flags
-and the environment, how long a file and a function may grow, what tests may look at. Imports nothing
-that it checks."""
+and the environment, what tests may look at. Imports nothing that it checks."""
 
 import ast
 import sys
@@ -44,9 +43,6 @@ READERS = {
     "tensorflow.compat.v1.app",
     "tensorflow.compat.v1.flags",
 }
-
-MAX_FILE_LINES = 600
-MAX_FUNCTION_LINES = 60
 
 # Names with an underscore that tests may use.
 OPEN_TO_ALL = {
@@ -112,25 +108,6 @@ def reader_faults(root: Path) -> list[str]:
     return faults
 
 
-def length_faults(root: Path) -> list[str]:
-    """One line for each file and function that has grown past one thought."""
-    faults = []
-    for path in source_files(root):
-        source = (root / path).read_text(encoding="utf-8")
-        lines = len(source.splitlines())
-        if lines > MAX_FILE_LINES:
-            faults.append(f"{path} has {lines} lines, over {MAX_FILE_LINES}; make it two files")
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = node.end_lineno - node.lineno + 1
-                if lines > MAX_FUNCTION_LINES:
-                    faults.append(
-                        f"{path}:{node.lineno} {node.name} has {lines} lines, "
-                        f"over {MAX_FUNCTION_LINES}; make it two functions"
-                    )
-    return faults
-
-
 def privacy_faults(root: Path) -> list[str]:
     """One line for each place where a test looks at what is another's own: an attribute, or a name that is imported."""
     faults = []
@@ -191,7 +168,6 @@ RULES = {
     "no arrow between folders runs back up": lambda root: circles(between_folders(arrows(root))),
     "one file knows the layout of a run": layout_faults,
     "only launch reads flags and the environment": reader_faults,
-    "files and functions stay short": length_faults,
     "tests look at nothing that is another's own": privacy_faults,
 }
 
@@ -305,17 +281,3 @@ def test_a_fault_is_found(tmp_path, rule, path, source, said):
 def test_what_is_right_is_let_through(tmp_path, path, source):
     root = plant(tmp_path, path, source)
     assert import_faults(root) + reader_faults(root) + privacy_faults(root) == []
-
-
-def test_file_is_too_long_only_past_its_limit(tmp_path):
-    plant(tmp_path, "engine/just.py", "a = 1\n" * MAX_FILE_LINES)
-    plant(tmp_path, "engine/over.py", "a = 1\n" * (MAX_FILE_LINES + 1))
-    plant(tmp_path, "tests/long.py", "a = 1\n" * (MAX_FILE_LINES + 1))
-    assert length_faults(tmp_path) == ["engine/over.py has 601 lines, over 600; make it two files"]
-
-
-def test_function_is_too_long_only_past_its_limit(tmp_path):
-    just = "def just():\n" + "    a = 1\n" * (MAX_FUNCTION_LINES - 1)
-    over = "class A:\n    async def over():\n" + "        a = 1\n" * MAX_FUNCTION_LINES
-    plant(tmp_path, "launch/a.py", just + over)
-    assert length_faults(tmp_path) == ["launch/a.py:62 over has 61 lines, over 60; make it two functions"]
