@@ -456,6 +456,41 @@ def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) 
             assign_local(variable, tf.where(is_due, average, value))
 
 
+def override_beside_rule(optimizer: tf.keras.optimizers.Optimizer) -> str | None:
+    """Returns the name of a method that an optimizer's class overrides and `update` does not call, or None.
+
+    These are the parts of Keras's `apply` other than the rule: the engine sums, clips, decays and averages itself.
+    Muon's decay, which is Keras's own, has a check of its own (`engine.optimizers.keras_adapter`).
+    """
+    for method in _BESIDE_RULE:
+        defining_class = next(kind for kind in type(optimizer).__mro__ if method in vars(kind))
+        checked_elsewhere = method == "_apply_weight_decay" and defining_class is tf.keras.optimizers.Muon
+        if not issubclass(tf.keras.optimizers.Optimizer, defining_class) and not checked_elsewhere:
+            return method
+    return None
+
+
+_BESIDE_RULE = (
+    "apply",
+    "apply_gradients",
+    "_apply_weight_decay",
+    "_all_reduce_sum_gradients",
+    "_backend_apply_gradients",
+    "_backend_increment_gradient_accumulators",
+    "_backend_reset_gradient_accumulators",
+    "_clip_by_norm",
+    "_clip_gradients",
+    "_distributed_tf_update_step",
+    "_filter_empty_gradients",
+    "_overwrite_model_variables_with_average_value",
+    "_overwrite_variable_with_gradient",
+    "_overwrite_variables_directly_with_gradients",
+    "_update_model_variables_moving_average",
+    "finalize_variable_values",
+    "scale_loss",
+)
+
+
 def acts_once_per_step(optimizer: tf.keras.optimizers.Optimizer) -> bool:
     """Returns whether a rule does more in a step than to update each variable, see `_LocalUpdates`."""
     return type(optimizer)._backend_update_step is not tf.keras.optimizers.Optimizer._backend_update_step

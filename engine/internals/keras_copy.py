@@ -155,18 +155,21 @@ def copy_state(source: tf.keras.Model, copy: tf.keras.Model) -> None:
                 mine.load_assets(folder)
 
 
+def optimizer_config(optimizer: tf.keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Returns an optimizer's configuration, in which a schedule is the object itself: it need not have `get_config`."""
+    rate = optimizer._learning_rate
+    if not callable(rate):
+        return optimizer.get_config()
+    try:
+        vars(optimizer)["_learning_rate"] = None
+        return {**optimizer.get_config(), "learning_rate": rate}
+    finally:
+        vars(optimizer)["_learning_rate"] = rate
+
+
 def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
     """Returns a new optimizer of the same class, rate, settings and exclusions, without updates."""
-    rate = optimizer._learning_rate
-    if callable(rate):  # a schedule has no state, so it is shared
-        try:
-            vars(optimizer)["_learning_rate"] = None
-            config = {**optimizer.get_config(), "learning_rate": rate}
-        finally:
-            vars(optimizer)["_learning_rate"] = rate
-    else:
-        config = optimizer.get_config()
-    made = type(optimizer).from_config(config)
+    made = type(optimizer).from_config(optimizer_config(optimizer))
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(made, name, getattr(optimizer, name))

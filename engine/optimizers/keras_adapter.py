@@ -132,12 +132,16 @@ class KerasOptimizer(Optimizer):
                     f"Keras optimizer {optimizer.name} has {option}={value}, which the engine "
                     f"does; leave it out and {cure}"
                 )
-        for method in ("apply", "apply_gradients"):
-            if getattr(type(optimizer), method) is not getattr(tf.keras.optimizers.Optimizer, method):
-                raise UsageError(
-                    f"Keras optimizer {optimizer.name} overrides {method}, which is never called, since it would "
-                    "sum across replicas; override update_step"
-                )
+        if isinstance(optimizer, tf.keras.optimizers.MultiOptimizer):
+            raise UsageError(
+                f"Keras optimizer {optimizer.name} is a MultiOptimizer, which can't be trained; use one optimizer, and "
+                "Trainer.learning_rate_multiplier for the weights whose rate differs, or a Trainer with two optimizers"
+            )
+        if method := keras.override_beside_rule(optimizer):
+            raise UsageError(
+                f"Keras optimizer {optimizer.name} overrides {method}, which is never called: the engine itself sums "
+                "gradients across replicas, clips them, decays and averages weights; override update_step"
+            )
         if not keras.belongs_to_current_strategy(optimizer):
             raise UsageError(
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
@@ -151,18 +155,25 @@ class KerasOptimizer(Optimizer):
         return super()._decays(target) and keras.decays(self.keras_optimizer, target.original)
 
     def _update(self, pairs, learning_rate, counts):
+        optimizer = self.keras_optimizer
+        is_muon = self._weight_decay is None and isinstance(optimizer, tf.keras.optimizers.Muon)
+        if is_muon and (optimizer.adam_weight_decay or 0) != (optimizer.weight_decay or 0):
+            raise UsageError(
+                f"Keras optimizer {optimizer.name} has adam_weight_decay={optimizer.adam_weight_decay} and "
+                f"weight_decay={optimizer.weight_decay}; the engine decays all weights alike: set both to one value"
+            )
         # Keras squares the values of slices one by one: a repeated row would get a sum of squares.
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
         variables = [_on_this_replica(target.variable) for _, target in pairs]
         each = tf.unstack(counts)
         rates = [(target.rate(learning_rate), each[target.position]) for _, target in pairs]
         try:
-            keras.update(self.keras_optimizer, gradients, variables, rates, [each[t.position] for t in self._targets])
+            keras.update(optimizer, gradients, variables, rates, [each[t.position] for t in self._targets])
         except (AttributeError, IndexError, KeyError) as error:  # a slot that was not made
             if not (changed := self.changed_settings):
                 raise
             raise UsageError(
-                f"{', '.join(changed)} of Keras optimizer {self.keras_optimizer.name}, as set in the run, needs "
+                f"{', '.join(changed)} of Keras optimizer {optimizer.name}, as set in the run, needs "
                 "optimizer state that was not made; make the optimizer with a value other than 0"
             ) from error
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..internals import keras
+from ..internals import keras, keras_copy
 from ..internals.arguments import (
     DECAY,
     FINITE,
@@ -366,7 +366,8 @@ def options_of(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: St
         return {*OF_RATE, *OF_RULE} - (set() if excludes else {"weight_decay_exclude"})
     theirs = getattr(optimizer, "keras_optimizer", optimizer)
     theirs = getattr(theirs, "inner_optimizer", theirs)
-    settings = theirs.get_config() if isinstance(theirs, tf.keras.optimizers.Optimizer) else vars(theirs)
+    is_keras = isinstance(theirs, tf.keras.optimizers.Optimizer)
+    settings = keras_copy.optimizer_config(theirs) if is_keras else vars(theirs)
     has = {
         "optimizer": type(theirs).__name__.lower() == options.optimizer.lower(),
         "optimizer_arg": all(settings.get(name) == value for name, value in options.optimizer_arg.items()),

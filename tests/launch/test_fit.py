@@ -116,8 +116,19 @@ def many_in_lists():
     return {name: list(each.values()) for name, each in data.items()}
 
 
+class Transformers(keras.optimizers.schedules.LearningRateSchedule):
+    """The schedule of TensorFlow's Transformer tutorial, which has no `get_config`."""
+
+    def __init__(self, width, warmup_steps):
+        self.width, self.warmup_steps = tf.cast(width, tf.float32), warmup_steps
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32) + 1
+        return tf.math.rsqrt(self.width) * tf.minimum(tf.math.rsqrt(step), step * self.warmup_steps**-1.5)
+
+
 def averaged():
-    rate = keras.optimizers.schedules.CosineDecay(0.05, 40)
+    rate = Transformers(64, 20)
     return mlp(keras.optimizers.Nadam(rate, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=7, clipvalue=0.01))
 
 

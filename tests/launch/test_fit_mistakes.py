@@ -37,6 +37,11 @@ class Halves(keras.optimizers.SGD):
         super().apply([grad / 2 for grad in grads], trainable_variables)
 
 
+class Doubled(keras.optimizers.SGD):
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        super()._backend_apply_gradients([2 * grad for grad in grads], trainable_variables)
+
+
 LINE = [keras.Input([8]), layers.Dense(1)]
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
@@ -71,6 +76,12 @@ MISTAKES = {
     "validation_data has 4 components": (mlp, {"validation_data": (1, 2, 3, 4)}),
     "hooks=3 is not a list": (mlp, {"hooks": 3}),
     "overrides apply, which is never called": (lambda: mlp(Halves()), {}),
+    "overrides _backend_apply_gradients, which is never called": (lambda: mlp(Doubled()), {}),
+    "and Trainer.learning_rate_multiplier for the weights": (
+        lambda: mlp(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD()))),
+        {},
+    ),
+    "adam_weight_decay=0.1 and weight_decay=0.004": (lambda: mlp(keras.optimizers.Muon(adam_weight_decay=0.1)), {}),
     "batch_size=8, and x comes in batches of 16": (
         mlp,
         {"x": Batches(sample(8), classes(3)), "y": None, "batch_size": 8},
