@@ -128,7 +128,8 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
             name, shape = of_any_length[0]
             raise UsageError(
                 f"{owner}'s model does not take {name} of shape {shape}, in which examples differ: {reason(error)}; "
-                "make all of one shape, as by np.pad, or use layers for any length"
+                "make all of one shape, as by np.pad, or use layers for any length; if they are, and a dataset does "
+                "not know it: dataset.map(lambda x, y: (tf.ensure_shape(x, [None, steps, features]), y))"
             ) from error
         raise
 

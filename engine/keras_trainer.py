@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -237,6 +237,7 @@ class KerasTrainer(Trainer):
                 outputs = self.forward(features, training=False)
                 self.forward(features, training=True) if self._kept.kept else None
             labels, weights = self._weighed(labels)
+            _check_names(compiled, labels, outputs, names or ())
             if self._own_loss is None and self._losses is None and not self.model.losses:
                 raise UsageError(
                     f"{type(self.model).__name__} is compiled without a loss, and its layers add none; call "
@@ -265,7 +266,10 @@ class KerasTrainer(Trainer):
         if compiled["loss"] is not None and self._own_loss is None:
             if labels is None:
                 raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
-            self._losses = keras_compile.Losses(compiled["loss"], compiled["loss_weights"], output_names=names)
+            loss = compiled["loss"]
+            if isinstance(loss, dict):  # Keras asks for labels of an output whose loss is None
+                loss = {name: value for name, value in loss.items() if value is not None}
+            self._losses = keras_compile.Losses(loss, compiled["loss_weights"], output_names=names)
         self._of_whole_batch: list[str] = []
         specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), (features, labels, of_examples))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
@@ -507,6 +511,28 @@ def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> dict[str, tuple]:
         loss, updates = own_loss(features, labels, outputs, weights, True)
     numbers = [tf.cast(x, tf.float32) for each in updates.values() for x, *_ in each if x.shape.rank == 0]
     return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}
+
+
+def _check_names(compiled: Mapping[str, Any], labels: Any, outputs: Any, output_names: Iterable[str]) -> None:
+    """Raises `UsageError` unless labels by name fit the outputs with a loss or a metric.
+
+    Keras compares an output without labels of its name with those of another one.
+    """
+    if not isinstance(labels, dict) or not isinstance(outputs, dict):
+        return
+    loss = compiled["loss"] if isinstance(compiled["loss"], dict) else dict.fromkeys(outputs, compiled["loss"])
+    has_metrics = compiled["metrics"] or compiled["weighted_metrics"]  # for some outputs: Keras asks for all labels
+    compared = {name for name in outputs if has_metrics or loss.get(name) is not None}
+    missing, unknown = compared - labels.keys(), labels.keys() - outputs.keys() - {*output_names}
+    if missing or unknown:
+        has = f"y has labels for {', '.join(map(repr, labels))}"
+        if unknown:
+            raise UsageError(f"{has}, and the model's outputs are {', '.join(map(repr, outputs))}; use these names")
+        name = min(missing)
+        raise UsageError(
+            f"{has}, and the model is compiled with a loss for its output {name!r}, or with metrics; add y[{name!r}], "
+            "or compile with losses of the other outputs alone, by their names"
+        )
 
 
 def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:

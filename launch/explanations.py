@@ -156,7 +156,8 @@ _KNOWN = (
         "If an RNN is stateful",
         lambda *_: UsageError(
             "a stateful layer has another batch size than its step; give the model batch_shape=[n, ...], n being "
-            f"{setting('global_batch_size')} over the number of replicas and {setting('accumulate_steps')}"
+            f"{setting('global_batch_size')} over the number of replicas and {setting('accumulate_steps')}, and drop "
+            "the data's last examples if they fill no batch"
         ),
     ),
     _Known(
@@ -203,7 +204,12 @@ _KNOWN = (
     _Known(  # whose message continues in other lines
         ("ValueError",), "Invalid `(weighted_)?metrics`", lambda error, _: UsageError(" ".join(str(error).split()))
     ),
-    _Known(_INVALID, "assertion failed", lambda error, _: UsageError(reason(error))),
+    # TensorFlow puts each operand of tf.debugging.Assert in brackets.
+    _Known(
+        _INVALID,
+        "assertion failed",
+        lambda error, _: UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]")),
+    ),
 )
 
 

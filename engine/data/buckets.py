@@ -39,7 +39,7 @@ class Buckets:
     def check(self, longest: int) -> None:
         """Raises `UsageError` if an example belongs to no bucket."""
         if longest > self.boundaries[-1]:
-            raise UsageError(f"the longest example is of length {longest:,}, and {_no_bucket()}")
+            raise UsageError(f"the longest example is of length {longest:,}, and {_NO_BUCKET}")
 
     def check_stream(self, order: Order) -> None:
         """Raises `UsageError` if a stream's batches, which have one size, exceed the bound, or had another size."""
@@ -216,8 +216,7 @@ def _one_size() -> str:
     return f"with {setting('bucket_by')} a resumed run keeps its batch size"
 
 
-def _no_bucket() -> str:
-    return f"{setting('bucket_by')} has no boundary that long; add one, or leave such examples out"
+_NO_BUCKET = "bucket_by has no boundary that long; add one, or leave such examples out"
 
 
 def in_windows(examples: tf.data.Dataset, buckets: Buckets, batch_size: int, seed: int | None, epoch: tf.Tensor):
@@ -249,7 +248,9 @@ def in_windows(examples: tf.data.Dataset, buckets: Buckets, batch_size: int, see
             rows = shortest_first[index * batch_size : (index + 1) * batch_size]
             longest = tf.reduce_max(tf.gather(lengths, rows), 0)
             bucket = tf.searchsorted(boundaries, longest[buckets.axis : buckets.axis + 1])[0]
-            with tf.control_dependencies([tf.debugging.Assert(bucket < len(buckets.boundaries), [_no_bucket()])]):
+            is_short_enough = bucket < len(buckets.boundaries)
+            message = ["an example is of length", longest[buckets.axis], f"and {_NO_BUCKET}"]
+            with tf.control_dependencies([tf.debugging.Assert(is_short_enough, message)]):
                 longest = tf.tensor_scatter_nd_update(longest, [[buckets.axis]], boundaries[bucket : bucket + 1])
             return form.padded_to(longest, tf.nest.map_structure(lambda x: tf.gather(x, rows), window))
 

@@ -41,7 +41,10 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
         try:
             return np.array(nest)
         except ValueError as error:
-            raise SourceError(f"a list of lists that are not of one length can't be an array ({error})") from None
+            raise SourceError(
+                f"a list of lists that are not of one length can't be an array ({error}); for examples that vary in "
+                "length give tf.ragged.constant(list)"
+            ) from None
     if isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields"):
         return type(nest)(as_arrays(each, may_lack, as_one) for each in nest)
     return nest

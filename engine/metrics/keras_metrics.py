@@ -11,6 +11,8 @@ from . import trials
 from .means import combined, weighable
 from .pairs import KerasSums
 
+_WITH_COLUMNS = "give it [batch, 1] rather than [batch], as most expect: labels[:, None] and predictions[:, None]"
+
 
 class KerasMetric:
     """A `tf.keras.metrics.Metric`, unchanged, for `Trainer.metrics`.
@@ -107,19 +109,27 @@ class KerasMetric:
         try:
             if not self._metric.variables:  # some of Keras's are created by the first batch
                 self._metric.update_state(*_drawn(form, 1, random))
-            sums = all(self._is_additive(form, random) for _ in range(trials.TRIALS))
+            has_state = bool(self._metric.variables)
+            sums = has_state and all(self._is_additive(form, random) for _ in range(trials.TRIALS))
         except Exception as error:  # the metric's own code may raise anything
             cure = "give it labels and predictions as its update_state takes them"
             if any(not shape for _, shape in form):
-                cure += ", [batch, 1] rather than [batch] for most: labels[:, None] and predictions[:, None]"
+                cure += f"; {_WITH_COLUMNS}"
             raise UsageError(
                 f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; {cure}"
             ) from error
+        if not has_state:
+            raise UsageError(
+                f"Keras metric {name} ({type(self._metric).__name__}) has no variable, so a compiled step can't add to "
+                "its state; replace a Python list by variables from add_weight"
+            )
         if not sums:
+            cure = "return pairs of crankshaft.mean, or compute it in a hook"
+            if any(not shape for _, shape in form):
+                cure = f"{_WITH_COLUMNS}, or {cure}"
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
-                "examples, so it can't be merged over batches and replicas; return pairs of crankshaft.mean, or "
-                "compute it in a hook"
+                f"examples, so it can't be merged over batches and replicas; {cure}"
             )
 
     def _is_additive(self, form, random) -> bool:

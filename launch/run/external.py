@@ -48,7 +48,7 @@ def _checked(run: BaseRun, data, example_of_run) -> Split:
         split = views.weighed_as(split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights))
     wanted, actual = map(form.without_weights, (form.element_spec(example_of_run), split.element_spec))
     if wanted != actual:
-        check_like("data", wanted, actual)
+        check_like("data", wanted, actual, "resize or pad it, or open a run with data of this size")
     if not split.by_index:
         run.external_streams[:] = [*run.external_streams[1 - _STREAMS :], (data, split)]
     return split
@@ -78,14 +78,14 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 
-def check_like(name: str, wanted, spec, if_resized: str = "") -> None:
+def check_like(name: str, wanted, spec, if_resized: str) -> None:
     """Raises `UsageError` where one example, a nest of specs, is not what the run takes.
 
     Args:
       name: of the data.
       wanted: what the run takes.
       spec: one example.
-      if_resized: what to do where only the sizes of images or sequences differ.
+      if_resized: what to do where only sizes differ.
     """
 
     def shown(specs) -> str:
@@ -97,6 +97,10 @@ def check_like(name: str, wanted, spec, if_resized: str = "") -> None:
     def forms(specs) -> list:
         return [(tf.as_dtype(x.dtype), len(x.shape)) for x in tf.nest.flatten(specs)]
 
+    def has_lengths(specs) -> bool:
+        return form.map_padded(lambda padded: padded.values, specs) != specs
+
+    lacks_lengths = has_lengths(wanted) and not has_lengths(spec)
     wanted, spec = (form.map_padded(lambda padded: form.Padded(*padded), each) for each in (wanted, spec))
     try:
         alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, spec)))
@@ -106,8 +110,10 @@ def check_like(name: str, wanted, spec, if_resized: str = "") -> None:
         check_names("the data", wanted, spec)
     if not alike:
         line = f"{name} are {shown(spec)} an example; this run's are {shown(wanted)}"
-        if isinstance(spec, tuple) and not isinstance(wanted, (tuple, dict)):
+        if lacks_lengths:
+            line += "; the run needs each example's length: give a tf.RaggedTensor, a crankshaft.Padded or a Source"
+        elif isinstance(spec, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
-        elif if_resized and forms(wanted) == forms(spec) and any(rank > 1 for _, rank in forms(wanted)):
+        elif forms(wanted) == forms(spec):
             line += f"; {if_resized}"
         raise UsageError(line)

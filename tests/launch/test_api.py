@@ -125,8 +125,15 @@ def test_a_run_predicts_and_evaluates(plane_run):
 
 @pytest.mark.parametrize("features", [EVAL_POINTS[:, :2], EVAL_POINTS.astype("int32"), {"x": EVAL_POINTS}])
 def test_other_features_than_the_runs_are_told(plane_run, features):
-    with pytest.raises(UsageError, match=r"^features are .* an example; this run's are float32\[3\]$"):
+    with pytest.raises(
+        UsageError, match=r"^features are .* an example; this run's are float32\[3\](; model.predict.*)?$"
+    ):
         plane_run.predict(features)
+
+
+def test_data_of_another_size_is_told_what_to_do(plane_run):
+    with pytest.raises(UsageError, match=r"'float32\[3\]', 'float32\[1\]'\); resize or pad it, or open a run with"):
+        plane_run.evaluate((EVAL_POINTS[:, :2], EVAL_HEIGHTS))
 
 
 def test_a_source_is_evaluated_if_it_is_of_the_same_form(plane_run):

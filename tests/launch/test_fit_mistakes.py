@@ -42,10 +42,42 @@ class Doubled(keras.optimizers.SGD):
         super()._backend_apply_gradients([2 * grad for grad in grads], trainable_variables)
 
 
+class Listed(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="listed")
+        self.values = []
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.values.append(tf.reduce_mean(y_pred))
+
+    def result(self):
+        return tf.add_n(self.values) / len(self.values)
+
+
+def of_two_outputs(**how):
+    features = keras.Input([8])
+    outputs = {"a": layers.Dense(1)(features), "b": layers.Dense(1)(features)}
+    return compiled(keras.Model(features, outputs), **how)
+
+
+def stateful():
+    return compiled(keras.Sequential([keras.Input(batch_shape=[BATCH, 8, 1]), layers.GRU(2, stateful=True)]))
+
+
+A, ONE = {"a": sample(1)}, {"a": "mse"}
 LINE = [keras.Input([8]), layers.Dense(1)]
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
     "overrides train_step": (lambda: compiled(OwnStep([*LINE])), {}),
+    "add y['b'], or compile with losses of the other outputs": (of_two_outputs, {"y": A}),
+    "for its output 'b', or with metrics": (lambda: of_two_outputs(loss=ONE, metrics={"b": ["mae"]}), {"y": A}),
+    "y has labels for 'a', 'c', and the model's outputs are 'a', 'b'": (of_two_outputs, {"y": {**A, "c": sample(1)}}),
+    "(Listed) has no variable": (lambda: compiled(keras.Sequential([*LINE]), metrics=[Listed()]), {"y": sample(1)}),
+    "give it [batch, 1] rather than [batch]": (
+        lambda: compiled(keras.Sequential([*LINE, layers.Reshape([])]), metrics=["mse"]),
+        {"y": sample(1)[:, 0]},
+    ),
+    "and drop the data's last examples if they fill no batch": (stateful, {"x": sample(8, 1), "y": sample(2)}),
     "has the metric": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
     "epoch is unknown": (mlp, {"epoch": 3}),
     "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),

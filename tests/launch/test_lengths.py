@@ -88,6 +88,13 @@ def test_a_mistake_in_buckets_is_one_line(buckets, line):
         run(varying.Mean, data=(made("source"), None), train_steps=1, bucket_by=buckets, **FLAGS)
 
 
+def test_an_example_of_a_stream_that_fits_no_bucket_is_named_by_its_length():
+    with pytest.raises(
+        UsageError, match=r"^an example is of length \d+ and bucket_by has no boundary that long; add one"
+    ):
+        run(varying.Mean, data=(made("dataset"), None), train_steps=40, bucket_by="0:5,7", **FLAGS)
+
+
 def test_buckets_of_examples_of_one_length_are_one_line():
     arrays = np.ones([8, 3], np.float32)
     with pytest.raises(UsageError, match="an example of the data has 0 unknown dimensions; give a dataset or a source"):

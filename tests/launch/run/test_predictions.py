@@ -86,7 +86,10 @@ def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"data": FEATURES[:, :2]}, r"^features are float32\[2\] an example; this run's are float32\[4\]$"),
+        (
+            {"data": FEATURES[:, :2]},
+            r"^features are float32\[2\] an example; this run's are float32\[4\]; model.predict",
+        ),
         ({"data": Pets().between(0, 2), "split": "eval"}, "^split='eval' is one of the run's own data or of a named"),
         ({"split": "test"}, r"^split='test': the run's data has no such split; it has train, eval$"),
         ({"data": "digit"}, r"^input=digit is unknown; .*digits"),
