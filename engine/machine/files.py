@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import re
@@ -18,8 +19,12 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from absl import logging
+
 from ..errors import UsageError
 
+# How a file system answers that it has no fsync: of folders, as CIFS, vboxsf and some FUSE ones do, or of any file.
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _RANDOM_BYTES = 8
 _MOST_JSON_BYTES = 1 << 28  # twice a manifest of a million variables
 _SUFFIX = ".tmp"
@@ -100,10 +105,10 @@ def read_json(
 
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Replaces whatever is at `path` by a text in UTF-8, after it is completely on disk. Raises OSError."""
-    with replacing(path, make_file) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    with replacing(path, make_file) as temporary:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+        sync(temporary)
 
 
 def append(descriptor: int, content: bytes) -> None:
@@ -119,12 +124,29 @@ def append(descriptor: int, content: bytes) -> None:
 
 
 def sync(path: str | os.PathLike) -> None:
-    """Waits until a file, or a folder's entries, are on disk. Raises OSError."""
+    """Waits until a file, or a folder's entries, are on disk, if the file system can. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            mount = os.path.realpath(path)
+            while not os.path.ismount(mount):
+                mount = os.path.dirname(mount)
+            _warn_not_synced(mount)
     finally:
         os.close(descriptor)
+
+
+@functools.cache
+def _warn_not_synced(mount: str) -> None:
+    logging.warning(
+        "the file system at %s can't wait until a file is on its disk (no fsync); the run goes on, but what was "
+        "written last may be lost if the machine fails",
+        mount,
+    )
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
         with files.replacing(path, files.make_file) as temporary, open(temporary, "r+b") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            files.sync(temporary)
         return
     import tensorflow as tf
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ...engine.errors import RunError
+from ...engine.machine.files import sync
 from ...engine.strategies import devices
 from ..cluster import resources, tf_config
 from . import hardware, machine
@@ -127,12 +128,12 @@ def _copy_gb_per_sec() -> float:
 def _file_gb_per_sec() -> tuple[float, float]:
     """Returns the rates of writing a file to the disk of the temporary folder, and of reading it, past the cache."""
     piece = os.urandom(_PIECE_BYTES)
-    with tempfile.TemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file:
         before = time.perf_counter()
         for _ in range(_FILE_BYTES // _PIECE_BYTES):
             file.write(piece)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.name)
         written = time.perf_counter() - before
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)

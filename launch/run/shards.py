@@ -21,6 +21,7 @@ from filelock import lock_descriptor
 from ...engine.data import entry, reader
 from ...engine.data.source import Source, unknown_dimensions
 from ...engine.errors import counted
+from ...engine.machine.files import sync
 from ...input import known
 from ...input.records import features, shard_writing
 from ...input.records.features import Features
@@ -184,7 +185,7 @@ def _locked(
             file.truncate(0)
             file.write(json.dumps({"plan": plan, "shards": [shard.file for shard in planned]}))
             file.flush()
-            os.fsync(file.fileno())
+            sync(path)
         splits = (manifest or {}).get("splits", {}).values()
         yield {shard["file"]: shard for split in splits for shard in split["shards"]}
 

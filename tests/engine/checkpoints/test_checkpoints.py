@@ -1,5 +1,7 @@
 """What is restored is what was there at the call of save, to the bit."""
 
+import contextlib
+import errno
 import functools
 import os
 
@@ -9,7 +11,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, graph, load_weights, read_newest
 from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.errors import CheckpointError
+from crankshaft.engine.errors import CheckpointError, SaveError
 from tests.arrays import assert_same
 from tests.engine.checkpoints.checkpoint_cases import (
     bits,
@@ -176,6 +178,17 @@ def test_room_is_made_before_a_write_but_two_stay_until_it_is_whole(tmp_path, mo
     checkpoints.save(4, {}, wait=True)
     assert at_write == [left]
     assert [manifest.step for manifest in checkpoints.all()] == [1, 2, 3, 4][-keep:]
+
+
+@pytest.mark.parametrize(("number", "left"), [(errno.EINVAL, [1, 2]), (errno.ENOTSUP, [1, 2]), (errno.EIO, [])])
+def test_only_a_file_system_that_has_no_fsync_keeps_what_it_did_not_sync(tmp_path, monkeypatch, number, left):
+    def fsync(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with contextlib.nullcontext() if left else pytest.raises(SaveError, match="Input/output error"):
+        _, checkpoints = saved(tmp_path, [1, 2])
+        assert [manifest.step for manifest in checkpoints.all()] == left
 
 
 def test_what_is_broken_makes_room_first(tmp_path):

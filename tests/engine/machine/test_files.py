@@ -149,3 +149,13 @@ def test_json_that_is_nested_too_deep_is_a_value_error(tmp_path):
     (tmp_path / "a").write_text("[" * 100_000)
     with pytest.raises(ValueError, match="nested too deep"):
         files.read_json(tmp_path / "a")
+
+
+def test_a_file_system_without_fsync_loses_no_write_and_is_named_once_for_files(caplog):
+    with caplog.at_level("WARNING", logger="absl"):
+        files.sync("/proc")  # as CIFS, vboxsf and some FUSE file systems, it has no fsync: EINVAL
+        assert caplog.records == []
+        files.sync("/proc/self/status")
+        files.sync("/proc/self/stat")
+    (record,) = caplog.records
+    assert "the file system at /proc can't wait until a file is on its disk" in record.getMessage()
