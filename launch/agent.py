@@ -77,10 +77,9 @@ class _Agent:
         self._config, self._children = config, children
         self._name = config.cluster.task if config.cluster else "the run"
         self._events = RunDir(config.run_dir).events if config.run_dir else None
-        before = recorded_restarts(self._events, time.time()) if self._events else ()
-        self._rule = Synchronous(
-            config.max_restarts, WINDOW_SECONDS, 0.0, clock=time.time, before=before, restarts="it starts again"
-        )
+        ages = recorded_restarts(self._events, time.time()) if self._events else ()
+        before = [time.monotonic() - age for age in ages]
+        self._rule = Synchronous(config.max_restarts, WINDOW_SECONDS, 0.0, before=before, restarts="it starts again")
         self._memory = TaskMemory(1)
         self._members = _members_of(config) if config.min_workers else None
         self._cluster = config.cluster if config.coordinates and config.writes_run else None  # its servers come and go

@@ -38,7 +38,9 @@ class Flags:
     task: str | None = flag(
         Text("a task's name"), None, "Task to ask, by its name in the run's record; default: the chief."
     )
-    wait_seconds: float = flag(Number(above=0, upper=1e6), 30.0, "How long to wait for the answer.")
+    wait_seconds: float = flag(
+        Number(above=0, upper=requests.LONGEST_SECONDS), 30.0, "How long to wait for the answer."
+    )
 
 
 def main(argv: list[str]) -> None:

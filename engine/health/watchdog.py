@@ -59,7 +59,7 @@ class Arrivals:
         """
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             self._count.assign_add(1, read_value=False)
-            self._waited.assign_add(tensorflow.timestamp() - requested_at, read_value=False)
+            self._waited.assign_add(tensorflow.seconds_since(requested_at), read_value=False)
 
     def add(self, seconds: float) -> None:
         """Adds the host's wait before it called the loop."""

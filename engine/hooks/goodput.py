@@ -82,7 +82,8 @@ class Goodput:
         if not past.attempts:
             return
         last = {kind: float(past.spent.get(kind) or 0.0) for kind in KINDS}
-        unrecorded = max(0.0, past.alive_at - past.spent_at)
+        alive_at = min(past.alive_at, began_at)  # a clock that was ahead recorded a time that has not come yet
+        unrecorded = max(0.0, alive_at - past.spent_at)
         if past.end is not None and past.step <= step:
             last["other"] += unrecorded
         else:
@@ -90,7 +91,7 @@ class Goodput:
             last["lost"] += sum(last[kind] - was[kind] for kind in _DONE_AGAIN) + unrecorded
             last |= was
         if past.end is None or past.end.get("exit_code"):
-            last["down"] += max(0.0, began_at - past.alive_at)
+            last["down"] += began_at - alive_at
         self.seconds = last
 
     def add(

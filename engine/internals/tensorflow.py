@@ -444,6 +444,11 @@ def timestamp() -> tf.Tensor:
     return tf.numpy_function(time.time, [], tf.float64) if config.is_op_determinism_enabled() else tf.timestamp()
 
 
+def seconds_since(began: tf.Tensor) -> tf.Tensor:
+    """Returns the seconds since a `timestamp`; 0 if the clock was set back meanwhile: graphs have no monotonic one."""
+    return tf.maximum(timestamp() - began, 0.0)
+
+
 def answer_to(name: str, function: Callable) -> None:
     """Makes this process call `function` for each `called_by_name(name)` in a graph, also another process's.
 

@@ -27,7 +27,7 @@ _REQUEST = re.compile(r"([0-9a-f]{16})\.request")
 _MOST_BYTES = {"request": 1 << 12, "answer": 1 << 24}
 _POLL_SECONDS = 0.1
 _MOST_A_TURN = 32
-_LATEST = 1e11  # Unix seconds
+LONGEST_SECONDS = 1e6  # that a client waits
 
 
 class Request(NamedTuple):
@@ -80,9 +80,13 @@ class Requests:
             values = json.loads(_read(self._folder, number, "request"))
             if not isinstance(values, dict):
                 return None
-            kind, task, until = (values.get(name) for name in ("kind", "task", "until"))
-            is_known = kind in KINDS and (task is None or isinstance(task, str)) and type(until) in (int, float)
-            if is_known and time.time() < until < _LATEST and self._is_mine(kind, task):
+            kind, task, until, seconds = (values.get(name) for name in ("kind", "task", "until", "seconds"))
+            is_known = kind in KINDS and (task is None or isinstance(task, str))
+            is_known = is_known and {type(until), type(seconds)} <= {int, float}
+            # Two hosts' clocks may differ by as much as the client waits. What a killed client has left whose clock was
+            # further ahead does not count, rather than until that time comes.
+            now = time.time()
+            if is_known and now < until < now + 2 * min(seconds, LONGEST_SECONDS) and self._is_mine(kind, task):
                 return Request(kind, task, number)
         return None
 
@@ -117,7 +121,7 @@ def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
         raise OSError(errno.ELOOP, "it is a link", folder)
     try:
         end = time.monotonic() + seconds
-        request = {"kind": kind, "task": task, "until": time.time() + seconds}
+        request = {"kind": kind, "task": task, "until": time.time() + seconds, "seconds": seconds}
         write_text(_path(folder, number, "request"), json.dumps(request))
         while time.monotonic() < end:
             with contextlib.suppress(FileNotFoundError):

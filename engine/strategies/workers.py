@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
 from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
-from ..internals.tensorflow import timestamp
+from ..internals.tensorflow import seconds_since, timestamp
 from ..mesh import collectives
 from ..metrics.sums import LoopSums, RowSpec, total_rows
 from .base import LoopResult
@@ -101,7 +101,7 @@ class WorkersLoop(InnerLoop):
         sums, of_examples = super()._loop(operands, numbers)
         sums, scores = sums[: total_rows(self._specs)], sums[total_rows(self._specs) :]
         with tf.control_dependencies([sums]):
-            seconds, waited = timestamp() - began, self._arrivals.take_seconds()
+            seconds, waited = seconds_since(began), self._arrivals.take_seconds()
         own = tf.constant([spec.name.startswith(OWN) for spec in self._specs for _ in range(spec.rows)], tf.bool)
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
         row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)

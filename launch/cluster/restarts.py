@@ -298,10 +298,11 @@ class Servers(Synchronous):
 
 
 def recorded_restarts(path: str, now: float) -> list[float]:
-    """Returns when a run was restarted after failures, by its record: in its place, or by a scheduler.
+    """Returns how many seconds ago a run was restarted after failures, by its record: in its place, or by a scheduler.
 
-    Those within `WINDOW_SECONDS` before `now`, in Unix seconds. A process that begins the run again without an end of
-    the one before, or a restart in its place, was started by a scheduler.
+    Those within `WINDOW_SECONDS` before `now`, in Unix seconds, the oldest first; none of a clock that was ahead. A
+    process that begins the run again without an end of the one before, or a restart in its place, was started by a
+    scheduler.
     """
     times, failed = [], False
     for event, _ in events.read(path) if os.path.isfile(path) else ():
@@ -310,7 +311,7 @@ def recorded_restarts(path: str, now: float) -> list[float]:
             times.append(event["time"])
         if kind in ("start", "restart", "end"):
             failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, EXIT_RETURNED, *_STOP_CODES))
-    return [each for each in times if now - each <= WINDOW_SECONDS]
+    return sorted((now - each for each in times if 0 <= now - each <= WINDOW_SECONDS), reverse=True)
 
 
 def has_ended(path: str) -> bool:

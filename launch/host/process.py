@@ -86,8 +86,8 @@ def refuse_within_import() -> None:
     )
 
 
-_forked_at: list[float] = []  # in Unix seconds; empty in a process that was started
-os.register_at_fork(after_in_child=lambda: _forked_at.append(time.time()))
+_forked_at: list[float] = []  # by `time.monotonic`; empty in a process that was started
+os.register_at_fork(after_in_child=lambda: _forked_at.append(time.monotonic()))
 
 
 def age_seconds() -> float:
@@ -97,8 +97,12 @@ def age_seconds() -> float:
     A fork of a program begins with the fork.
     """
     if _forked_at:
-        return max(0.0, time.time() - _forked_at[-1])
-    return max(0.0, makeLogRecord({}).relativeCreated / 1000)
+        return time.monotonic() - _forked_at[-1]
+    most = math.inf
+    with contextlib.suppress(OSError):  # `logging` has the wall clock alone, which may be set meanwhile
+        began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        most = time.clock_gettime(time.CLOCK_BOOTTIME) - int(began) / os.sysconf("SC_CLK_TCK")
+    return min(max(0.0, makeLogRecord({}).relativeCreated / 1000), most)
 
 
 class SturdyStream:

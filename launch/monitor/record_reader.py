@@ -60,7 +60,8 @@ class RecordReader:
 
     Args:
       path: of the file, which need not exist yet.
-      clock: gives Unix seconds.
+      clock: gives seconds, monotonic.
+      unix_clock: gives Unix seconds: how long ago the last line of a record that is read at once was written.
 
     Attributes:
       read: the share of the file that has been read.
@@ -68,9 +69,11 @@ class RecordReader:
       skipped: lines that are not of the schema.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.time):
+    def __init__(
+        self, path: str, clock: Callable[[], float] = time.monotonic, unix_clock: Callable[[], float] = time.time
+    ):
         self._path = path
-        self._clock = clock
+        self._clock, self._unix_clock = clock, unix_clock
         self.problem = ""
         self._begin(None)
 
@@ -92,7 +95,8 @@ class RecordReader:
         self._workers: dict[str, dict[str, Any]] = {}
         self._faults: dict[str, tuple[str, Any]] = {}  # by task: text, state
         self._periods = collections.deque[float](maxlen=20)  # seconds between two windows
-        self._window_time = self._time = math.inf  # the newest window's, or the start's; the newest event's
+        self._window_seconds = 0.0  # of the newest window, by the monotonic clock of its process
+        self._time = math.inf  # of the newest event
 
     @property
     def revision(self) -> tuple:
@@ -138,7 +142,8 @@ class RecordReader:
             self._offset += len(line)
             self._tail = line[-_TAIL:]
         if self._offset != before:
-            self._heard = self._clock() if self._is_current else min(self._clock(), self._time)
+            age = 0.0 if self._is_current else max(0.0, self._unix_clock() - self._time)
+            self._heard = self._clock() - age
         self._is_current = self._is_current or self.read == 1.0
         self.read = self.read or min(1.0, self._offset / size)
 
@@ -174,7 +179,7 @@ class RecordReader:
             self._starts += 1
             self._latest.pop("end", None)
             self._periods.clear()
-            self._window_time = time
+            self._window_seconds = 0.0
         elif kind == "cluster":
             self._workers = {_name(each): {"seen": math.inf, "figures": {}} for each in workers}
             self._faults.clear()
@@ -186,8 +191,8 @@ class RecordReader:
             self._evaluations.add(_flat(event))
         elif kind == "window":
             self._windows.add(_flat(event))
-            self._periods.append(time - self._window_time)
-            self._window_time = time
+            before, self._window_seconds = self._window_seconds, event.get("seconds") or self._window_seconds
+            self._periods.append(self._window_seconds - before)
             self._take_workers(workers, time)
 
     def _take_workers(self, workers: list[dict[str, Any]], time: float) -> None:
@@ -197,12 +202,12 @@ class RecordReader:
             if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
                 continue
             figures = {key: number for key in _FIGURES if (number := _number(each.get(key))) is not None}
-            known = self._workers.setdefault(name, {"seen": time, "figures": {}})
+            known = self._workers.setdefault(name, {"seen": self._window_seconds, "figures": {}})
             known["figures"].update(figures)
             lane.update(((name, key), number) for key, number in figures.items())
             if each.get("steps") == 0:  # with parameter servers one that does nothing is named too
                 continue
-            known["seen"] = time
+            known["seen"] = self._window_seconds
             if name in self._faults and self._faults[name][1] != "silent":  # that one ends with its own warning
                 del self._faults[name]
         if workers:

@@ -7,8 +7,6 @@ import hashlib
 import os
 import re
 import stat
-import time
-from collections.abc import Callable
 from typing import Any
 
 from ...engine.checkpoints import RunDir
@@ -31,7 +29,6 @@ class MonitoredRun:
 
     Args:
       path: its folder, or a file of --result_json.
-      clock: gives Unix seconds.
 
     Attributes:
       name: the path's last part.
@@ -40,7 +37,7 @@ class MonitoredRun:
       UsageError: nothing is at the path, or no result.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.time):
+    def __init__(self, path: str):
         if not os.path.exists(path):
             raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of --result_json")
         is_folder = os.path.isdir(path)
@@ -48,7 +45,7 @@ class MonitoredRun:
         self._result, self._open_flags = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
         self._folder = path if is_folder else None
         self._planned = RunDir(path).plan
-        self._record = RecordReader(RunDir(path).events, clock) if is_folder else None
+        self._record = RecordReader(RunDir(path).events) if is_folder else None
         if not is_folder:
             report.read(path)
 

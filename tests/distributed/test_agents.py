@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -84,19 +85,24 @@ def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank,
     assert "the run ended with exit code 1; it is failure 2 within 600 s" in failed.err
     (saved,) = re.findall(r"^step (\d+) was in memory, and is saved now$", failed.err, re.MULTILINE)
     assert 20 < int(saved) <= 26
-    last = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()][-1]
-    assert len(recorded_restarts(run_dir / "events.jsonl", last["time"])) == 1
+    record = run_dir / "events.jsonl"
+    assert len(recorded_restarts(record, time.time())) == 1
     stopped = run("0:1:-,0:1:-,30:0:term", 9)  # the scheduler's restart
     assert f"resumed at step {saved} of 60" in stopped.out
     assert stopped.code == 128 + signal.SIGTERM
     assert "stopped at step" in stopped.out
-    assert len(recorded_restarts(run_dir / "events.jsonl", last["time"])) == 2
+    assert len(recorded_restarts(record, time.time())) == 2
     used_up = run("0:1:-,0:1:-,0:1:-,40:0:kill", 2)
     assert used_up.code == 1
     assert "the run was killed by SIGKILL; it is failure 3 within 600 s" in used_up.err
-    assert not has_ended(run_dir / "events.jsonl")
-    assert "evaluation at step 60" in run("", 2).ok().out
-    assert has_ended(run_dir / "events.jsonl")
+    assert not has_ended(record)
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    ahead = [line | {"time": line["time"] + 86400} for line in lines]  # the clock was wrong, and is right now
+    record.write_text("".join(json.dumps(line) + "\n" for line in ahead))
+    ended = run("0:1:-,0:1:-,0:1:-,0:1:-,50:0:kill", 2).ok()
+    assert "it starts again at once (restart 1 of 2 within 600 s)" in ended.out + ended.err
+    assert "evaluation at step 60" in ended.out
+    assert has_ended(record)
 
 
 def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(crank, tmp_path):

@@ -151,26 +151,27 @@ def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
     def put(number: int, content: str) -> None:
         (folder / f"{number:016x}.request").write_text(content)
 
-    good = {"kind": "status", "task": None, "until": later}
+    good = {"kind": "status", "task": None, "until": later, "seconds": 100}
     put(1, json.dumps(good))
     wrongs = [{"kind": "rm -rf"}, {"task": "worker 1"}, {"task": 3}, {"until": 0.0}, {"until": None}, {"until": "9e9"}]
-    wrongs += [{"until": 10**400}, {"kind": ["status"]}]
+    wrongs += [{"until": 10**400}, {"seconds": None}, {"kind": ["status"]}]
+    wrongs += [{"until": later + 86400}, {"until": later + 86400, "seconds": 30}]  # of a clock that was ahead
     for number, wrong in enumerate(wrongs):
         put(2 + number, json.dumps({**good, **wrong}))
-    put(10, json.dumps(good) + " " * 5000)
-    put(11, "[" * 4000)
-    os.mkfifo(folder / f"{12:016x}.request")
-    (folder / f"{13:016x}.request").symlink_to("/dev/zero")
+    put(20, json.dumps(good) + " " * 5000)
+    put(21, "[" * 4000)
+    os.mkfifo(folder / f"{22:016x}.request")
+    (folder / f"{23:016x}.request").symlink_to("/dev/zero")
     (tmp_path / "elsewhere").write_text(json.dumps(good))
-    (folder / f"{14:016x}.request").symlink_to(tmp_path / "elsewhere")
-    put(15, json.dumps([good]))
+    (folder / f"{24:016x}.request").symlink_to(tmp_path / "elsewhere")
+    put(25, json.dumps([good]))
     assert [request.number for request in requests.take()] == [f"{1:016x}"]
     assert requests.take() == []  # each once
 
 
 def test_a_flood_of_requests_delays_no_later_one(tmp_path):
     requests = Requests(str(tmp_path), lambda kind, task: True)
-    content = json.dumps({"kind": "stacks", "task": None, "until": time.time() + 100})
+    content = json.dumps({"kind": "stacks", "task": None, "until": time.time() + 100, "seconds": 100})
     names = [f"{number:016x}" for number in range(200)]
     for name in names:
         (tmp_path / f"{name}.request").write_text(content)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +30,7 @@ Summary = tf.compat.v1.Summary
 
 _AROUND_RECORD = 16  # bytes: a length, a checksum of each
 _MARK = "tfevents"  # by which TensorBoard recognizes these files
+_STAMP = re.compile(rf"events\.out\.{_MARK}\.(\d{{10}}\.\d{{6}})\.")  # Unix seconds, in a file's name
 _MAKING = ""  # key for events that can't be made, whatever the files
 _START = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
 
@@ -168,7 +170,9 @@ class EventFiles:
         os.makedirs(path, exist_ok=True)
         # TensorBoard reads a folder's files in the order of their names, so later ones must sort later. Seconds alone
         # would repeat in a process that resumes at once, whose copied folder (a remote run_dir) lacks the first file.
-        name = f"events.out.{_MARK}.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        # Those of a clock that was ahead are earlier, too.
+        stamps = [float(match[1]) + 1e-6 for name in os.listdir(path) if (match := _STAMP.match(name))]
+        name = f"events.out.{_MARK}.{max([time.time(), *stamps]):.6f}.{socket.gethostname()}.{os.getpid()}"
         path = os.path.join(path, name)
         files.make_file(path)  # nothing has this name, not even a link
         file = self._files[folder] = _File(path, tf.io.TFRecordWriter(path))

@@ -226,7 +226,7 @@ class LeaseLoop(InnerLoop):
             with tf.device("/job:worker/device:CPU:0"):
                 result = tf.nest.map_structure(tf.identity, result)
         with tf.control_dependencies(tf.nest.flatten(result)):
-            result = result._replace(seconds=tf.timestamp() - began)
+            result = result._replace(seconds=tf.maximum(tf.timestamp() - began, 0.0))
         return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0), rows
 
     def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
@@ -260,7 +260,7 @@ class LeaseLoop(InnerLoop):
 
         began = timestamp_after(state[0])
         state, input_stats = self.feed.through(operands, state[0], stop, run, state)
-        return state, input_stats, timestamp_after(*tf.nest.flatten(state)) - began
+        return state, input_stats, tf.maximum(timestamp_after(*tf.nest.flatten(state)) - began, 0.0)
 
 
 class UpdateLoop(LeaseLoop):

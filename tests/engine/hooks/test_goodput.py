@@ -44,6 +44,17 @@ def test_a_killed_process_loses_what_came_after_the_checkpoint():
     )
 
 
+def test_what_a_clock_that_was_ahead_recorded_last_counts_up_to_now():
+    found = past(
+        {"event": "start", "time": 100.0, "spent": {"start": 10.0}},
+        {"event": "window", "time": 110.0, "step": 5, "spent": {"start": 10.0, "steps": 10.0}},
+        {"event": "warning", "time": 110.0 + 86400.0, "step": 5},
+    )
+    goodput = Goodput()
+    goodput.resume(found, {"start": 10.0, "steps": 10.0}, 5, began_at=113.0)
+    assert (goodput.spent["lost"], goodput.spent["down"], goodput.spent["total"]) == (3.0, 0.0, 23.0)
+
+
 @pytest.mark.parametrize(("exit_code", "down"), [(143, 60.0), (0, 0.0)])
 def test_an_end_that_saved_loses_nothing_and_a_complete_runs_pause_does_not_count(exit_code, down):
     end = {"event": "end", "time": 140.0, "step": 300, "reason": "SIGTERM", "exit_code": exit_code}

@@ -1,6 +1,8 @@
 """What is done otherwise where replicas compute on GPUs. On a machine without one TensorFlow puts on the CPU what is
 asked for on GPU:0: graphs and feeds are as they would be there, and nothing is said of speed."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -182,6 +184,18 @@ def test_of_gpus_no_time_is_told_that_the_host_s_clock_does_not_see(device, time
     totals.add(Segment(0, workers=rows_of(device)))
     (figures,) = totals.workers()
     assert set(figures) == timed | {"input_wait_ms"}
+
+
+def test_a_clock_that_is_set_back_within_a_call_makes_no_time_negative(monkeypatch):
+    readings = itertools.count()
+    clock = lambda: 1.7e9 - 86400.0 * next(readings)  # noqa: E731
+    monkeypatch.setattr(tf, "timestamp", lambda: tf.numpy_function(clock, [], tf.float64))
+    totals = Totals()
+    totals.add(Segment(0, workers=rows_of("CPU:0")))
+    (figures,) = totals.workers()
+    assert figures["step_ms"] == figures["own_ms"] == 0.0
+    assert 0.0 <= figures["input_wait_ms"] < 86400.0  # the host's, by its monotonic clock
+    assert next(readings) > 2
 
 
 def test_who_is_slow_is_not_guessed_where_no_times_are_told(caplog):

@@ -20,8 +20,8 @@ def path(tmp_path):
     return tmp_path / "run" / "events.jsonl"
 
 
-def read(path, clock=lambda: BEGIN + 1e6):
-    record = RecordReader(str(path), clock)
+def read(path):
+    record = RecordReader(str(path), unix_clock=lambda: BEGIN + 1e6)
     record.poll(60)
     return record
 
@@ -86,7 +86,8 @@ def test_who_has_a_fault_or_is_missing_is_stopped_until_it_is_back(path):
     assert [each["name"] for each in record.view("", 1)["workers"]][:2] == ["worker 2", "worker 1"]
     add(path, {"event": "warning", "time": now, "step": 1, "task": "worker 2", "state": "answers", "text": "back"})
     for number in range(4):
-        add(path, {**lines[20], "time": now + number, "workers": lines[20]["workers"][:2]})
+        seconds = lines[20]["seconds"] + number  # of the process, whatever its clock says
+        add(path, {**lines[20], "time": now - 86400, "seconds": seconds, "workers": lines[20]["workers"][:2]})
     record.poll(60)
     assert states(record) == {"worker 0": "runs", "worker 1": "slow", "worker 2": "stopped", "worker 3": "stopped"}
     assert states(record, find="ER 3") == {"worker 3": "stopped"}
@@ -106,7 +107,7 @@ def test_who_is_slow_is_slow_by_its_own_time_where_that_is_known(path):
 def test_with_servers_who_does_no_step_for_long_is_stopped_and_who_lags_is_not(path):
     def window(time, *steps):
         workers = [{"name": f"worker {i}", "steps": n, "lag": max(steps) - n} for i, n in enumerate(steps)]
-        return {"event": "window", "time": BEGIN + time, "step": time, "workers": workers}
+        return {"event": "window", "time": BEGIN + time, "step": time, "seconds": time, "workers": workers}
 
     write(path, itertools.islice(events(0, workers=2), 3))
     add(path, window(1, 60, 20), window(2, 60, 0))
@@ -122,12 +123,12 @@ def test_with_servers_who_does_no_step_for_long_is_stopped_and_who_lags_is_not(p
 
 
 def test_a_run_is_late_once_it_is_silent_for_longer_than_it_uses_to_be(path):
-    now = BEGIN + 39.0
+    now, unix = 500.0, BEGIN + 39.0
     write(path, itertools.islice(events(0), 40))
-    record = RecordReader(str(path), lambda: now)
+    record = RecordReader(str(path), lambda: now, lambda: unix)
     record.poll(60)
     assert record.age() == {"age": pytest.approx(3, abs=0.1), "late": False}  # 36 windows, a second each
-    now += 3.0
+    now, unix = now + 3.0, unix - 86400.0  # the clock is set
     assert record.age()["late"]
     add(path, {"event": "warning", "time": 0, "step": 0})  # whatever its clock says: it has just written
     record.poll(60)
@@ -136,6 +137,18 @@ def test_a_run_is_late_once_it_is_silent_for_longer_than_it_uses_to_be(path):
     record.poll(60)
     now += 1e6
     assert not record.age()["late"]
+
+
+def test_a_clock_that_is_set_within_a_run_changes_neither_how_often_it_writes_nor_its_age(path):
+    """A day forth between two windows; then all of the record lies in the reader's future."""
+    lines = [line | ({"time": line["time"] + 86400} if at > 20 else {}) for at, line in enumerate(events(0))]
+    write(path, iter(lines[:40]))
+    now = 0.0
+    record = RecordReader(str(path), lambda: now, lambda: BEGIN + 39.0)
+    record.poll(60)
+    assert record.age() == {"age": 0.0, "late": False}
+    now += 6.0
+    assert record.age() == {"age": 6.0, "late": True}
 
 
 def test_a_long_record_has_all_metrics_and_some_of_its_workers_figures(path, monkeypatch):

@@ -206,3 +206,16 @@ def test_cutting_back_leaves_a_file_alone_that_has_nothing_to_lose(tmp_path):
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     cut_back(tmp_path / "train", 2)
     assert scalars(tmp_path / "train") == {}
+
+
+def test_a_file_is_read_after_those_of_a_clock_that_was_ahead(tmp_path):
+    """TensorBoard goes from a file to those whose names come later."""
+    for step in (1, 2, 3):
+        files = EventFiles(str(tmp_path))
+        files.open(step - 1)
+        files.put("train", step, lambda: event_values.scalars({"a": 1.0}))
+        files.close()
+        if step == 1:
+            (file,) = (tmp_path / "train").iterdir()
+            file.rename(file.with_name("events.out.tfevents.3000000000.999999.host.1"))
+    assert list(scalars(tmp_path / "train")["a"]) == [1, 2, 3]
