@@ -86,18 +86,8 @@ def _check_runs(run_dir: str, task: str | None) -> None:
         raise RunError(f"{run_dir}: the run has ended at step {end['step']:,}: {end.get('reason')}")
     start, cluster = last.get("start", {}), last.get("cluster", {})
     pid = start.get("pid")
-    if start.get("host") == socket.gethostname() and pid is not None and not _is_there(pid):
+    if start.get("host") == socket.gethostname() and pid is not None and not process.is_alive(pid):
         raise RunError(f"{run_dir}: process {pid} ended without recording why; start the run again")
     names = [str(each.get("name")) for job in ("workers", "servers") for each in cluster.get(job) or ()]
     if task is not None and task not in (*names, "chief"):
         raise UsageError(f"--task={task} is not a task of this run; use {', '.join(map(repr, names))}")
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True

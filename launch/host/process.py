@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -395,16 +396,38 @@ def _take(lock: int, run_dir: str) -> bool:
             return False
         raise _lock_error(run_dir, error) from None
     if not is_ours:
-        owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
-        cure = ", which is this one; close its run" if owner == str(os.getpid()) else "; wait for it, end it"
-        raise RunDirInUse(
-            f"{setting('run_dir', run_dir)} is in use by process {owner}{cure}, or use another {setting('run_dir')}"
-        )
+        named = setting("run_dir", run_dir)
+        raise RunDirInUse(f"{named} is in use {_holder(lock)}, or use another {setting('run_dir')}")
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
+        os.write(lock, f"{os.getpid()} {socket.gethostname()}".encode())
+    return True
+
+
+def _holder(lock: int) -> str:
+    """Describes who holds a lock that another has, and what to do: the process that took it last, if that is there."""
+    pid, host = [*os.read(lock, 512).decode(errors="replace").split(), "", ""][:2]
+    is_here = host in ("", socket.gethostname())
+    if is_here and pid == str(os.getpid()):
+        return f"by process {pid}, which is this one; close its run"
+    if pid and not is_here:
+        return f"by process {pid} on host {host}; wait for it, end it"
+    if pid.isdecimal() and is_alive(int(pid)):
+        return f"by process {pid}; wait for it, end it"
+    gone = f", and process {pid}, whose run was here last, is gone" if pid else ""
+    return f"by another program: it holds the lock on the file {NAMES.lock}{gone}; end it (`fuser` finds it)"
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether a process of this host is there, whoever's it is."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
     return True
 
 

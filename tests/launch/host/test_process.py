@@ -1,8 +1,10 @@
 """The process that a run lives in."""
 
 import errno
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -130,11 +132,35 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
         patch.setattr(process.os, "open", reads)
         held = process.lock(str(tmp_path))
         held.__enter__()
-    with pytest.raises(UsageError, match="is in use by process 4711"), process.lock(str(tmp_path)):
+    with pytest.raises(UsageError, match="is in use by another program"), process.lock(str(tmp_path)):
         pass
     held.__exit__(None, None, None)
     with process.lock(str(tmp_path)):
-        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}"
+
+
+def test_a_process_that_is_gone_is_not_blamed_for_the_lock_that_another_program_holds(tmp_path):
+    code = "import sys; from crankshaft.launch.host import process\nwith process.lock(sys.argv[1]): pass"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT.parent) as last:
+        assert last.wait(PATIENCE) == 0
+
+    def line():
+        with pytest.raises(UsageError) as caught, process.lock(str(tmp_path)):
+            pass
+        return caught.value.message
+
+    with open(tmp_path / ".lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert f"in use by another program: it holds the lock on the file .lock, and process {last.pid}, " in line()
+        for owner, words in (
+            ("", "in use by another program: it holds the lock on the file .lock; end it"),
+            (f"{os.getppid()}", f"in use by process {os.getppid()}; wait for it"),  # as older versions wrote it
+            (f"{os.getpid()} elsewhere", f"in use by process {os.getpid()} on host elsewhere; wait for it"),
+            (f"{os.getpid()} {socket.gethostname()}", f"in use by process {os.getpid()}, which is this one; close"),
+            ("9" * 30, "in use by another program: it holds the lock on the file .lock, and process 999"),
+        ):
+            (tmp_path / ".lock").write_text(owner)
+            assert words in line()
 
 
 def test_little_is_imported_before_ctrl_c_is_answered_and_no_tensorflow_before_mistakes_are():
