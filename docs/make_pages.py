@@ -44,7 +44,8 @@ train_epochs: 5
 
 A value is read by its flag's rule, wherever it is given: numbers in decimal (`010` and `0x10` are refused), a list only
 where several values are meant. A file has each name once, and no aliases; an argument of `--model_arg` and its like is
-given once in one place.
+given once in one place. Text and paths are UTF-8, in a locale with another encoding, too; there a script of yours has
+to be started with `PYTHONUTF8=1` for paths that are not ASCII.
 
 Tab completes commands, flags and their choices, in bash by this line in `~/.bashrc`:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 
@@ -27,6 +28,11 @@ def run() -> None:
     if quiet:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a supervisor starts its tasks with it blocked
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        # Python would name files in the locale's encoding, and TensorFlow in UTF-8. Only a new process can change it.
+        os.environ["PYTHONUTF8"] = "1"
+        os.environ.setdefault("PYTHONIOENCODING", getattr(sys.stdout, "encoding", "") or "utf-8")  # the terminal's
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     # These import absl, which takes a moment too on a slow disk.
     from . import errors
     from .command_line import help

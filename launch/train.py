@@ -62,7 +62,7 @@ def main(
     process.prepare_streams()
     terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
-        code = _exit_code(sys.argv if argv is None else argv, trainer_class, data, hooks, may_change)
+        code = _exit_code(argv, trainer_class, data, hooks, may_change)
         output.flush()
     if output.lost:
         code = code or errors.fail(errors.EXIT_FAILED, f"a part of the output is lost: {output.lost.strerror}")
@@ -71,13 +71,15 @@ def main(
     sys.exit(code)
 
 
-def _exit_code(argv: list[str], trainer_class, data, hooks, may_change) -> int:
+def _exit_code(argv: list[str] | None, trainer_class, data, hooks, may_change) -> int:
     """Does the work of `main` and returns the exit code; every failure is printed as one line."""
     config, passed = None, dict[str, Any]()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a script is a task that starts with it blocked
         with interruptible():
             own_files.check_trainer(trainer_class)
+            if argv is None:  # UTF-8, whatever encoding the locale has
+                argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
             passed = parse(argv)
             config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)
             for name, value in config.script_flags.items():  # of the run that is read, for the script

@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -332,12 +333,14 @@ def absolute(path: str) -> str:
     """Returns the absolute path, with a leading ~ expanded, which a shell does not expand after --NAME=.
 
     A program that changes its folder later thus finds, or writes, the file that was meant. `..` stays: it may follow a
-    link. Raises ValueError where the current folder is gone.
+    link. Raises ValueError where the current folder is gone, or Python and TensorFlow would name different files.
     """
     try:
         whole = str(pathlib.Path(os.path.expanduser(path)).absolute()) + os.sep * path[1:].endswith(os.sep)
     except OSError:
         raise ValueError("it is relative to the current folder, which was removed; give a path from /") from None
+    if not whole.isascii():
+        _check_encoding()
     return as_text(whole)
 
 
@@ -351,9 +354,18 @@ def as_text(argument: str) -> str:
     try:
         argument.encode()
     except UnicodeEncodeError as error:
+        _check_encoding()
         wrong = ascii(argument[error.start : error.end])[1:-1].replace("\\udc", "\\x")
         raise ValueError(f"it has {wrong} in it, which is not UTF-8; rename it, or use another") from None
     return argument
+
+
+def _check_encoding() -> None:
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        raise ValueError(
+            f"Python names files in {encoding} here, by the locale, and TensorFlow in UTF-8; set PYTHONUTF8=1 before "
+            "the program starts, or use ASCII characters"
+        )
 
 
 def regular_expression(text: str) -> None:

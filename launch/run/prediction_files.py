@@ -66,7 +66,11 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
     with files.replacing(path, files.make_file) as temporary:
         if path.endswith(".parquet"):
             pyarrow, parquet = library("parquet")
-            parquet.write_table(pyarrow.table(table), temporary)
+            arrays = [
+                np.array([*map(_escaped, column.tolist())], str) if column.dtype.kind == "U" else column
+                for column in table.values()
+            ]
+            parquet.write_table(pyarrow.table(arrays, [*map(_escaped, table)]), temporary)
         elif path.endswith(".csv"):
             with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
@@ -78,6 +82,11 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
         else:
             with open(temporary, "wb") as file:
                 np.savez(file, **table)  # type: ignore[arg-type]
+
+
+def _escaped(text: str) -> str:
+    r"""Escapes the bytes of a file's name or a class's that are not UTF-8, which Parquet can't hold: \xe4."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _table(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | None) -> dict[str, np.ndarray]:

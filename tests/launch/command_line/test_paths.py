@@ -98,6 +98,25 @@ def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
     assert parsed(**{name: "/ü"})[name] == "/ü"
 
 
+def test_a_path_is_utf_8_in_a_locale_that_is_not(crank, tmp_path, monkeypatch):
+    """A script's own process can't change how Python names files: there the line names the cure."""
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    asked = ("--model=logistic", "--input=digits", "--train_steps=2", "--eval_every_steps=0", "--jit=off")
+    assert "The run's files: " in crank(*asked, f"--run_dir={tmp_path}/r\xe4").ok().out
+    assert (tmp_path / "r\xe4" / "checkpoints" / "ckpt-2.index").is_file()
+    (tmp_path / "script.py").write_text("from crankshaft.launch import train\ntrain.main()\n")
+    asked = {"script": tmp_path / "script.py", "tensorflow": False}
+    refused = crank("--model=logistic", "--input=digits", f"--run_dir={tmp_path}/\u732b", **asked)
+    why = (
+        "Python names files in ascii here, by the locale, and TensorFlow in UTF-8; set PYTHONUTF8=1 before the program"
+    )
+    assert refused.mistake.startswith(f"--run_dir={tmp_path}/\\u732b can't be used: {why}")
+    monkeypatch.setenv("PYTHONUTF8", "1")
+    mistaken = crank("--model=logistic", "--input=digits", f"--data_dir={tmp_path}/\u732b", **asked).mistake
+    assert mistaken.startswith(f"--data_dir={tmp_path}/\u732b does not exist")
+
+
 def test_files_with_commas_are_each_found_in_a_home_or_a_bucket(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert parsed(data_dir="~/a,gs://bucket/b*,~/c")["data_dir"] == "/home/me/a,gs://bucket/b*,/home/me/c"

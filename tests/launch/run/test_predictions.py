@@ -137,6 +137,31 @@ def test_files_name_examples_and_classes(pets_run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pets.csv", "pets.npz", "pets.parquet"]
 
 
+def test_names_that_are_not_utf_8_are_written_as_their_bytes_and_escaped_in_parquet(tmp_path):
+    """As Python has names of files and folders: in Latin-1, of a cafe's."""
+    import pyarrow.parquet
+
+    class Files(Pets):
+        def ids(self, indices):
+            return [f"caf\udce9/{index}" for index in indices]
+
+    asked = {"data": lambda: Data(Files(), Files(), num_classes=3, classes=("caf\udce9", r"caf\xe9", "tea")), **QUIET}
+    asked = {**asked, "run_dir": tmp_path / "run", "global_batch_size": 12}
+    run(Model, **asked, train_steps=1)
+    for name in ("p.csv", "p.parquet", "p.npz"):
+        run(Model, mode="predict", output=tmp_path / name, **asked)
+    with open(tmp_path / "p.csv", encoding="latin-1") as file:
+        assert file.readline() == "id,class,class_name,probability_caf\xe9,probability_caf\\xe9,probability_tea\n"
+        assert file.readline().startswith("caf\xe9/0,")
+    table = pyarrow.parquet.ParquetFile(tmp_path / "p.parquet").read()
+    probabilities = [r"probability_caf\xe9", r"probability_caf\xe9", "probability_tea"]
+    assert table.column_names == ["id", "class", "class_name", *probabilities]
+    assert table["id"].to_pylist() == [rf"caf\xe9/{index}" for index in range(37)]
+    assert {*table["class_name"].to_pylist()} <= {r"caf\xe9", "tea"}
+    np.testing.assert_allclose(sum(table.column(number).to_numpy() for number in (3, 4, 5)), 1.0, rtol=1e-6)
+    assert np.load(tmp_path / "p.npz")["id"][36] == "caf\udce9/36"
+
+
 def test_outputs_that_are_no_classes_are_named(tmp_path):
     class Plane(crankshaft.Trainer):
         def build_model(self):
