@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from crankshaft.engine.machine import memory
 from crankshaft.input import synthetic_clicks
 from crankshaft.launch.cluster.resources import free_ports, usable_cores
 
@@ -222,17 +223,11 @@ def table_races(arguments: argparse.Namespace) -> Iterator[TableRace]:
     for millions in arguments.table_rows:
         clicks = Clicks(millions * 1_000_000, TABLE_BATCH, TABLE_EXAMPLES, 0.0, arguments.table_optimizer)
         # A slot is filled from a tensor of its size.
-        needed, available = 3 * clicks.table_bytes // 2 + SPARE_BYTES, available_bytes()
+        needed, available = 3 * clicks.table_bytes // 2 + SPARE_BYTES, memory.available_bytes()
         if needed > available:
             print(f"{millions}M rows left out: {needed:,} bytes needed, {available:,} available", file=sys.stderr)
         else:
             yield TableRace(f"{millions}M", arguments.seconds, arguments.quality_steps, clicks=clicks)
-
-
-def available_bytes() -> int:
-    """Memory that is free or would be if it were asked for, as Linux has it."""
-    match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
-    return int(match[1]) << 10
 
 
 def size_table(races: Sequence[TableRace]) -> str:

@@ -4,11 +4,11 @@ Host code, NumPy only. For benchmarks and tests: nothing is read or downloaded.
 """
 
 import math
-import os
 
 import numpy as np
 
 from ..engine.data.data import Data
+from ..engine.machine.memory import usable_bytes
 from .checks import InputError, check_at_least, refuse_data_dir
 from .synthetic_data.randomness import generator
 
@@ -79,7 +79,7 @@ def _sample(
 ) -> tuple[np.ndarray, np.ndarray]:
     needed = 4 * examples * math.prod(prototypes.shape[1:])
     # The system would grant the memory, and kill the process when it fills it.
-    if needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if needed > usable_bytes():
         raise InputError(f"examples={examples} of this shape need {needed / 1e9:.0f} GB of memory; use fewer")
     features = np.empty((examples, *prototypes.shape[1:]), np.float32)
     labels = np.empty(examples, np.int32)

@@ -107,7 +107,7 @@ def _limit_line(limit: int, unit: str, shell: str) -> Callable[[], str]:
 
 # The system's reason for each limit, and how to read the limit's value.
 _LIMITS: dict[int, Callable[[], str]] = {
-    errno.ENOSPC: lambda: "free space on its disk, or name a folder on another",
+    errno.ENOSPC: lambda: "free space on its disk, or name a folder on another (for temporary files: TMPDIR)",
     errno.EDQUOT: lambda: "free space of this user's, or have the quota raised",
     errno.EFBIG: _limit_line(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
     errno.EMFILE: _limit_line(resource.RLIMIT_NOFILE, "open files", "-n"),

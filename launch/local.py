@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from ..engine.checkpoints import RunDir
 from ..engine.errors import counted
 from ..engine.machine import cpus
+from ..engine.machine.files import temporary_folder
 from . import errors, explanations
 from .cluster import children, listeners, resources, restarts
 from .cluster.cluster import SECRET
@@ -125,6 +126,8 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
             "crankshaft train --strategy=mirrored --num_virtual_devices=2, or a Linux container"
         )
     command = _read_command(job, argv[cut + 1 :])
+    if command.imports:
+        temporary_folder()  # TensorFlow's import needs one in each task, and here the mistake is one line
     supervisor = _supervisor(job, command, environment)
     supervisor.print(_LISTENING[listeners.can_refuse_hosts()])
     return supervisor.run()
@@ -227,11 +230,9 @@ def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tu
         return {}
     gpus_of, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
     if len(workers) > gpus and not job.ps:
-        print(
+        errors.print_line(
             f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
-            f"--workers={gpus} for one each",
-            file=sys.stderr,
-            flush=True,
+            f"--workers={gpus} for one each"
         )
         return gpus_of
     return gpus_of | {task: str(number % gpus) for number, task in enumerate(workers)}

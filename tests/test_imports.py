@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "engine": {"absl.logging", "keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
         *("crankshaft.engine.data.data", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
-        *("crankshaft.engine.data.preprocessing", "crankshaft.engine.errors", "crankshaft.engine.machine.files"),
+        *("crankshaft.engine.data.preprocessing", "crankshaft.engine.errors"),
+        *("crankshaft.engine.machine.files", "crankshaft.engine.machine.memory"),
         *("filelock", "numpy", "tensorflow"),
         *("array_record", "crc32c", "pyarrow", "tokenizers"),  # extras
     },

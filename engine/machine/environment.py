@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from . import cpus
+from . import cpus, memory
 
 # Prefixes of variables that change TensorFlow's speed.
 _TUNING_VARIABLES = (
@@ -45,8 +45,8 @@ def describe(variables: Mapping[str, str]) -> dict:
       variables: the process's environment variables.
 
     Returns:
-      cpu: the model's name. usable_cores: as `cpus.usable_cores`. memory_mb: of the machine, in 2**20 bytes; None if
-      unknown. gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
+      cpu: the model's name. usable_cores: as `cpus.usable_cores`. memory_mb: as `memory.usable_bytes`, in 2**20 bytes.
+      gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
       platform: the system and its version.
       versions: of python, tensorflow, keras, numpy, crankshaft (None if it is not installed). threads: inter_op
       and intra_op; 0 leaves the number to TensorFlow. flags: the variables that are set for XLA, oneDNN, the
@@ -55,7 +55,7 @@ def describe(variables: Mapping[str, str]) -> dict:
     return {
         "cpu": cpu_model(),
         "usable_cores": cpus.usable_cores(),
-        "memory_mb": memory_mb(),
+        "memory_mb": memory.usable_bytes() // _MEBIBYTE,
         "gpus": gpu_names(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "platform": platform.platform(),
@@ -95,14 +95,6 @@ def cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def memory_mb() -> int | None:
-    """Returns the memory of the machine, in 2**20 bytes; None if unknown."""
-    for line in cpus.lines(Path("/proc/meminfo")):
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024 // _MEBIBYTE
-    return None
 
 
 def peak_rss_mb() -> float:

@@ -16,12 +16,13 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import logging
 
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 
 # How a file system answers that it has no fsync: of folders, as CIFS, vboxsf and some FUSE ones do, or of any file.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -181,6 +182,25 @@ def _check_replaceable(path: str | os.PathLike) -> None:
         mode = os.lstat(path).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise OSError(errno.EINVAL, "it is a device", os.fspath(path))
+
+
+def temporary_folder(needed_bytes: int = 0) -> str:
+    """Returns the folder for temporary files, by the variable TMPDIR or the system's, which has so many bytes free.
+
+    Raises:
+      UsageError: no such folder can be written.
+      RunError: less is free.
+    """
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UsageError(f"{error.strerror}; set the variable TMPDIR to a folder that can be written") from None
+    if (free := shutil.disk_usage(folder).free) < needed_bytes:
+        raise RunError(
+            f"{needed_bytes >> 20:,} MiB are needed for a temporary file, and {free >> 20:,} MiB are free on the disk "
+            f"of {folder}; free more, or set the variable TMPDIR to a folder on another disk"
+        )
+    return folder
 
 
 @contextlib.contextmanager

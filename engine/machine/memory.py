@@ -1,9 +1,10 @@
-"""The memory that this process may still use: the machine's and its control groups'. Host code, no TensorFlow."""
+"""The memory that this process may use: the machine's and its control groups'. Host code, no TensorFlow."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +17,27 @@ _FILES = (
 )
 
 
+def usable_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Returns the bytes that this process may use: the machine's, or less by a control group's limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min((limit for limit, _ in _limits(proc, cgroups)), default=machine)
+
+
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
     """Returns the bytes that can be used without swapping, or being killed; infinity if unknown."""
-    free = [float(kilobytes) * 1024 for kilobytes in _values(proc / "meminfo", "MemAvailable:")]
-    groups = (each for folder in cpus.control_groups(proc, cgroups, "memory") for each in _left(folder))
-    return min((*free, *groups), default=math.inf)
+    return min((limit - used for limit, used in _limits(proc, cgroups)), default=math.inf)
 
 
-def _left(folder: Path) -> Iterator[float]:
-    for limit, used, freed in _FILES:
-        with contextlib.suppress(ValueError, IndexError):  # no such file, or no limit: "max"
-            cached = sum(map(int, _values(folder / "memory.stat", freed)))
-            yield int(cpus.lines(folder / limit)[0]) - int(cpus.lines(folder / used)[0]) + cached
+def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+    """Yields the bytes of the machine, and of each control group that has a limit, and how many of them are in use."""
+    machine = (_values(proc / "meminfo", name) for name in ("MemTotal:", "MemAvailable:"))
+    for total, free in zip(*machine, strict=False):
+        yield int(total) << 10, int(total) - int(free) << 10
+    for folder in cpus.control_groups(proc, cgroups, "memory"):
+        for limit, used, freed in _FILES:
+            with contextlib.suppress(ValueError, IndexError):  # no such file, or no limit: "max"
+                cached = sum(map(int, _values(folder / "memory.stat", freed)))
+                yield int(cpus.lines(folder / limit)[0]), int(cpus.lines(folder / used)[0]) - cached
 
 
 def _values(path: Path, name: str) -> list[str]:

@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ..machine import files
+
 
 class Predictions(dict[str, Any]):
     """The values that `Trainer.predictions` has returned of each example of an evaluation, by name.
@@ -69,13 +71,15 @@ class Rows:
             column.add(array)
         if sum(column.bytes_in_memory for column in self._columns) <= self._most_bytes:
             return
+        folder = self._directory or files.temporary_folder()
         if not any(column.file for column in self._columns):
             logging.info(
                 "%s: its predictions take more than %.3g MiB, so they are in temporary files in %s",
-                *(self._title, self._most_bytes / (1 << 20), self._directory or tempfile.gettempdir()),
+                *(self._title, self._most_bytes / (1 << 20), folder),
             )
-        for column in self._columns:
-            column.write(self._opened)
+        with files.naming(folder):
+            for column in self._columns:
+                column.write(self._opened)
 
     def all(self) -> Any:
         """Returns the nest of arrays of all examples."""

@@ -17,6 +17,7 @@ from typing import IO
 
 from ...engine.errors import counted, one_line, visible
 from ...engine.machine.files import append, open_regular
+from ..host.process import has_no_reader
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
@@ -60,10 +61,16 @@ def _without_returns(line: bytes) -> list[bytes]:
 
 
 class Sink:
-    """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm."""
+    """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm.
+
+    Attributes:
+      coloured: whether it shows colours.
+      lost: the first error that kept something from being written; None without one, or if nobody reads any more.
+    """
 
     def __init__(self, descriptor: int, selector: selectors.BaseSelector, coloured: bool):
         self.coloured = coloured
+        self.lost: OSError | None = None
         self._descriptor = descriptor
         self._selector = selector
         self._pending = bytearray()
@@ -106,8 +113,10 @@ class Sink:
         while self._pending and select.select([], [self._descriptor], [], 0)[1]:
             try:  # a pipe that is ready takes so many bytes without a wait (pipe(7))
                 done = os.write(self._descriptor, self._pending[: select.PIPE_BUF])
-            except OSError:  # nobody reads, or a disk is full: the log files still have it
+            except OSError as error:  # nobody reads, or a disk is full: the log files still have it
                 self._pending.clear()
+                if not has_no_reader(self._descriptor, error):
+                    self.lost = self.lost or error
                 return
             del self._pending[:done]
 
@@ -243,6 +252,11 @@ class Output:
     def pending(self) -> int:
         """Bytes that are still to be written."""
         return sum(sink.pending for sink in set(self._sinks))
+
+    @property
+    def lost(self) -> OSError | None:
+        """The first error that kept something from being written, see `Sink`."""
+        return next((sink.lost for sink in self._sinks if sink.lost), None)
 
     def follow(self, name: str, index: int, pid: int, pipes: Sequence[IO[bytes]]) -> TaskOutput:
         """Starts to read a task's two streams; `index`, its number among the tasks, gives it its colour."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...engine.machine import events
-from ..errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError
+from ..errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, resources
 from .children import Child, Children, wait
@@ -144,6 +144,8 @@ class Supervisor:
                 self._write_unsaved()
                 self._memory.close()
             self._finish_output()
+            if (lost := self._output.lost) and not code:
+                code = fail(EXIT_FAILED, f"a part of the output is lost: {lost.strerror}")
             return code
 
     def _run(self) -> int:

@@ -26,7 +26,7 @@ from filelock import SoftFileLock, Timeout, lock_descriptor
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine import allocator, cpus
-from ...engine.machine.files import open_regular
+from ...engine.machine.files import open_regular, temporary_folder
 from .. import terminal
 from ..errors import UsageError, setting
 from . import imports
@@ -132,17 +132,18 @@ class SturdyStream:
         try:
             operation(*arguments)
         except OSError as error:
-            if self.lost is None and not self._has_no_reader(error):
+            if self.lost is None and not has_no_reader(self._stream.fileno(), error):
                 self.lost = error
                 logging.warning("%s can't be written (%s); further output is lost", self._stream.name, error.strerror)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # what the stream holds back is written there
             os.close(nowhere)
 
-    def _has_no_reader(self, error: OSError) -> bool:
-        """Returns whether the stream is a pipe or a terminal whose other end is closed; no disk is at fault then."""
-        is_terminal = stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode)
-        return error.errno == errno.EPIPE or (error.errno == errno.EIO and is_terminal)
+
+def has_no_reader(descriptor: int, error: OSError) -> bool:
+    """Returns whether a write has failed as a pipe's or a terminal's other end is closed; no disk is at fault then."""
+    is_terminal = stat.S_ISCHR(os.fstat(descriptor).st_mode)
+    return error.errno == errno.EPIPE or (error.errno == errno.EIO and is_terminal)
 
 
 def prepare(tunes_allocator: bool = True) -> None:
@@ -151,10 +152,12 @@ def prepare(tunes_allocator: bool = True) -> None:
     Keras's backend is chosen when `engine` is imported.
 
     Raises:
-      UsageError: TF_USE_LEGACY_KERAS makes tf.keras Keras 2.
+      UsageError: TF_USE_LEGACY_KERAS makes tf.keras Keras 2, or no temporary file, which TensorFlow's import needs, can
+        be written.
     """
     if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
         raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
+    temporary_folder()
     imports.watch_no_more()
     fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
     if cpus.has_fast_wide_vectors():

@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from typing import Any, Literal
 
-from ...engine.hooks.snapshots import COST, LEAST_SECONDS
 from .hardware import Hardware
 from .quantities import Message, Work
 
@@ -213,6 +212,8 @@ def _network_seconds(work: Work, hardware: Hardware) -> float:
 
 
 def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) -> dict:
+    from ...engine.hooks.snapshots import COST, LEAST_SECONDS  # which imports TensorFlow
+
     hosts = work.hosts + work.servers
     rate = hosts / (3600 * hardware.hours_between_failures)  # per second
     lost, stays = (share * rate for share in (hardware.lost_host_share, 1 - hardware.lost_host_share))

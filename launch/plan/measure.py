@@ -18,7 +18,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ...engine.errors import RunError
-from ...engine.machine.files import sync
+from ...engine.machine import files, memory
 from ...engine.strategies import devices
 from ..cluster import resources, tf_config
 from . import hardware, machine
@@ -35,24 +35,24 @@ def measure() -> hardware.Hardware:
     """Measures this machine, in about half a minute. Nothing else should run meanwhile.
 
     Raises:
-      RunError: the processes that time the network fail.
+      RunError: the processes that time the network fail, or there is no room for a temporary file.
     """
     gpus = tf.config.list_logical_devices("GPU")
     kind, device = ("GPU", gpus[0].name) if gpus else ("CPU", "CPU:0")
-    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    host_bytes = memory.usable_bytes()
+    written, read = _file_gb_per_sec()
     probed = machine.probe(device)
     with tf.device(device):
         operation, step = _dispatch_seconds()
         rates = {dtype: _tflops(_SIZES[kind], dtype, operation) for dtype in ("float32", "bfloat16")}
         jitter, copied = _jitter(), _copy_gb_per_sec()
-    written, read = _file_gb_per_sec()
-    memory = devices.free_gpu_memory_mb() * 2**20 if gpus else host_bytes
+    device_bytes = devices.free_gpu_memory_mb() * 2**20 if gpus else host_bytes
     figures = {
         "name": f"{platform.node()}, measured {time.strftime('%Y-%m-%d')}",
         "sources": dict.fromkeys(_ASSUMED, "an assumption"),
         "kind": kind.lower(),
         "devices_per_host": max(1, len(gpus)),
-        "device_memory_gb": memory / 1e9,
+        "device_memory_gb": device_bytes / 1e9,
         "host_memory_gb": host_bytes / 1e9,
         "matmul_tflops": rates,
         "memory_gb_per_sec": probed["memory_gb_per_sec"],
@@ -128,12 +128,13 @@ def _copy_gb_per_sec() -> float:
 def _file_gb_per_sec() -> tuple[float, float]:
     """Returns the rates of writing a file to the disk of the temporary folder, and of reading it, past the cache."""
     piece = os.urandom(_PIECE_BYTES)
-    with tempfile.NamedTemporaryFile() as file:
+    folder = files.temporary_folder(_FILE_BYTES)
+    with files.naming(folder), tempfile.NamedTemporaryFile(dir=folder) as file:
         before = time.perf_counter()
         for _ in range(_FILE_BYTES // _PIECE_BYTES):
             file.write(piece)
         file.flush()
-        sync(file.name)
+        files.sync(file.name)
         written = time.perf_counter() - before
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)

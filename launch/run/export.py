@@ -78,7 +78,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:
-            model.save(model_path)
+            with files.naming(folder):
+                model.save(model_path)
         except NotImplementedError as error:  # Keras's error for a model without get_config
             raise UsageError(
                 f"{setting('output', path)}: Keras can't write a {type(model).__name__}, which has no get_config; give "

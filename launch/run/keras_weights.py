@@ -11,6 +11,7 @@ import h5py
 import keras
 
 from ...engine.errors import CheckpointError, reason
+from ...engine.machine import files
 
 _LISTED = 8
 
@@ -28,7 +29,7 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
         have the same layers of the same shapes.
     """
     theirs = _read(path)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, files.naming(folder):
         # A file written by this model shows where each of its layers is in such a file.
         own = os.path.join(folder, "model.weights.h5")
         model.save_weights(own)

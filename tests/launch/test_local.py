@@ -20,6 +20,7 @@ from crankshaft.launch.cluster import children, resources
 from crankshaft.launch.cluster.output import Lines
 from tests.launch.conftest import assert_says
 from tests.launch.local_tasks import ROOT, TASK, lines_of, pids, until_dead
+from tests.limits import files_no_larger_than
 from tests.waiting import PATIENCE, wait_until
 
 # --- what a task is given
@@ -208,6 +209,15 @@ def test_a_reader_who_has_gone_does_not_end_the_job(tmp_path, stream):
     assert (tmp_path / "done").exists()
 
 
+def test_output_that_a_full_device_loses_is_an_error_and_ends_no_task(tmp_path):
+    command = command_of(tmp_path, "print('shown'); (here / 'done').touch()")
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("error: a part of the output is lost: No space left on device\n")
+    assert (tmp_path / "done").exists()
+
+
 def test_a_reader_who_does_not_read_holds_up_no_signal(tmp_path):
     command = command_of(tmp_path, "print(os.getpid(), file=sys.stderr)\nwhile True: print('x' * 1000)")
     with open(tmp_path / "err", "w") as err:
@@ -250,6 +260,17 @@ def ended(crank_each):
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_is_one_line(ended, line):
     assert ended[line].mistake.startswith(MISTAKES[line])
+
+
+@pytest.mark.parametrize("command", ["local -- --model=mlp --input=digits", "plan --measure=this.yaml"])
+def test_temporary_files_that_cannot_be_written_are_one_line_that_names_the_variable(tmp_path, command):
+    program = [sys.executable, "-m", "crankshaft", *command.split()]
+    with files_no_larger_than(0):
+        ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: No usable temporary directory found in ['/")
+    assert line.endswith("; set the variable TMPDIR to a folder that can be written")
 
 
 def test_help_names_every_flag(ended):

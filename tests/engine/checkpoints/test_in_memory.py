@@ -187,10 +187,10 @@ def test_there_are_none_where_memory_is_short(tmp_path, monkeypatch):
     (tmp_path / "self/cgroup").write_text("0::/job\n")
     (tmp_path / "meminfo").write_text("MemTotal: 8192 kB\nMemAvailable: 4096 kB\n")
     there = tmp_path, tmp_path / "sys"
-    assert memory.available_bytes(*there) == 4 << 20
+    assert (memory.available_bytes(*there), memory.usable_bytes(*there)) == (4 << 20, 8 << 20)
     for name, value in (("max", "1000000"), ("current", "990000"), ("stat", "anon 5\ninactive_file 1000\n")):
         (group / f"memory.{name}").write_text(value)
-    assert memory.available_bytes(*there) == 11000
+    assert (memory.available_bytes(*there), memory.usable_bytes(*there)) == (11000, 1000000)
     (group / "memory.max").write_text("max\n")
     assert memory.available_bytes(*there) == 4 << 20
 

@@ -89,12 +89,12 @@ def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypat
     code, line = explained(files.write_text, "/dev/full", "x" * 99999)
     assert "/dev/full" in line
     assert "No space left on device" in line
-    assert line.endswith("; free space on its disk, or name a folder on another")
+    assert line.endswith("; free space on its disk, or name a folder on another (for temporary files: TMPDIR)")
     for full in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a.npy"), None):
         code, line = explanations.explain(full) if full else explained(tf.io.write_file, "/dev/full", "x" * 99999)
         assert code == EXIT_FAILED
         assert ("a.npy: No space left on device" if full else "/dev/full; No space left on device") in line
-        assert line.endswith("; free space on its disk, or name a folder on another")
+        assert line.endswith("; free space on its disk, or name a folder on another (for temporary files: TMPDIR)")
         assert "memory" not in line
 
 

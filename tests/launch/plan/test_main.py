@@ -1,11 +1,14 @@
 """`crankshaft plan` on a small model: what it prints and writes, and one line for each mistake."""
 
 import json
+import re
+import tempfile
 
 import pytest
 
+from crankshaft.engine.machine import memory
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.plan import hardware, saved
+from crankshaft.launch.plan import hardware, measure, saved
 from crankshaft.launch.plan import main as command
 from tests.launch.plan.test_estimate import FIGURES
 
@@ -131,13 +134,27 @@ def test_advice_applied_fits(flags, advice):
         assert planned(limits, *each.split())["fits"], each
 
 
+def test_a_disk_too_small_to_be_measured_is_named(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(measure, "_FILE_BYTES", 1 << 60)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["crankshaft plan", f"--measure={tmp_path}/this.yaml"])
+    assert ended.value.code == 1
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    needed, folder = "1,099,511,627,776 MiB are needed for a temporary file", re.escape(tempfile.gettempdir())
+    assert re.search(
+        rf"{needed}, and [\d,]+ MiB are free on the disk of {folder}; .* TMPDIR to a folder on another", line
+    )
+
+
 @pytest.mark.slow  # starts TensorFlow three times more
-def test_this_machine_is_measured_into_a_file_that_on_accepts(tmp_path):
+def test_this_machine_is_measured_into_a_file_that_on_accepts(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "usable_bytes", lambda: 3_000_000_000)  # a control group's limit
     path = tmp_path / "this.yaml"
     with pytest.raises(SystemExit) as ended:
         command.main(["crankshaft plan", f"--measure={path}"])
     assert ended.value.code == 0
     found = hardware.read(str(path))
+    assert found.host_memory_gb == 3
     assert found.matmul_tflops.keys() == {"float32", "bfloat16"}
     for links in (found.network_seconds, found.link_seconds):
         assert [size for size, _ in links] == sorted(size for size, _ in links)
