@@ -20,6 +20,7 @@ from .command_line import checks, own_files, parsing, rules
 from .command_line import config as configs
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError, setting
 from .host import remote as remotes
+from .plan import program
 
 if TYPE_CHECKING:
     from .run.run import Run
@@ -125,6 +126,7 @@ def _configured(
 
     Raises `UsageError`.
     """
+    program.refuse("a run in Python")
     own_files.check_trainer(trainer_class)
     passed, own = parsing.from_keywords(keywords)
     logging.use_absl_handler()

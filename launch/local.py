@@ -158,8 +158,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
             f"the command of the tasks is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
         )
     start, own = own_flags.program_of(arguments)
-    if len(start) == 1 and not os.path.isfile(start[0]):
-        raise UsageError(f"the script {start[0]} does not exist; give its path from {os.getcwd()}")
+    own_flags.check_is_there(start)
     start = start or _TRAIN
     try:
         passed = parsing.train_flags(own)

@@ -28,6 +28,7 @@ from .command_line import checks, help, own_files, parsing
 from .command_line import config as configs
 from .host import process
 from .host.signals import interruptible
+from .plan.program import planner
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
 
@@ -81,6 +82,8 @@ def _exit_code(argv: list[str] | None, trainer_class, data, hooks, may_change) -
             if argv is None:  # UTF-8, whatever encoding the locale has
                 argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
             passed = parse(argv)
+            if plan := planner.get():
+                return plan(passed, trainer_class, data)
             config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)
             for name, value in config.script_flags.items():  # of the run that is read, for the script
                 flags.FLAGS[name].value = value

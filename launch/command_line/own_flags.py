@@ -5,6 +5,7 @@ Nothing here starts TensorFlow.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,8 @@ def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Splits the words after -- into the tasks' program and its arguments.
 
     Args:
-      words: a script's path, or -m and a module's name, and its flags; or flags of crankshaft train alone.
+      words: a script's path, or -m and a module's name, and its flags; or flags of crankshaft train, which may stand
+        after `train` or `crankshaft train`, unless a file has that name.
 
     Returns:
       The words after `python` that start the program, none for crankshaft train, and all others.
@@ -66,6 +68,9 @@ def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     Raises:
       UsageError: the first word is none of these.
     """
+    for command in (("train",), ("crankshaft", "train")):
+        if tuple(words[: len(command)]) == command and not os.path.exists(words[0]):
+            return (), list(words[len(command) :])
     first, *rest = words
     if first == "-m":
         if not rest or not all(part.isidentifier() for part in rest[0].split(".")):
@@ -79,6 +84,12 @@ def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
             "and a module's name"
         )
     return (first,), rest
+
+
+def check_is_there(program: Sequence[str]) -> None:
+    """Raises `UsageError` if a program, see `program_of`, is a script that does not exist."""
+    if len(program) == 1 and not os.path.isfile(program[0]):
+        raise UsageError(f"the script {program[0]} does not exist; give its path from {os.getcwd()}")
 
 
 def check_of_tasks(words: Sequence[str], has_own: bool) -> None:

@@ -6,8 +6,10 @@ For example:
   crankshaft plan --model=transformer_lm --input=text --data_dir=books --precision=bfloat16 --on=h100 --hosts=1,8,64
   crankshaft plan --measure=this.yaml
   crankshaft plan --model=mlp --input=digits --on=this.yaml
+  crankshaft plan --on=h100 --hosts=8 -- my_script.py --global_batch_size=1024
 
-Besides its own flags it takes those of crankshaft train. Nothing is trained, and no weight takes memory: the step is
+Besides its own flags it takes those of crankshaft train; after -- a script (or -m and a module) that calls
+`crankshaft.main`, and its flags. Nothing is trained, and no weight takes memory: the step is
 traced. Without --strategy, the plan is for all devices of the hosts: one_device, mirrored or multi_worker.
 """
 
@@ -15,12 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .. import errors, explanations, terminal
@@ -35,13 +39,14 @@ from ..host.signals import interruptible
 from . import hardware, plot, report, simulation
 from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
+from .program import execute
 
 if TYPE_CHECKING:
     from ...engine.data.data import Data
     from ..command_line.config import Config
 
 TAKES_FLAGS_OF_TRAIN = True  # for `crankshaft complete`
-_USAGE = "crankshaft plan [flags] [flags of train]"
+_USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [flags of train]]"
 _MOST_HOSTS = 50_000
 _FIRST_PORT = 10_000
 _ON_ONE_HOST = ("one_device", "mirrored", "tpu")
@@ -83,8 +88,18 @@ def main(argv: list[str]) -> None:
 
 
 def _run(argv: list[str]) -> int:
-    values, words = own_flags.read(argv, Flags, help.doc_of(__name__), _USAGE, takes_others=True)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    values, words = own_flags.read(argv[:cut], Flags, help.doc_of(__name__), _USAGE, takes_others=True)
     flags = Flags(**values)
+    program, arguments = own_flags.program_of(argv[cut + 1 :]) if argv[cut + 1 :] else ((), [])
+    words += arguments
+    if program and flags.measure:
+        raise UsageError(f"--measure plans nothing; leave {' '.join(program)} out")
+    if program:
+        own_flags.check_is_there(program)
+        with _tensorflow():
+            import_module("tensorflow")  # without the notes that it prints where the script imports it
+        execute(program, words, functools.partial(_plan, flags))
     passed = parsing.from_argv([argv[0], *words])
     if flags.measure:
         if passed:
@@ -95,6 +110,11 @@ def _run(argv: list[str]) -> int:
         write_text(flags.measure, hardware.as_yaml(_measured()))
         print(f"[plan] this machine is in {flags.measure}; plan with it by --on={flags.measure}")
         return 0
+    return _plan(flags, passed)
+
+
+def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -> int:
+    """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
     paths.check_results({"result_json": passed.get("result_json"), "run_dir": None})
     if flags.plot:
         plot.check(flags.plot)
@@ -103,11 +123,11 @@ def _run(argv: list[str]) -> int:
     machine = hardware.read(flags.on) if flags.on else None
     counts = sorted({int(each) for each in flags.hosts.split(",")})
     for count in counts:  # finds mistakes before TensorFlow starts
-        configured(passed, count, machine.devices_per_host if machine else 1)
+        configured(passed, count, machine.devices_per_host if machine else 1, trainer_class, data is not None)
     machine = machine or _measured()
     if flags.price_per_host_hour:
         machine = dataclasses.replace(machine, price_per_host_hour=flags.price_per_host_hour)
-    result = plan(passed, counts, machine, simulates=flags.simulate)
+    result = plan(passed, counts, machine, flags.simulate, trainer_class, data)
     if flags.plot:
         plot.write(flags.plot, result["hosts"])
     if path := passed.get("result_json"):
@@ -131,13 +151,17 @@ def _tensorflow() -> Iterator[None]:
         yield
 
 
-def configured(passed: Mapping[str, Any], hosts: int, devices: int) -> Config:
+def configured(
+    passed: Mapping[str, Any], hosts: int, devices: int, trainer_class: type | None = None, has_data: bool = False
+) -> Config:
     """Returns the configuration of a run on a number of hosts, as its chief would have it.
 
     Args:
       passed: values of train's flags.
       hosts: workers.
       devices: of each.
+      trainer_class: a script's; None: --model names one.
+      has_data: whether a script brings its data.
 
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
@@ -156,13 +180,19 @@ def configured(passed: Mapping[str, Any], hosts: int, devices: int) -> Config:
     ports = itertools.count(_FIRST_PORT)
     cluster = {kind: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for kind, count in tasks.items()}
     task = {"type": "chief" if servers else "worker", "index": 0}
-    config = configs.configure(values, None, False, {tf_config.NAME: json.dumps({"cluster": cluster, "task": task})})
+    environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": task})}
+    config = configs.configure(values, trainer_class, has_data, environment)
     checks.check_strategy(config)
     return config
 
 
 def plan(
-    passed: Mapping[str, Any], counts: Sequence[int], machine: Hardware, simulates: bool = False
+    passed: Mapping[str, Any],
+    counts: Sequence[int],
+    machine: Hardware,
+    simulates: bool = False,
+    trainer_class: type | None = None,
+    data: Callable | Sequence | None = None,
 ) -> dict[str, Any]:
     """Returns the plan of a run as plain JSON, see `docs/plan.md`. Starts TensorFlow.
 
@@ -171,11 +201,13 @@ def plan(
       counts: numbers of hosts.
       machine: each of them.
       simulates: whether each is simulated too.
+      trainer_class: a script's, as `crankshaft.main` takes it.
+      data: a script's, likewise.
 
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
     """
-    plans = _Plans(passed, machine)
+    plans = _Plans(passed, machine, trainer_class, data)
     planned = [plans.of(count) for count in counts]
     short = next((each for _, each in planned if not each.fits), None)
     config, entries = planned[-1][0], []
@@ -208,10 +240,12 @@ class _Plans:
     Args:
       passed: values of train's flags.
       machine: each host.
+      trainer_class, data: as `crankshaft.main` takes them.
     """
 
-    def __init__(self, passed: Mapping[str, Any], machine: Hardware):
+    def __init__(self, passed: Mapping[str, Any], machine: Hardware, trainer_class: type | None, data):
         self.passed, self.machine = passed, machine
+        self._trainer_class, self._given = trainer_class, data
         self._known: dict[tuple, tuple[Config, Estimate]] = {}
         self._data: Data | None = None
 
@@ -223,7 +257,8 @@ class _Plans:
         return self._known[key]
 
     def _planned(self, hosts: int, passed: Mapping[str, Any]) -> tuple[Config, Estimate]:
-        config = configured(passed, hosts, self.machine.devices_per_host)
+        given = self._given
+        config = configured(passed, hosts, self.machine.devices_per_host, self._trainer_class, given is not None)
         with _tensorflow():
             from ..host.isolation import Isolation
             from ..run import data
@@ -231,7 +266,7 @@ class _Plans:
             from .quantify import quantify
         with run_environment(config, Isolation()):
             checks.check_named(config)
-            self._data = self._data or data.load(config)
+            self._data = self._data or (data.load(config) if config.input else data.call(given))
             work = quantify(config, hosts, self.machine.devices_per_host, self.machine.kind, self._data)
         if config.jit == "on" or self.machine.kind == "tpu":
             work = dataclasses.replace(work, operations=0.0)

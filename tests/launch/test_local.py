@@ -245,7 +245,7 @@ MISTAKES = {
     "--model=mlp": "--model is a flag of the tasks; write it after --, see --help",
     "two -- --model=mlp": "'two' is not a flag; ",
     "-- missing.py": "the script missing.py does not exist; ",
-    "-- train": "'train' is neither a flag of crankshaft train nor a script; ",
+    "-- training": "'training' is neither a flag of crankshaft train nor a script; ",
     "-- -m no/module": "-m no/module names no module; write -m package.module",
     "-- --strategy=mirrored": "--strategy=mirrored is not for workers; ",
 }
@@ -291,7 +291,8 @@ def test_another_system_than_linux_is_told_in_one_line():
     assert "this is darwin; use crankshaft train --strategy=mirrored" in line
 
 
-def test_flags_alone_are_those_of_launch_train(crank):
-    outcome = crank("--", "--modle=mlp", command="local", tensorflow=False)
+@pytest.mark.parametrize("words", [(), ("crankshaft", "train")])
+def test_flags_alone_are_those_of_launch_train(crank, words):
+    outcome = crank("--", *words, "--modle=mlp", command="local", tensorflow=False)
     assert outcome.code == 2
     assert "\n    error: --modle is unknown; did you mean " in outcome.err

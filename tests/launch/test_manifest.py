@@ -133,9 +133,11 @@ def test_scripts_are_bash(capsys, shape):
     assert tasks == int(counts["workers"]) + servers + bool(servers) + ("--evaluator" in shape)
 
 
-@pytest.mark.parametrize("words", [("train.py",), ("-m", "package.train"), ()], ids=["script", "module", "flags"])
+@pytest.mark.parametrize(
+    "words", [("train.py",), ("-m", "package.train"), (), ("train",), ("crankshaft", "train")], ids=" ".join
+)
 def test_a_task_is_started_as_python_starts_it(capsys, words):
-    start = ["python", *words] if words else ["crankshaft", "train"]
+    start = ["python", *words] if words and words[-1] != "train" else ["crankshaft", "train"]
     (job,) = jobs_of(objects(capsys, "kubernetes", "--", *words, *RUN))
     assert job["spec"]["template"]["spec"]["containers"][0]["command"] == [*start, *RUN]
     assert f"\n  {' '.join(start)} \\\n  --model=mlp \\\n" in printed(capsys, "slurm", "--", *words, *RUN)
@@ -153,6 +155,15 @@ def test_slurm_begins_again_unless_a_restart_would_repeat_the_end(capsys, tmp_pa
         assert done.returncode == code
     said = tmp_path / "said"
     assert (said.read_text() if said.exists() else "") == "requeue 7\n" * requeued
+
+
+def test_a_file_called_train_is_no_command(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").touch()
+    with pytest.raises(SystemExit) as ended:
+        manifest.main(["crankshaft manifest", "slurm", "--", "train", *RUN])
+    assert ended.value.code == 2
+    assert "'train' is neither a flag of crankshaft train nor a script" in capsys.readouterr().err
 
 
 def test_files_that_the_tasks_read_need_not_be_here(capsys):

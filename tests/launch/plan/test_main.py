@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tempfile
 
 import pytest
@@ -77,6 +78,81 @@ def test_a_plan_as_a_table_and_as_json(plan, tmp_path):
     assert two["step"]["flops"] == pytest.approx(one["step"]["flops"] / 2)
     assert "in all" in out
     assert "goodput" in out
+
+
+SCRIPT = """
+from absl import flags
+import numpy as np
+import tensorflow as tf
+import crankshaft
+
+flags.DEFINE_integer("units_of_script", 1, "")
+
+class Plane(crankshaft.Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(flags.FLAGS.units_of_script)])
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.square(outputs - batch[1]))
+
+def data():
+    return (np.zeros([640, 3], np.float32), np.zeros([640, 1], np.float32)), None
+
+if __name__ == "__main__":
+    crankshaft.main(Plane, data=data)
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch, script_flags):
+    """`script(text)`: the path of a script, plane.py, which can be imported where the test now is."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str) -> str:
+        (tmp_path / "plane.py").write_text(text)
+        return "plane.py"
+
+    return write
+
+
+@pytest.mark.parametrize("start", [["plane.py"], ["-m", "plane"]], ids=" ".join)
+def test_a_script_is_planned_with_its_trainer_its_data_and_its_flags(plan, script, tmp_path, start):
+    script(SCRIPT)
+    own = ("--units_of_script=7", "--global_batch_size=32", "--train_epochs=3", "--run_dir=runs/first")
+    code, out, errors = plan("--hosts=1,2", "--result_json=plan.json", "--", *start, *own)
+    assert (code, errors) == (0, [])
+    assert "Plane, batches of 32" in out
+    found = json.loads((tmp_path / "plan.json").read_text())
+    for each in found["hosts"]:
+        assert each["memory"]["weights"] - 4 * (3 * 7 + 7) in range(40)  # counts of steps and the like
+        assert each["hours"] == pytest.approx(3 * 20 * each["step"]["seconds"] / 3600 / each["goodput"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_flags_of_train_may_stand_behind_its_name(plan):
+    shown = [plan("--", *words, *MLP) for words in ((), ("train",), ("crankshaft", "train"))]
+    assert shown[0] == shown[1] == shown[2]
+    assert (shown[0][0], shown[0][2]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("last", "line"),
+    [
+        ("crankshaft.main(Plane, data=data)  # --modle=mlp", "--modle is unknown; did you mean "),
+        ("crankshaft.run(Plane, data=data)", "a run in Python is not planned, and would train; plan a script that "),
+        ("None", "plane.py has ended without crankshaft.main, which is what is planned; call it there"),
+        ("crankshaft.main(Plane, data=lambda: 1 / 0)", "ZeroDivisionError: division by zero, at "),
+    ],
+)
+def test_a_script_that_cannot_be_planned_is_one_line_and_trains_nothing(plan, script, last, line):
+    path = script(SCRIPT.replace("crankshaft.main(Plane, data=data)", last))
+    code, out, errors = plan("--", path, *last.partition("# ")[2].split())
+    assert (code, out) == (2, "")
+    assert len(errors) == 1
+    assert line in errors[0]
+    assert "no.py does not exist" in plan("--", "no.py")[2][0]
 
 
 def test_a_simulation_and_a_plot_stand_beside_the_plan(plan, tmp_path):

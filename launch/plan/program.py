@@ -1,0 +1,47 @@
+"""A script that is planned: it is executed, and its `crankshaft.main` plans instead of running. Host code."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ..errors import UsageError
+
+# (values of train's flags, trainer class, data) -> exit code
+Planner = Callable[[dict[str, Any], Any, Any], int]
+planner: contextvars.ContextVar[Planner | None] = contextvars.ContextVar("planner", default=None)  # None: programs run
+
+
+def execute(program: Sequence[str], words: Sequence[str], plan: Planner) -> NoReturn:
+    """Executes a program as Python does; its `main` plans, and exits the process.
+
+    Args:
+      program: a script's path, or -m and a module's name.
+      words: the flags that it finds.
+      plan: what `main` calls.
+
+    Raises:
+      UsageError: it has ended without `main`; anything else that it raises.
+    """
+    name, is_module = program[-1], program[0] == "-m"
+    sys.argv = [name, *words]
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
+    before = planner.set(plan)
+    try:
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+    finally:
+        planner.reset(before)
+    raise UsageError(f"{' '.join(program)} has ended without crankshaft.main, which is what is planned; call it there")
+
+
+def refuse(call: str) -> None:
+    """Raises `UsageError` where a program that is planned would train by another call than `crankshaft.main`."""
+    if planner.get():
+        raise UsageError(f"{call} is not planned, and would train; plan a script that calls crankshaft.main")
