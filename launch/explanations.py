@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..engine.errors import LabelError, NonfiniteError, reason, setting, with_flags, with_keywords
+from ..engine.machine import cpus
 from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -83,7 +84,7 @@ def _errno_of(error: BaseException) -> int | None:
     """Returns the system's reason for an error; None if it is another, or unknown."""
     if isinstance(error, OSError):
         return error.errno
-    if isinstance(error, RuntimeError) and error.args == ("can't start new thread",):  # Python's whole report
+    if isinstance(error, RuntimeError) and error.args in _NO_THREAD:
         return errno.EAGAIN
     if not _kinds(error).intersection(_STATUSES_OF_LIMITS):
         return None
@@ -105,13 +106,25 @@ def _limit_line(limit: int, unit: str, shell: str) -> Callable[[], str]:
     return line
 
 
+def thread_limit() -> str:
+    """Describes the lowest limit on processes and threads: of this process's control groups, or of its user."""
+    files = (folder / "pids.max" for folder in cpus.control_groups(controller="pids"))
+    limits = [int(line) for file in files for line in cpus.lines(file) if line.isdecimal()]
+    of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if limits and (of_user == resource.RLIM_INFINITY or min(limits) < of_user):
+        return f"this control group may have {min(limits):,} processes and threads (pids.max); raise that, or use less"
+    return _limit_line(resource.RLIMIT_NPROC, "processes and threads of this user", "-u")()
+
+
+# Python's whole report, of `threading` and of `faulthandler`.
+_NO_THREAD = (("can't start new thread",), ("unable to start watchdog thread",))
 # The system's reason for each limit, and how to read the limit's value.
 _LIMITS: dict[int, Callable[[], str]] = {
     errno.ENOSPC: lambda: "free space on its disk, or name a folder on another (for temporary files: TMPDIR)",
     errno.EDQUOT: lambda: "free space of this user's, or have the quota raised",
     errno.EFBIG: _limit_line(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
     errno.EMFILE: _limit_line(resource.RLIMIT_NOFILE, "open files", "-n"),
-    errno.EAGAIN: _limit_line(resource.RLIMIT_NPROC, "processes and threads of this user", "-u"),
+    errno.EAGAIN: thread_limit,
 }
 # TensorFlow's for them (`ErrnoToCode` in its platform/errors.cc).
 _STATUSES_OF_LIMITS = ("ResourceExhaustedError", "OutOfRangeError")

@@ -78,7 +78,9 @@ def cpu_seconds(pids: Iterable[int], proc: Path = Path("/proc")) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def control_groups(proc: Path, cgroups: Path, controller: str = "cpu") -> Iterator[Path]:
+def control_groups(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"), controller: str = "cpu"
+) -> Iterator[Path]:
     """Yields the folders of the control groups (v1 or v2) that may limit what this process uses, its own first."""
     for line in lines(proc / "self/cgroup"):
         number, controllers, path = line.split(":", 2)

@@ -27,6 +27,7 @@ _LAST_LINES = 10
 _LAST_LINE_LENGTH = 300
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92")  # SGR; red is for errors
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_FRAME = re.compile(rb"    @ +0x[0-9a-f]+  |\*\*\* Check failure stack trace: \*\*\*$")  # absl's, after the reason
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")  # SGR, the one command to a terminal that tasks may give
 
 
@@ -183,12 +184,14 @@ class TaskOutput:
         self._streams.append(_Stream(pipe, self, sink, selector))
 
     def show(self, lines: list[bytes], sink: Sink) -> None:
-        """Shows lines with the task's prefix, and adds them to its log."""
+        """Shows lines with the task's prefix, and adds them to its log, where alone those of a C++ stack are."""
         if not lines:
             return
         prefix = self._coloured_prefix if sink.coloured else self._prefix
-        sink.write(b"".join(prefix + without_controls(line) + b"\n" for line in lines))
-        self._last.extend(lines[-_LAST_LINES:])
+        without_stack = [line for line in lines if not _FRAME.match(line)]
+        shown = without_stack if self._log else lines
+        sink.write(b"".join(prefix + without_controls(line) + b"\n" for line in shown))
+        self._last.extend(without_stack[-_LAST_LINES:])
         if self._log:
             gap = f"=== {counted(self._missing, 'line')} missing: {self._why} ===\n" if self._missing else ""
             try:

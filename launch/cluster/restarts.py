@@ -27,6 +27,7 @@ from ..errors import (
     EXIT_USAGE,
     signal_name,
 )
+from ..explanations import thread_limit
 from .keeper import EXIT_STOPPED
 
 # Exit codes of a task that was requested to end: it saved, or ended before it could catch the signal.
@@ -37,6 +38,11 @@ _STOP_CODES = (
 # How Python's report ends on a script that it can't compile, or whose imports fail, or on -m and no module's name.
 _CANNOT_BEGIN = re.compile(
     r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*python\S*: (No module named|Error while finding module) "
+)
+# What TensorFlow, LLVM, OpenBLAS, C++, gRPC and Python print where the system refuses them a thread.
+_NO_THREAD = re.compile(
+    r"pthread_create\b.*\bfailed|what\(\): +Resource temporarily unavailable|Check failed: worker->created\(\)|"
+    r"(can't|unable to) start \w+ thread|^error: Resource temporarily unavailable; "
 )
 _LEAVE_SECONDS = 5.0  # a peer's death is seen within a tenth of a second; the rest is for reporting it
 _MISTAKE_SECONDS = 1.0  # all tasks find the same mistake, at about the same time
@@ -68,13 +74,15 @@ class TaskExit:
 
     @property
     def mistake(self) -> str | None:
-        """The cause of its end if a restart would repeat it, a mistake or numbers that are not finite; else None."""
+        """The cause of its end if a restart would repeat it, as a mistake or numbers that are not finite; else None."""
         if self.code == EXIT_USAGE:
             return "a mistake in its flags, script or data"
         if self.code == EXIT_DIVERGED:
             return "the run has diverged, and would again"
         if self.code == EXIT_FAILED and self.last_lines and _CANNOT_BEGIN.match(self.last_lines[-1]):
             return "its script can't be run as it stands"
+        if self.code in (EXIT_FAILED, -signal.SIGABRT) and any(map(_NO_THREAD.search, self.last_lines)):
+            return f"threads ran out ({thread_limit()})"
         return None
 
     @property

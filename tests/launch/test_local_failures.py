@@ -12,9 +12,12 @@ import sys
 
 import pytest
 
+from crankshaft.engine.machine import cpus
 from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit
 from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER
-from tests.launch.local_tasks import lines_of, pids, says, until_dead
+from tests.launch.conftest import assert_says
+from tests.launch.local_tasks import ROOT, lines_of, pids, says, until_dead
+from tests.waiting import PATIENCE
 
 
 def test_a_crash_restarts_all_at_new_ports_and_each_tasks_log_grows(local, tmp_path):
@@ -138,6 +141,75 @@ def test_a_script_that_cannot_begin_is_not_restarted(line):
     assert TaskExit("worker 0", 1, tuple(said)).mistake == "its script can't be run as it stands"
     assert TaskExit("worker 0", 1, (*said, "ValueError: another")).mistake is None
     assert TaskExit("worker 0", -9, tuple(said)).mistake is None  # killed as it said so
+
+
+_REFUSED = "F0000 00:00:1795785336.164458    8686 env.cc:84] Check failed: ret == 0 (11 vs. 0) Thread tf_numa_-1_Eigen "
+_REFUSED += "creation via pthread_create() failed."  # TensorFlow's line, and below it the stack
+
+
+def test_threads_that_ran_out_are_named_and_not_the_stack_and_nothing_starts_again(local, tmp_path):
+    script = f"""
+print({_REFUSED!r}, "*** Check failure stack trace: ***", sep="\\n", file=sys.stderr)
+for number in range(20):
+    print(f"    @     0x7f5b0cb1d3{{number}}  tsl::(anonymous namespace)::PThread::PThread()", file=sys.stderr)
+os.abort()
+"""
+    outcome = local(script, own=(f"--run_dir={tmp_path}",)).wait()
+    assert_says(outcome.mistake, "was killed by SIGABRT: threads ran out ( ... ), so it is not restarted")
+    assert outcome.err.endswith(f":\n    {_REFUSED}\n")
+    assert "PThread" not in outcome.err
+    assert (tmp_path / "logs/worker-0.log").read_text().count("PThread::PThread()") == 20
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (-signal.SIGABRT, _REFUSED),
+        (-signal.SIGABRT, "LLVM ERROR: pthread_create failed: Resource temporarily unavailable"),
+        (-signal.SIGABRT, "  what():  Resource temporarily unavailable"),
+        (
+            -signal.SIGABRT,
+            "F0000 00:00:1795786760.508695   20855 thread_manager.cc:144] Check failed: worker->created() ",
+        ),
+        (1, "error: RuntimeError: can't start new thread; --debug shows the traceback; this process may have 9 "),
+        (1, "RuntimeError: unable to start watchdog thread"),
+        (1, "error: Resource temporarily unavailable; this process may have 9 processes and threads of this user"),
+    ],
+)
+def test_all_ways_of_a_thread_that_is_refused_are_known(code, line):
+    assert TaskExit("worker 0", code, ("before", line, "after")).mistake.startswith("threads ran out (")
+    assert TaskExit("worker 0", -signal.SIGKILL, (line,)).mistake is None
+    assert TaskExit("worker 0", code, ("the thread of this story",)).mistake is None
+
+
+@pytest.fixture
+def few_threads():
+    """The control group of processes that have 25 processes and threads together."""
+    above = next(cpus.control_groups(controller="pids"))
+    group = above / f"crankshaft-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        if not (group / "pids.max").exists():
+            pytest.skip("the control group has no limit of processes")
+        (group / "pids.max").write_text("25")
+        yield group
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.slow
+def test_a_control_groups_limit_of_threads_is_met_once_and_named(few_threads, tmp_path):
+    enter = ["bash", "-c", f'echo $$ > {few_threads}/cgroup.procs; exec "$@"', "bash"]
+    train = ["--model=mlp", "--input=digits", "--jit=off", "--train_steps=5", f"--run_dir={tmp_path}/run"]
+    command = [*enter, sys.executable, "-m", "crankshaft", "local", "--", *train]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
+    assert ended.returncode == 2
+    limit = "this control group may have 25 processes and threads (pids.max); raise that, or use less"
+    assert f": threads ran out ({limit}), so it is not restarted; its last lines (" in ended.stderr
+    assert len(ended.stderr.splitlines()) < 12
 
 
 def test_a_preempted_worker_restarts_all_at_once_and_is_no_failure(local, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.errors import CheckpointError, setting
+from crankshaft.engine.machine import cpus
 from crankshaft.launch import explanations
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from crankshaft.launch.host import files
@@ -65,7 +66,7 @@ def limited():
     before = {}
 
     def lower(limit: int, most: int) -> None:
-        before[limit] = resource.getrlimit(limit)
+        before.setdefault(limit, resource.getrlimit(limit))
         resource.setrlimit(limit, (most, before[limit][1]))
 
     yield lower
@@ -108,7 +109,7 @@ def test_an_operation_without_a_deterministic_kernel_names_the_variable_that_all
     assert "TF_DETERMINISTIC_OPS=0" in line
 
 
-def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch):
+def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch, tmp_path):
     def refused(*_):
         raise RuntimeError("can't start new thread")
 
@@ -117,6 +118,13 @@ def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch):
     code, line = explained(threading.Thread(target=print).start)
     assert code == EXIT_FAILED
     assert "this process may have 777 processes and threads of this user (ulimit -u)" in line
+
+    (tmp_path / "pids.max").write_text("333\n")
+    monkeypatch.setattr(cpus, "control_groups", lambda controller: [tmp_path] if controller == "pids" else [])
+    _, line = explained(threading.Thread(target=print).start)
+    assert line.endswith("this control group may have 333 processes and threads (pids.max); raise that, or use less")
+    limited(resource.RLIMIT_NPROC, 111)
+    assert "111 processes and threads of this user" in explained(threading.Thread(target=print).start)[1]
 
 
 def test_what_a_model_of_ones_own_raises_is_told_and_not_that_keras_looked_for_its_shapes():
