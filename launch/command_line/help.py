@@ -13,6 +13,7 @@ from typing import NoReturn
 from absl import flags
 
 from .. import terminal
+from ..errors import EXIT_FAILED, fail
 from . import registry
 from .flags import FIELDS, GROUPS
 from .rules import Boolean, coerce, default_of
@@ -55,12 +56,15 @@ def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> s
 
 
 def show(text: str) -> NoReturn:
-    """Prints a text and exits; a reader that has seen enough, such as `head`, is not a failure."""
+    """Prints a text and exits; a full disk is a failure, and a reader that has seen enough, such as `head`, is none."""
+    code = 0
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
-    sys.exit(0)
+        if not isinstance(error, BrokenPipeError):
+            code = fail(EXIT_FAILED, f"a part of the output is lost: {error.strerror}")
+    sys.exit(code)
 
 
 def _shown(kind: str, entry: registry.Entry) -> str:

@@ -257,8 +257,9 @@ def _relay(reading: int) -> NoReturn:
 def import_tensorflow(*dependents: str) -> None:
     """Imports TensorFlow, and modules that need it, for a script before its flags are parsed.
 
-    As noisy as in its run: quiet for a worker.
+    As noisy as in its run: quiet for a worker. Raises `UsageError`, as `prepare` does, without temporary files.
     """
+    temporary_folder()
     with quiet_startup(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
         for name in ("tensorflow", *dependents):
             import_module(name)

@@ -16,6 +16,7 @@ from crankshaft.engine.machine import cpus
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process, signals
 from tests.launch.conftest import ROOT, Program
+from tests.limits import files_no_larger_than
 from tests.runs import newest
 from tests.waiting import PATIENCE
 
@@ -174,6 +175,13 @@ for name, _ in command.COMMANDS.values():
     assert "tensorflow" not in sys.modules, name
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_script_without_a_folder_for_temporary_files_names_the_variable():
+    code = "from crankshaft import Trainer"
+    with files_no_larger_than(0):
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].endswith("; set the variable TMPDIR to a folder that can be written")
 
 
 def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_traceback(tmp_path):
