@@ -17,7 +17,7 @@ from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit
 from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER
 from tests.launch.conftest import assert_says
 from tests.launch.local_tasks import ROOT, lines_of, pids, says, until_dead
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 
 def test_a_crash_restarts_all_at_new_ports_and_each_tasks_log_grows(local, tmp_path):
@@ -196,6 +196,7 @@ def few_threads():
             pytest.skip("the control group has no limit of processes")
         (group / "pids.max").write_text("25")
         yield group
+        wait_until(lambda: not (group / "cgroup.procs").read_text())  # a group with processes can't be removed
     finally:
         group.rmdir()
 
