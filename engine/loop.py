@@ -50,7 +50,10 @@ class Loop:
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
         self._uncalled: list[Hook] = []  # that have not seen the latest call
         self._is_due = False  # whether a hook is due at the step of the latest call
-        self._first: tuple[float, int] | None = None  # the time when the first call had ended, and its step
+        self._due: dict[
+            int, int | None
+        ] = {}  # the step at which each hook is next due, by its id: not all are hashable
+        self._time_left = _TimeLeft(until_step, state.step)
         self.meter = Meter()
         self._calls = self.meter.window()  # of `train_to`
         self.status = Status(
@@ -98,7 +101,8 @@ class Loop:
         while state.step < step and not (self.status.stop and strategy.in_step):
             first = state.step
             until = min(step, state.freezing.next_change(first) or step)
-            due = _next_due(self._hooks, self.status, first, until)
+            self._due = {id(hook): _next_due(hook, self.status, first) for hook in self._hooks}
+            due = min([until, *(step for step in self._due.values() if step is not None)])
             result = self._run(program, due - first)
             after = self._clock()
             read = feed.stats()
@@ -126,25 +130,17 @@ class Loop:
                 segment=segment,
                 evaluation=None,
                 off_schedule=False,
-                seconds_left=self._seconds_left(after, state.step),
+                seconds_left=self._time_left.seconds(after, state.step),
             )
             self._call_hooks()
             before = self._clock()  # hooks' time is not counted as the steps'
         return self._calls.take()
 
-    def _seconds_left(self, now: float, step: int) -> float | None:
-        if self._first is None or step <= self._first[1]:
-            self._first = now, step
-        (then, first), last = self._first, self.status.until_step
-        if last is None or step == first:
-            return None if step != last else 0.0
-        return max(0, last - step) * (now - then) / (step - first)
-
     def rewind(self) -> None:
         """Makes the hooks continue from the state's step, after both were restored."""
         self.status = dataclasses.replace(self.status, step=self._state.step, segment=Segment(self._state.step))
         self.resume_work()
-        self._uncalled, self._first = [], None
+        self._uncalled, self._time_left = [], _TimeLeft(self.status.until_step, self._state.step)
         for hook in self._hooks:
             hook.rewind(self.status)
         self._call_again()
@@ -173,21 +169,68 @@ class Loop:
         while self._uncalled:
             hook = self._uncalled.pop(0)
             try:
-                self._timed(hook, hook)
+                seconds = self._timed(hook, hook)
             except Interrupted as request:
                 self.status.stop = self.status.stop or request.args[0]
                 self._uncalled = [hook, *self._uncalled]
                 break
+            if self._due.get(id(hook)) == self.status.step:
+                self._time_left.add(id(hook), self.status.step, seconds)
+                self.status.seconds_left = self._time_left.seconds(self._clock(), self.status.step)
         began = self._clock()
         _agree_to_stop(self.status, together=self._is_due)
         self._hook_seconds["waiting"] += self._clock() - began  # for other processes, if at all
         if self.status.stop:
             self._strategy.stop_new_work()
 
-    def _timed(self, hook: Hook, call: Callable[[Status], None]) -> None:
+    def _timed(self, hook: Hook, call: Callable[[Status], None]) -> float:
+        """Calls a hook, and returns the seconds that it has taken."""
         began = self._clock()
         call(self.status)
-        self._hook_seconds[hook.spent_on] += self._clock() - began
+        seconds = self._clock() - began
+        self._hook_seconds[hook.spent_on] += seconds
+        return seconds
+
+
+class _TimeLeft:
+    """Estimates the time to a run's end: of steps by their rate, of hooks by what they take when they are due.
+
+    The latter is divided by the steps from one time that a hook is due to the next, since a period's end that is still
+    ahead takes as long as the last one, however many steps ago that was.
+
+    Args:
+      until_step: the run's last step; None if it is unknown.
+      step: the present one.
+    """
+
+    def __init__(self, until_step: int | None, step: int):
+        self._until_step, self._began = until_step, step
+        self._first: tuple[float, int] | None = None  # the time when the first call had ended, and its step
+        self._hook_seconds = 0.0
+        # For each hook, the first and the newest step at which it was due, the seconds of the first, which may compile,
+        # and of the later ones.
+        self._due: dict[int, tuple[int, int, float, float]] = {}
+
+    def add(self, hook: int, step: int, seconds: float) -> None:
+        """Adds what a hook has taken at a step at which it was due."""
+        self._hook_seconds += seconds
+        if hook in self._due:
+            first, _, first_seconds, later = self._due[hook]
+            self._due[hook] = first, step, first_seconds, later + seconds
+        else:
+            self._due[hook] = step, step, seconds, 0.0
+
+    def seconds(self, now: float, step: int) -> float | None:
+        """Returns the estimate at a step; None if the end or the rate is unknown."""
+        self._first = self._first or (now, step)
+        (then, first), until = self._first, self._until_step
+        if until is None or step == first:
+            return None if step != until else 0.0
+        left = max(0, until - step) * max(0.0, now - then - self._hook_seconds) / (step - first)
+        for first, last, first_seconds, later in self._due.values():
+            per_step = later / (last - first) if last > first else first_seconds / (first - self._began)
+            left += max(0, until - last) * per_step
+        return left
 
 
 def train(
@@ -210,14 +253,11 @@ def _agree_to_stop(status: Status, together: bool) -> None:
     status.stop = str(status.agreed_stop) if status.agreed_stop else None
 
 
-def _next_due(hooks: Sequence[Hook], status: Status, step: int, until_step: int) -> int:
-    due = until_step
-    for hook in hooks:
-        wanted = hook.next_due(step, status)
-        if wanted is not None and wanted <= step:
-            raise UsageError(
-                f"hook {hook.name} returned at step {step} that it is next due at step {wanted}; return a later "
-                "step from its next_due, or None for never"
-            )
-        due = due if wanted is None else min(due, wanted)
+def _next_due(hook: Hook, status: Status, step: int) -> int | None:
+    due = hook.next_due(step, status)
+    if due is not None and due <= step:
+        raise UsageError(
+            f"hook {hook.name} returned at step {step} that it is next due at step {due}; return a later step from its "
+            "next_due, or None for never"
+        )
     return due

@@ -40,8 +40,8 @@ class Status:
       stop: the reason to end the run, set by a hook, on any worker: all end at one step, this one if something is due
         at it, else one or two calls later.
       agreed_stop: why the run ends, and the worker that requested it, once all know.
-      seconds_left: estimate to the run's end, from the time since the first call, including evaluations and
-        checkpoints; None if the end or the rate is unknown.
+      seconds_left: estimate to the run's end, with what hooks take when they are due, such as evaluations and
+        checkpoints, once they were; None if the end or the rate is unknown.
       in_memory: whether hooks `settle` for a snapshot in memory, of which there are many, not for a checkpoint.
       hook_seconds: time spent in hooks so far, by `Hook.spent_on`, and in agreeing with other processes.
 

@@ -19,6 +19,7 @@ from crankshaft.engine import loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.hooks import Hook, StopRequest
+from crankshaft.engine.hooks.base import Periodic
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.sums import LoopSums
@@ -108,6 +109,22 @@ def test_the_time_left_has_what_is_done_between_calls(bound):
     slow = Then(lambda status: setattr(cut, "now", cut.now + 2.0))
     run(bound, [cut, slow, Progress("plain", file=file, clock=cut.clock, line_seconds=0)], 24, clock=cut.clock)
     assert [line.split("  ")[-1] for line in file.getvalue().splitlines()][1:4] == ["30s left", "27s left", "24s left"]
+
+
+def test_the_time_left_has_evaluations_and_checkpoints_ahead_whatever_the_step_between_them(bound):
+    """Every 8 steps, 10 s, and the first 30 s; every 2 steps, 1 s."""
+    file, cut = io.StringIO(), Steps(2, 1.0)
+
+    class Slow(Periodic):
+        def act(self, status):
+            cut.now += 30.0 if status.step == 8 else 10.0
+
+    run(bound, [cut, Slow(8), Progress("plain", file=file, clock=cut.clock, line_seconds=0)], 32, clock=cut.clock)
+    left = [line.split("  ")[-1].removesuffix(" left") for line in file.getvalue().splitlines()]
+    assert left[1:3] == ["14s", "13s"]  # of steps 4 and 6: none is measured
+    assert left[3:5] == ["1m42s", "1m41s"]  # 3 are ahead, from steps 8 and 10
+    assert left[7:10] == ["28s", "27s", "26s"]  # 2 are, from steps 16 to 20
+    assert left[14:] == ["11s", "0s"]
 
 
 def test_no_time_is_reckoned_from_the_first_call_alone(bound):
