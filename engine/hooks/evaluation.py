@@ -191,11 +191,11 @@ class Evaluation(Periodic):
 
     Args:
       every_steps: the period.
-      before: called before each evaluation that is due by it.
+      around: return contexts, each entered around an evaluation.
       between: see `Strategy.evaluate`, of such an evaluation; None is not called.
       is_wanted: returns whether to evaluate at the end of a period.
       is_strict, batches, directory: see `evaluate`.
-      ends: see `Strategy.evaluate`; None does not interrupt evaluations that are due.
+      ends: see `Strategy.evaluate`. What it interrupts is done again before the next step, also of a resumed run.
 
     Attributes:
       step: of the newest evaluation, also a resumed run's; None before the first on this data.
@@ -208,18 +208,17 @@ class Evaluation(Periodic):
     def __init__(
         self,
         every_steps: int | Period,
-        before: Sequence[Callable[[Status], None]] = (),
+        around: Sequence[Callable[[Status], contextlib.AbstractContextManager]] = (),
         is_wanted: Callable[[Status], bool] = lambda status: True,
         is_strict: bool = True,
         between: Callable[[int, int, Sums], int | None] | None = None,
         batches: int | None = None,
         directory: str | None = None,
-        ends: Callable[[], str | None] | None = None,
+        ends: Callable[[], str | None] = lambda: None,
     ):
         super().__init__(every_steps, at_end=True)
-        self._ends = ends
-        self._before, self._is_wanted, self._between = before, is_wanted, between
-        self._options: dict[str, Any] = {"is_strict": is_strict, "batches": batches, "directory": directory}
+        self._around, self._is_wanted, self._between = around, is_wanted, between
+        self._options = {"is_strict": is_strict, "batches": batches, "directory": directory, "ends": ends}
         self.step: int | None = None
         self.result: Evaluated | None = None
 
@@ -233,12 +232,12 @@ class Evaluation(Periodic):
     def act(self, status: Status) -> None:
         status.off_schedule = not self.ends_period(status)
         if status.step != self.step:
-            for call in () if status.off_schedule else self._before:
-                call(status)
             between: dict[str, Any] = {} if status.off_schedule or self._between is None else {"between": self._between}
-            between |= {"ends": self._ends} if self._ends else {}
             try:
-                self.result = evaluate(status.strategy, status.state, **self._options, **between)
+                with contextlib.ExitStack() as stack:
+                    for context in self._around:
+                        stack.enter_context(context(status))
+                    self.result = evaluate(status.strategy, status.state, **self._options, **between)
             except Interrupted:
                 self.is_pending = True
                 raise

@@ -25,6 +25,7 @@ from ..meter import Meter
 from ..metrics.monitored import Monitored
 from ..metrics.sums import Sums, kinds_of, nan_if_missing, values_by_name
 from ..state import TrainState
+from ..strategies.base import Interrupted
 from .base import Period, Status, Windowed
 from .evaluation import averaged_weights
 
@@ -73,7 +74,8 @@ class KerasCallbacks(Windowed):
     only on the chief; the others copy their state from it at the end.
 
     A resumed run repeats `on_train_begin`, and `on_epoch_begin` within an epoch, so that callbacks create their
-    objects; changes of the run by these calls are reverted, since the checkpoint has them.
+    objects; changes of the run by these calls are reverted, since the checkpoint has them. An evaluation that a request
+    to end the run has interrupted begins again, with `on_test_begin`; its epoch ends after it.
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
     value, including layers' losses. Batch methods are called for each batch if a callback overrides them, which makes
@@ -201,7 +203,7 @@ class KerasCallbacks(Windowed):
             self._call("on_train_begin", {})
         if self._model.stop_training:
             status.stop = status.stop or _STOP
-        elif not status.last:
+        elif not (status.last or self.is_pending):
             self._begin_epoch(status)
 
     def _params(self, status: Status) -> dict[str, Any]:
@@ -221,7 +223,7 @@ class KerasCallbacks(Windowed):
         """Repeats the `on_*_begin` calls of a resumed run, and then restores the callbacks' state."""
         self._call("on_train_begin", {})
         epoch, batch = self._begun
-        if epoch == self._epoch(status):
+        if self.is_pending or epoch == self._epoch(status):
             self._call("on_epoch_begin", epoch, {})
         if batch == status.step and self._at_batches:
             self._call("on_train_batch_begin", self._batch(batch), {})
@@ -248,11 +250,13 @@ class KerasCallbacks(Windowed):
         return min(ends, step + self._stride - self._batch(step) % self._stride) if self._at_batches else ends
 
     def __call__(self, status: Status) -> None:
+        self.is_pending = False
         ends = self._period.ends_at(status.step)
         self._end_batch(status)
         evaluation = None if status.off_schedule else status.evaluation
         if evaluation is not None:
-            self.begin_evaluation(status)
+            if not self._is_evaluating:
+                self._call("on_test_begin", {})
             self._call("on_test_end", self._logs_of(evaluation))
             self._is_evaluating = False
         if ends:
@@ -278,12 +282,18 @@ class KerasCallbacks(Windowed):
         epoch, chosen = self._epoch(status), self._eval_epochs
         return epoch % chosen == 0 if isinstance(chosen, int) else epoch in chosen
 
-    def begin_evaluation(self, status: Status) -> None:
-        """Calls `on_test_begin`, once per evaluation."""
-        if not self._is_evaluating:
-            self._end_batch(status)
+    @contextlib.contextmanager
+    def evaluating(self, status: Status) -> Iterator[None]:
+        """Ends the batch before an evaluation, and begins one that is due by its period."""
+        self._end_batch(status)
+        if not status.off_schedule:
             self._is_evaluating = True
             self._call("on_test_begin", {})
+        try:
+            yield
+        except Interrupted:
+            self.is_pending = True
+            raise
 
     def test_batches(self, done: int, batches: int, sums: Sums) -> int | None:
         """Calls `on_test_batch_*` between an evaluation's batches; see `Strategy.evaluate`."""
@@ -309,11 +319,13 @@ class KerasCallbacks(Windowed):
     def host_state(self) -> dict:
         for callback, variable in self._best.items():
             variable.assign(_packed(callback.best_weights or ()))
-        return {"callbacks": [*map(_state_of, self._callbacks)], "begun": [*self._begun]}
+        pending = {"is_pending": True, "several": self._several} if self.is_pending else {}
+        return {"callbacks": [*map(_state_of, self._callbacks)], "begun": [*self._begun], **pending}
 
     def restore_host_state(self, values: dict) -> None:
         self._states = values.get("callbacks")
         self._begun = [*values.get("begun", (None, None))]
+        self.is_pending, self._several = values.get("is_pending", False), values.get("several", self._several)
 
     def _epoch(self, status: Status) -> int:
         return self._first_epoch + self._period.position(status.step)[0]

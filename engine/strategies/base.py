@@ -173,6 +173,7 @@ class Program:
       step: the next step.
       jit: whether XLA compiles a whole call.
       unrolls: whether several small steps are one iteration, which takes longer to trace.
+      evaluation_pace: the steps of a call of an evaluation, of each of the processes that compute.
       row_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return nothing, None
         if they are not traced.
     """
@@ -383,9 +384,11 @@ class Strategy(Processes, abc.ABC):
         between: Callable[[int, int, Sums], int | None] = lambda *_: None,
         batches: int | None = None,
         keep: Callable[[Any], None] = lambda rows: None,
-        ends: Callable[[], str | None] | None = None,
+        ends: Callable[[], str | None] = lambda: None,
     ) -> Sums:
         """Sums the metrics over an evaluation set, each example once. Every training process must call it.
+
+        Each call of the compiled loop takes about half a second, so that a signal is answered soon.
 
         Args:
           program: of an evaluation or a prediction; None is the run's own evaluation.
@@ -394,8 +397,10 @@ class Strategy(Processes, abc.ABC):
           batches: how many of the first batches to evaluate; None is all.
           keep: of a program that returns rows: receives them in the examples' order, in every process, several times: a
             nest of arrays [n, ...] of the next n examples.
-          ends: returns why this process wants to end the run, or None. It is called before each call of the loop, which
-            then takes about half a second; with a reason in any process, all raise `Interrupted`.
+          ends: returns why this process wants to end the run, or None. It is called before each call of the loop.
+
+        Raises:
+          Interrupted: a process has a reason to end the run.
         """
         program = program or self.evaluation
         # Evaluations follow each other like epochs, so the feed continues without being reopened.
@@ -407,7 +412,7 @@ class Strategy(Processes, abc.ABC):
             collected_at, rows = int(min(total, done + program.steps_of_rows)), list[Sequence[Any]]()
             while done < collected_at:
                 most = min(collected_at - done, between(done, total, sums) or total)
-                result = self.run(program, most) if ends is None else self._run_unless(program, most, ends())
+                result = self._run_briefly(program, most, ends())
                 sums.add(result.sums)
                 rows += result.rows
                 done += result.steps
@@ -419,17 +424,17 @@ class Strategy(Processes, abc.ABC):
             sums.exchange_scores(self.exchange_bytes)
         return sums
 
-    def _run_unless(self, program: Any, most: int, reason: str | None) -> LoopResult:
+    def _run_briefly(self, program: Any, most: int, reason: str | None) -> LoopResult:
         """Runs some steps of an evaluation, unless a process has a reason to end the run; waits for them."""
-        pace: Pace = program.evaluation_pace
-        rows = self.exchange(2 * pace.steps + bool(reason))
+        pace, workers = program.evaluation_pace, len(self.worker_names) // self.num_hosts
+        rows = self.exchange(2 * workers * pace.steps + bool(reason))
         if any(row % 2 for row in rows):
             raise Interrupted(reason)
         began = time.perf_counter()
         result = self.run(program, min(most, rows[0] // 2))  # the chief's clock sets the pace
         result.sums.read()
         if not result.compiles:
-            pace.fit(result.steps, time.perf_counter() - began)
+            pace.fit(result.steps / workers, time.perf_counter() - began)
         return result
 
     def close_feeds(self) -> None:

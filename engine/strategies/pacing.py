@@ -95,7 +95,7 @@ class Pace:
             self.fit(result.steps, seconds - overhead, overhead)
         return result
 
-    def fit(self, steps: int, seconds: float, overhead_seconds: float = 0.0) -> None:
+    def fit(self, steps: float, seconds: float, overhead_seconds: float = 0.0) -> None:
         """Fits `steps` to the target; at most to 8 times as many. A fixed number does not change.
 
         Args:

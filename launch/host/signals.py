@@ -201,17 +201,20 @@ class Signals:
 class Standby:
     """SIGTERM and SIGHUP between the calls of a run that its program holds. Entered while the run is open.
 
-    One that arrives within a call is answered at its end.
+    One that arrives within a call is answered at its end, which comes soon: see `Strategy.evaluate`.
 
     Args:
       end: a method, called with the signal's name: ends the run, and then raises the signal again.
+
+    Attributes:
+      name: of the signal that waits for the end of a call; None without one.
     """
 
     def __init__(self, end: Callable[[str], None]):
         self._end = weakref.WeakMethod(end)  # a run that nobody holds any more is not kept by its handlers
         self._handlers = Handlers([number for number in _EXIT_CODES if number != signal.SIGINT], self._handle)
         self._calls = 0
-        self._name: str | None = None
+        self.name: str | None = None
 
     def __enter__(self) -> Standby:
         self._handlers.install()
@@ -232,16 +235,16 @@ class Standby:
 
     def note(self, name: str | None) -> None:
         """Notes a signal to handle at the end of the call."""
-        self._name = self._name or name
+        self.name = self.name or name
 
     def _handle(self, number: int, frame: Any) -> None:
         self.note(signal.Signals(number).name)
         self._answer()
 
     def _answer(self) -> None:
-        name, end = self._name, self._end()
+        name, end = self.name, self._end()
         if name and not self._calls:
-            self._name = None
+            self.name = None
             if end is not None:
                 end(name)
             else:

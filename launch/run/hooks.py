@@ -96,16 +96,20 @@ def in_order(
     is_strict = bool(config.run_dir) or not any(each.ends_at_nonfinite for each in callbacks)
     hooks: list[Hook] = [numerics.NanGuard(is_strict), *_guards(run)]
     if run.evaluates:
-        before = [each.begin_evaluation for each in callbacks]
+        around = [each.evaluating for each in callbacks]
 
         def is_wanted(status: Status) -> bool:
             return all(each.wants_evaluation(status) for each in callbacks)
 
         between = callbacks[0].test_batches if callbacks else None
-        options: dict[str, Any] = {"batches": config.eval_batches, "directory": config.run_dir}
-        if run.checkpoints and not (callbacks or config.coordinates):  # what is interrupted is done after a resume
-            options["ends"] = lambda: run.stop_request.reason
-        hooks.append(evaluation.Evaluation(_eval_period(run, own), before, is_wanted, is_strict, between, **options))
+        hooks.append(
+            evaluation.Evaluation(
+                *(_eval_period(run, own), around, is_wanted, is_strict, between),
+                batches=config.eval_batches,
+                directory=config.run_dir,
+                ends=lambda: run.stop_request.reason,
+            )
+        )
     hooks += [run.record] if run.record else []  # before those that save: a window ends with all work by then
     # Without evaluations, a metric of the training data is checked each epoch.
     evaluates = run.evaluates and _eval_period(run, own)

@@ -65,12 +65,16 @@ class Predictor:
         external.check_like("features", wanted, spec, cure)
         return chosen
 
-    def __call__(self, split: Split) -> Any:
-        """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them."""
+    def __call__(self, split: Split, ends: Callable[[], str | None] = lambda: None) -> Any:
+        """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
+
+        `ends`: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
+        """
         size = self._run.config.eval_batch_size
+        together = {"ends": ends} if self._run.strategy.num_hosts == self._strategy.num_hosts else {}
         averages = any(each.weight_average is not None for each in Inventory(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
-            return _outputs(self._strategy, self._prediction, split, self._run.names.ids, size)
+            return _outputs(self._strategy, self._prediction, split, self._run.names.ids, size, **together)
 
 
 class ModelPredictor:
@@ -117,12 +121,14 @@ def _in_float32(forward: Callable[..., Any], features: Any) -> Any:
     return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
 
 
-def _outputs(strategy: Strategy, prediction: Prediction, split: Split, convert: Callable[[Any], Any], size: int) -> Any:
+def _outputs(
+    strategy: Strategy, prediction: Prediction, split: Split, convert: Callable[[Any], Any], size: int, **ends: Any
+) -> Any:
     """Executes a prediction's program on the features of a split, each converted; a nest of NumPy arrays."""
     is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
     features = views.features(ArraySource(form.example(split)) if is_empty else split, convert)
     with contextlib.closing(strategy.external(prediction, features, size)) as program:
-        strategy.evaluate(program, keep=rows.add)
+        strategy.evaluate(program, keep=rows.add, **ends)
     return tf.nest.map_structure(lambda x: x[:0], rows.all()) if is_empty else rows.all()
 
 
@@ -239,8 +245,10 @@ def _any_size(features) -> Any:
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), spec)
 
 
-def evaluate(run: BaseRun, split=None) -> dict[str, float]:
+def evaluate(run: BaseRun, split=None, ends: Callable[[], str | None] = lambda: None) -> dict[str, float]:
     """Computes the metrics' means over a split; None is the run's own evaluation data.
+
+    `ends`: see `Strategy.evaluate`.
 
     Raises:
       UsageError: the split is not of the run's form, or the run has no evaluation data.
@@ -248,6 +256,6 @@ def evaluate(run: BaseRun, split=None) -> dict[str, float]:
     if split is None:
         if not run.has_evaluation:
             raise UsageError("evaluate(): the run has no evaluation data; give evaluate a split")
-        return evaluation.evaluate(run.strategy, run.state, directory=run.config.run_dir)
+        return evaluation.evaluate(run.strategy, run.state, directory=run.config.run_dir, ends=ends)
     with contextlib.closing(external.program(run, "eval", split)) as program:
-        return evaluation.evaluate(run.strategy, run.state, program, directory=run.config.run_dir)
+        return evaluation.evaluate(run.strategy, run.state, program, directory=run.config.run_dir, ends=ends)

@@ -15,7 +15,7 @@ from ...engine.checkpoints.manifest import check_extra
 from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience
 from ...engine.keras_trainer import KerasTrainer, hand_over
-from ...engine.strategies.base import Stop, closing_feeds
+from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from .. import explanations, terminal
 from ..command_line.config import Config
 from ..errors import RunError, UsageError
@@ -250,7 +250,7 @@ class Run(BaseRun):
             return self._predictors[name].checked(data, split)
 
         with self._call("predict", False, data, checked, name=name, split=split) as examples:
-            outputs = self._predictors[name](examples)
+            outputs = self._predictors[name](examples, lambda: self._standby.name)
             return prediction_files.columns(self, examples, outputs, name) if columns else outputs
 
     def generate(
@@ -292,7 +292,7 @@ class Run(BaseRun):
           UsageError: data is of another form, or the run has none to evaluate on.
         """
         with self._call("evaluate", while_open=False, data=data) as split:
-            return predictions.evaluate(self, split)
+            return predictions.evaluate(self, split, lambda: self._standby.name)
 
     def execute(self, mode: Callable[[Run], modes.Outcome]) -> None:
         """Executes a mode, a function of the run; writes its result, and closes the run."""
@@ -338,12 +338,15 @@ class Run(BaseRun):
                     if self._copy is not None:
                         self._copy.write_back()
                     if method != "close" and (ended_by := self._agree(f"{method}({passed})", split)):
-                        self._has_agreed_to_end = True
-                        self._standby.note(ended_by)
-                        raise UsageError(f"{method}({passed}): the run ends, since a worker got {ended_by}")
+                        raise Interrupted(ended_by)
                     signals = self._ended_by_signals() if method == "train" else contextlib.nullcontext()
                     with self._handing_over(), signals:
                         yield split
+            except Interrupted as request:  # in all processes
+                ended_by = next(filter(None, self.strategy.exchange_text(request.args[0] or "")))
+                self._has_agreed_to_end = True
+                self._standby.note(ended_by)
+                raise UsageError(f"{method}({passed}): the run ends, since a process got {ended_by}") from None
             except Exception as error:
                 # Its kinds, of data and files, may be one process's alone.
                 if self.is_open and not (self._is_alone or type(error) is UsageError):

@@ -2,11 +2,15 @@
 
 import json
 import re
+import signal
 
 import pytest
 
 from tests import runs
 from tests.distributed.conftest import ROOT
+from tests.distributed.jobs import start
+
+_ = start  # the fixture
 
 SCRIPT = f"""
 import json, pathlib, sys
@@ -64,3 +68,39 @@ def test_a_stop_that_a_workers_hook_or_a_flag_asks_for_ends_all_at_one_step(
     assert said == reason
     assert runs.steps(tmp_path / "run") == [step]
     assert re.search(rf"^stopped at step {step}: {reason}$", workers.output(0), re.MULTILINE)
+
+
+LONG_EVALUATION = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import tensorflow as tf
+from crankshaft import main
+from tests.launch.line import FEATURES, LABELS, Line
+
+
+class Slow(Line):
+    def eval_step(self, batch):
+        tf.print("evaluates")
+        ones, much = tf.ones([300, 300]), lambda i, a: (i + 1, a @ a / 300.0)
+        _, result = tf.while_loop(lambda i, a: i < 20, much, [0, ones], parallel_iterations=1)
+        return super().eval_step((batch[0] * result[0, :1], batch[1]))
+
+
+main(Slow, data=lambda: ((FEATURES, LABELS), (FEATURES.repeat(100, 0), LABELS.repeat(100))))
+"""
+BATCHES = 3200 // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_first_evaluation_ends_soon_after_a_signal_to_workers_and_with_servers(start, tmp_path, servers):
+    (tmp_path / "script.py").write_text(LONG_EVALUATION)
+    flags = ("--train_steps=4", "--global_batch_size=8", "--eval_batch_size=2", "--snapshot_seconds=0")
+    job = start("run", *flags, local=(f"--ps={servers}",), script=tmp_path / "script.py")
+    job.until(lambda: job.output.count("evaluates") > 20)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert job.output.count("evaluates") < BATCHES / 2
+    (manifest,) = runs.manifests(job.run_dir)
+    assert manifest["host_state"]["hooks"]["evaluation"]["is_pending"]
+    assert manifest["step"] == 4

@@ -6,6 +6,9 @@ import json
 import os
 import signal
 
+import pytest
+import tensorflow as tf
+
 from crankshaft.engine.hooks import Hook
 from tests.launch.line import RUN, Line, data
 
@@ -52,3 +55,56 @@ def test_it_is_saved_at_once_and_the_evaluation_made_by_the_run_that_is_resumed(
     assert lines[1] == lines[0]
     for name in ("eval", "best", "train"):
         assert results[1][name] == results[0][name]
+
+
+class Calls(tf.keras.callbacks.Callback):
+    """Lists the calls of its methods."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("train begins")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(f"epoch {epoch} begins")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls.append(f"batch {batch} ends")
+
+    def on_test_begin(self, logs=None):
+        self.calls.append("test begins")
+
+    def on_test_end(self, logs=None):
+        self.calls.append(f"test ends: {logs['loss']}")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(f"epoch {epoch} ends: {logs['loss']}, {logs.get('val_loss')}")
+
+    def on_train_end(self, logs=None):
+        self.calls.append("train ends")
+
+
+@pytest.mark.parametrize("steps", [6, 3])  # the evaluation is at the end of the first epoch, or of the run within it
+def test_callbacks_see_it_begin_again_and_then_the_end_of_its_epoch(inside, tmp_path, steps):
+    run = (*RUN, f"--train_steps={steps}", "--eval_batch_size=4", "--learning_rate=0.001")
+    calls = {}
+    for name, folder in (("whole", "whole"), ("ended", "ended"), ("resumed", "ended")):
+        calls[name] = callback = Calls()
+        hooks = [Signal(at=1), callback] if name == "ended" else [callback]
+        outcome = inside(*run, f"--run_dir={tmp_path}/{folder}", trainer=Line, data=data, hooks=hooks)
+        assert outcome.code == (143 if name == "ended" else 0)
+    whole, ended, resumed = (calls[name].calls for name in ("whole", "ended", "resumed"))
+    assert ended.pop() == "train ends"
+    assert ended == whole[: len(ended)]
+    rest = whole[len(ended) :]
+    assert rest[0].startswith("test ends" if steps == 6 else "train ends")
+    assert resumed == ["train begins", "epoch 0 begins", *(["test begins"] if steps == 6 else []), *rest]
+
+
+def test_without_a_folder_the_run_ends_without_it(inside):
+    ending = Signal(at=1)
+    outcome = inside(*EACH, trainer=Line, data=data, hooks=[ending])
+    assert outcome.code == 143
+    assert ending.done < 8

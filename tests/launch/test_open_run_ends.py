@@ -79,15 +79,22 @@ class Ending(Points):
 
 def in_evaluate(opened):
     opened.train(steps=4)
-    assert opened.evaluate(Ending())["loss"] > 0
+    with pytest.raises(UsageError, match=r"evaluate\(\): the run ends, since a process got SIGTERM"):
+        opened.evaluate(Ending())
 
 
-@pytest.mark.parametrize("send", [in_train, between_calls, in_evaluate])
+def in_predict(opened):
+    opened.train(steps=4)
+    with pytest.raises(UsageError, match=r"predict\(\): the run ends, since a process got SIGTERM"):
+        opened.predict(Ending())
+
+
+@pytest.mark.parametrize("send", [in_train, between_calls, in_evaluate, in_predict])
 def test_sigterm_saves_and_closes_a_run_before_it_does_what_the_program_wants(tmp_path, send):
     told = []
     before = signal.signal(signal.SIGTERM, lambda *_: told.append(opened.stop))
     try:
-        with open_run(Noisy, run_dir=tmp_path / "run", **ASKED) as opened:
+        with open_run(Noisy, run_dir=tmp_path / "run", eval_batch_size=8, **ASKED) as opened:
             send(opened)
             with pytest.raises(UsageError, match="the run is closed"):
                 opened.train(steps=1)

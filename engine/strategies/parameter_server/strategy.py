@@ -25,11 +25,11 @@ from ...errors import CrankshaftError, LostPeerError, UsageError, setting
 from ...health import server_probe, standstill
 from ...health.peers import LastHeard
 from ...internals.tensorflow import allow_compute_on_coordinator
-from ...metrics.sums import LoopSums, RowSpec, total_rows
+from ...metrics.sums import LoopSums, RowSpec, Sums, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
 from ...trainer import computes_metrics
-from ..base import LoopResult, Prediction, Step, Strategy
+from ..base import Interrupted, LoopResult, Prediction, Step, Strategy
 from ..feed_options import FeedOptions
 from ..pacing import Pace, lease_seconds, lease_steps
 from ..workers import WorkerRows
@@ -367,6 +367,14 @@ class ParameterServer(Strategy):
         """Whether all requested updates are applied: only then may weights be read."""
         return not (self._leases and self._leases.num_open)
 
+    def evaluate(self, program: LeaseLoop | None = None, *arguments: Any, **keywords: Any) -> Sums:
+        try:
+            return super().evaluate(program, *arguments, **keywords)
+        except Interrupted:
+            while not self.in_step:
+                self.run(program or self.evaluation, 1)  # completes the leases in progress
+            raise
+
     def run(self, program: LeaseLoop, limit: int) -> LoopResult:
         """Executes at most `limit` steps, at least one, and returns the results after about 0.1 s.
 
@@ -381,7 +389,7 @@ class ParameterServer(Strategy):
         completed: list[CompletedLease] = []
         while True:
             if not (ending and not self.in_step):
-                self._fill(program, step + limit)
+                self._fill(program, step, limit)
             completed += self._collect()
             all_done = self.in_step and (ending or self._next_step >= step + limit)
             is_due = sum(each.lease.steps for each in completed) >= limit
@@ -416,12 +424,11 @@ class ParameterServer(Strategy):
         self._heard.note(self.worker_names[each.result.worker] for each in completed)
         return completed
 
-    def _fill(self, program: LeaseLoop, end: int) -> None:
-        """Schedules steps up to `end` while there is room; with bounded staleness, a round after all have completed."""
+    def _fill(self, program: LeaseLoop, step: int, limit: int) -> None:
+        """Schedules steps from `step` while there is room; with bounded staleness, a round after all have completed."""
         bound, workers, pace = self.options.max_staleness_steps, len(self.cluster.workers), program.pace
-        leases = self._leases.room
-        share_of = min(program.feed.order.steps_per_epoch, program.steps_of_rows)
-        most = pace.steps if pace else int(min(math.ceil(share_of / (2 * workers)), program.steps_per_call))
+        leases, end = self._leases.room, step + limit
+        most = pace.steps if pace else int(min(math.ceil(limit / (2 * workers)), program.steps_per_call))
         if bound is not None and pace:
             leases, most = workers * self.in_step, min(most, bound + 1)
         for _ in range(leases):
