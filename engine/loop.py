@@ -50,9 +50,8 @@ class Loop:
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
         self._uncalled: list[Hook] = []  # that have not seen the latest call
         self._is_due = False  # whether a hook is due at the step of the latest call
-        self._due: dict[
-            int, int | None
-        ] = {}  # the step at which each hook is next due, by its id: not all are hashable
+        # The step at which each hook is next due, by its `id`: not all are hashable.
+        self._due: dict[int, int | None] = {}
         self._time_left = _TimeLeft(until_step, state.step)
         self.meter = Meter()
         self._calls = self.meter.window()  # of `train_to`

@@ -508,7 +508,7 @@ def choose_jit(run: BaseRun) -> str:
         if strategy.training.jit != state.jit:
             strategy.training = strategy.program("train", strategy.training.feed, state.jit)
         return f"XLA {'on' if state.jit else 'off'}, {why}"
-    run.log("timing steps with XLA and without: seconds, more where the machine is busy")
+    run.log("timing steps, also with XLA if it may be faster: seconds, more where the machine is busy")
     measured, why_not = jit_choice.measure(strategy, state, steps=left)
     state.jit = jit_choice.choose(measured)
     strategy.training = measured[state.jit][1]

@@ -56,7 +56,9 @@ class Progress(Hook):
         self._shown_step: int | None = None
 
     def attach(self, state: TrainState, meter: Meter) -> None:
-        self._metrics, self._calls = meter.window(), meter.window(leaves_out_first=True)
+        # A resumed run's first line has the steps since the last one, too.
+        self._metrics = meter.window(None if self.mode == "off" else self.name)
+        self._calls = meter.window(leaves_out_first=True)
 
     def begin(self, status: Status) -> None:
         self._shown_at = self._clock()
@@ -66,7 +68,6 @@ class Progress(Hook):
 
     def rewind(self, status: Status) -> None:
         self._shown_step = None
-        self._metrics.take()
 
     def __call__(self, status: Status) -> None:
         if self.mode == "off":
@@ -92,9 +93,10 @@ class Progress(Hook):
             atexit.unregister(self.close)
 
     def _show(self, status: Status) -> None:
-        metrics = metrics_shown(self._metrics.take().means())
+        # The line of a stop is one more: the next has all steps since the one before.
+        metrics = metrics_shown((self._metrics.totals if status.stop else self._metrics.take()).means())
         epoch = f"epoch {status.epochs:.3g}"
-        speed = f"{self._rate():,.0f} examples/s"
+        speed = f"{rate:,.0f} examples/s" if (rate := self._rate()) else ""
         left = "" if status.seconds_left is None else f"{duration(status.seconds_left)} left"
         self._shown_step = status.step
         if self._bar is None:
@@ -103,7 +105,9 @@ class Progress(Hook):
         self._bar.draw(status.step, *_fitting(_step(status), metrics, [epoch, left, speed], self._bar.width))
 
     def _rate(self) -> float:
-        """Returns the examples per second of the last seconds."""
+        """Returns the examples per second since the last line, or beside a bar, of the last seconds."""
+        if self._bar is None:
+            return self._calls.take().speeds.get("examples_per_sec", 0.0)
         calls = self._calls.totals
         recent = calls if calls.seconds >= _RECENT_SECONDS else merged([*self._recent, calls])
         if calls is recent and calls.calls > 1:

@@ -272,7 +272,12 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
     result["stop"] = status.stop
     if status.stop:
         why = status.agreed_stop.reason if exit_code == EXIT_RETURNED else status.stop
-        lines.append(f"stopped at step {result['step']}: {why}")
+        line = f"stopped at step {result['step']}: {why}"
+        if exit_code and exit_code != EXIT_RETURNED:
+            run_dir = config.configured_run_dir
+            resumes = f"saved, and the same command resumes from {run_dir}"
+            line += f"; {resumes}" if run_dir else "; nothing is kept without --run_dir"
+        lines.append(line)
     if size := run.state.input.num_bytes:
         lines.append(f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
     if best:
@@ -280,9 +285,6 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
         result["best"] |= {"eval": best.evaluation} if best.evaluation else {}
         note = ", whose weights the model ends with" if taken else ""
         lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{note}")
-    if exit_code and exit_code != EXIT_RETURNED:
-        run_dir = config.configured_run_dir
-        lines.append(f"the same command resumes from {run_dir}" if run_dir else "nothing is kept without --run_dir")
     if run.record:
         result["goodput"] = goodput = run.record.goodput()
         if config.run_dir:

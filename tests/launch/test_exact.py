@@ -7,6 +7,7 @@ that touched TensorFlow has set the threads of an operation for good, on which t
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -87,8 +88,8 @@ def test_a_run_that_was_ended_within_an_epoch_has_the_bits_of_one_that_was_not(
     assert outcome.code == code
     assert "error: " not in outcome.err
     if code > 0:
-        assert f"stopped at step {step}: {name}" in outcome.out
-        assert f"the same command resumes from {tmp_path}/run" in outcome.out
+        saved = f"; saved, and the same command resumes from {tmp_path}/run\n"
+        assert f"stopped at step {step}: {name}{saved}" in outcome.out
     last = manifests(tmp_path / "run")[-1]
     # Of the last one before a kill, the writing may have been under way.
     assert last["step"] in ((step,) if code > 0 else {40: (15, 30), 25: (10, 20)}[step])
@@ -102,6 +103,17 @@ def test_a_run_that_was_ended_within_an_epoch_has_the_bits_of_one_that_was_not(
     assert "sums round otherwise" not in both.err
     assert ("--ema_decay=0.9" in run) == (sum("average" in name for name in tensors(tmp_path / "run")) >= 6)
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_the_first_line_of_a_resumed_run_has_the_mean_since_the_last_line(inside, tmp_path):
+    """Not of the steps since the resume, here one; the line of the stop is beside the others."""
+    run = (*RUN, *MLP, "--train_steps=40", "--eval_every_steps=20", "--jit=off", f"--run_dir={tmp_path}/")
+    straight = inside(*run[:-1], f"{run[-1]}straight").ok()
+    stopped = inside(*run[:-1], f"{run[-1]}run", "--stop_at_step=39").ok()
+    resumed = inside(*run[:-1], f"{run[-1]}run").ok()
+    line = re.search(r"^step 40/40  loss \S+", straight.out, re.MULTILINE)[0]
+    assert line in resumed.out
+    assert "step 39/40  loss" in stopped.out
 
 
 def test_a_run_that_stops_at_steps_has_the_schedule_and_the_bits_of_one_that_does_not(inside, tmp_path):

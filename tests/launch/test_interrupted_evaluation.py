@@ -43,7 +43,10 @@ def test_it_is_saved_at_once_and_the_evaluation_made_by_the_run_that_is_resumed(
         run = (*EACH, *HALVES, f"--run_dir={tmp_path}/{name}")
         if name == "ended":
             ending = Signal(at=1)  # the first of 8 batches, at step 4
-            assert inside(*run, trainer=Line, data=data, hooks=[ending]).code == 143
+            outcome = inside(*run, trainer=Line, data=data, hooks=[ending])
+            assert outcome.code == 143
+            saved = f"; saved, and the same command resumes from {tmp_path}/ended\n"
+            assert f"stopped at step 4: SIGTERM{saved}" in outcome.out
             assert ending.done < 8
             manifest = json.loads((tmp_path / name / "checkpoints" / "ckpt-4.manifest.json").read_text())
             assert manifest["host_state"]["hooks"]["evaluation"]["is_pending"]
@@ -107,4 +110,5 @@ def test_without_a_folder_the_run_ends_without_it(inside):
     ending = Signal(at=1)
     outcome = inside(*EACH, trainer=Line, data=data, hooks=[ending])
     assert outcome.code == 143
+    assert "stopped at step 4: SIGTERM; nothing is kept without --run_dir\n" in outcome.out
     assert ending.done < 8

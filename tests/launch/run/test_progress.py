@@ -127,6 +127,13 @@ def test_the_time_left_has_evaluations_and_checkpoints_ahead_whatever_the_step_b
     assert left[14:] == ["11s", "0s"]
 
 
+def test_the_rate_is_that_since_the_last_line(bound):
+    file, cut = io.StringIO(), Steps(2, 1.0)
+    faster = Then(lambda status: setattr(cut, "seconds", 0.5 if status.step >= 8 else 1.0))
+    run(bound, [cut, faster, Progress("plain", file=file, clock=cut.clock, line_seconds=0)], 12, clock=cut.clock)
+    assert re.findall(r"(\d+) examples/s", file.getvalue()) == ["32"] * 4 + ["64"] * 2
+
+
 def test_no_time_is_reckoned_from_the_first_call_alone(bound):
     lines = plain(bound, 6, line_seconds=0)
     assert [line.endswith(" left") for line in lines] == [False, True, True]
