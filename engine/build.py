@@ -48,7 +48,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         trainer.loss_scale.build()
     # Keras samples an initializer's seed when a layer is constructed, so the seed is set before the model. The run
     # restores the generators' states when it ends.
-    with SEEDED, _layers_of(options.precision), declared() as aggregated:
+    with SEEDED, _layers_of(trainer), declared() as aggregated:
         tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
@@ -77,10 +77,13 @@ def _build_keras_optimizers(inventory: Inventory) -> None:
 
 
 @contextlib.contextmanager
-def _layers_of(precision: str) -> Iterator[None]:
+def _layers_of(trainer: Any) -> Iterator[None]:
     """Sets the precision of Keras layers made in this context, and restores Keras's policy afterwards."""
-    before = tf.keras.config.dtype_policy()
-    tf.keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
+    before, precision = tf.keras.config.dtype_policy(), trainer.run_context.options.precision
+    if precision != "float32":
+        tf.keras.config.set_dtype_policy(f"mixed_{precision}")
+    elif trainer.default_policy is None:
+        tf.keras.config.set_dtype_policy("float32")
     try:
         yield
     finally:

@@ -78,7 +78,6 @@ class KerasTrainer(Trainer):
     """
 
     make: Callable[..., tf.keras.Model]
-    policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
 
@@ -111,7 +110,7 @@ class KerasTrainer(Trainer):
         parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in named]
         __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
         content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_built": is_built}
-        return type(name, (cls,), {**content, "policy": tf.keras.config.dtype_policy()})
+        return type(name, (cls,), {**content, "default_policy": keras.default_policy()})
 
     @classmethod
     def strategy(cls) -> tf.distribute.Strategy | None:
@@ -144,8 +143,6 @@ class KerasTrainer(Trainer):
         return all(not keras.has_strategy(x) if on_one else keras.strategy_of(x) is distribution for x in both)
 
     def build(self) -> None:
-        if self.run_context.options.precision == "float32" and self.policy is not None:
-            tf.keras.config.set_dtype_policy(self.policy)
         source = type(self).make(**self._arguments)
         check(source)
         self.run_context = dataclasses.replace(

@@ -120,7 +120,7 @@ def _start(
             from .host.isolation import Isolation
             from .run import base
             from .run.run import run_environment
-        isolation = Isolation(script_flags)
+        isolation = Isolation(config.keras, script_flags)
         with run_environment(config, isolation):
             checks.check_named(config)
             check_work_of_baseline(config)

@@ -27,7 +27,7 @@ class Model(Classifier):
         return not batch_norm
 
     def build_model(self) -> tf.keras.Model:
-        layers = [*self._convolution(32), *self._convolution(64), tf.keras.layers.Flatten()]
+        layers = [*self._convolution(32), *self._convolution(64), tf.keras.layers.Flatten("channels_last")]
         layers.append(tf.keras.layers.Dense(64, activation="relu"))
         if self.dropout:
             layers.append(tf.keras.layers.Dropout(self.dropout))
@@ -37,5 +37,9 @@ class Model(Classifier):
     def _convolution(self, filters: int) -> list:
         if not self.batch_norm:
             return [Conv2DMaxPool(filters, 3, pool_size=2, activation="relu")]
-        layers = tf.keras.layers
-        return [layers.Conv2D(filters, 3), BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(2)]
+        layers, form = (
+            tf.keras.layers,
+            {"data_format": "channels_last"},
+        )  # inputs' images are so, whatever Keras is set to
+        pool = layers.MaxPooling2D(2, **form)
+        return [layers.Conv2D(filters, 3, **form), BatchNormalization(), layers.ReLU(), pool]

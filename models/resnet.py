@@ -9,6 +9,7 @@ from ..engine.errors import UsageError, setting
 from ..engine.layers import BatchNormalization
 from .classification import Classifier
 
+_FORMAT = "channels_last"  # of inputs' images, whatever Keras is set to
 # Blocks in each stage.
 _SMALL = {6 * n + 2: (n, n, n) for n in (3, 5, 7, 9, 18)}
 _LARGE = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -58,7 +59,7 @@ class Model(Classifier):
             raise UsageError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={steps}; use one of them")
         images = tf.keras.Input(features.shape[1:], dtype=features.dtype)
         x = self._small(images) if self.depth in _SMALL else self._large(images)
-        x = tf.keras.layers.GlobalAveragePooling2D()(x)
+        x = tf.keras.layers.GlobalAveragePooling2D(_FORMAT)(x)
         logits = tf.keras.layers.Dense(self.run_context.num_classes, kernel_initializer="he_normal", name="logits")
         return tf.keras.Model(images, logits(x), name=f"resnet{self.depth}")
 
@@ -71,7 +72,7 @@ class Model(Classifier):
 
     def _large(self, x):
         x = _relu(self._convolution(x, 64, 7, "first", strides=2))
-        x = tf.keras.layers.MaxPooling2D(3, strides=2, padding="same")(x)
+        x = tf.keras.layers.MaxPooling2D(3, strides=2, padding="same", data_format=_FORMAT)(x)
         for stage, blocks in enumerate(_LARGE[self.depth]):
             for block in range(blocks):
                 x = self._bottleneck(x, 64 << stage, 2 if stage and not block else 1, f"stage{stage}_block{block}")
@@ -93,9 +94,8 @@ class Model(Classifier):
         return _relu(y + x)
 
     def _convolution(self, x, filters: int, size: int, name: str, strides: int = 1):
-        x = tf.keras.layers.Conv2D(
-            filters, size, strides, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
-        )(x)
+        made = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal", "data_format": _FORMAT}
+        x = tf.keras.layers.Conv2D(filters, size, strides, name=name, **made)(x)
         return BatchNormalization(
             total=self.reduction.sum_statistics if self.sync_batch_norm else None,
             momentum=self.batch_norm_momentum,

@@ -36,6 +36,17 @@ UPDATED = "_trainable_variables"
 _divided_by_replicas = loss_module.scale_loss_for_distribution
 _times_replicas = loss_module.unscale_loss_for_distribution
 _undivided: contextvars.ContextVar[bool] = contextvars.ContextVar("undivided", default=False)
+_CAN_BE: dict[str, Callable[[Any], bool]] = {
+    "floatx": lambda value: value in ("bfloat16", "float16", "float32", "float64"),
+    "epsilon": lambda value: isinstance(value, (int, float)) and value >= 0,
+    "image_data_format": lambda value: value in ("channels_first", "channels_last"),
+    "dtype_policy": lambda name: isinstance(name, str) and tf.keras.dtype_policies.get(name) is not None,
+}
+_DEFAULTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "floatx": (tf.keras.config.floatx, tf.keras.config.set_floatx),
+    "epsilon": (tf.keras.config.epsilon, tf.keras.config.set_epsilon),
+    "image_data_format": (tf.keras.config.image_data_format, tf.keras.config.set_image_data_format),
+}
 
 
 def _divided(value):
@@ -290,10 +301,42 @@ def all_layers_in(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.laye
     return [inner for layer in layers for inner in layers_in(layer)]
 
 
-def state_of_output() -> dict[str, Any]:
-    """Returns a new process's state for `exchange_state`, with this program's setting of how Keras prints."""
+def defaults() -> dict[str, Any]:
+    """Returns the defaults of Keras that are the process's, by name."""
+    return {name: read() for name, (read, _) in _DEFAULTS.items()}
+
+
+def check_defaults(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for values, read from a file, that Keras's defaults or its default dtype policy can't have."""
+    for name, value in values.items():
+        if name not in _CAN_BE or not _CAN_BE[name](value):
+            raise ValueError(f"Keras has no {name}={value!r}")
+
+
+def set_defaults(values: Mapping[str, Any]) -> None:
+    """Sets the defaults of Keras that are the process's."""
+    for name, value in values.items():
+        _DEFAULTS[name][1](value)
+
+
+def default_policy() -> tf.keras.DTypePolicy:
+    """Returns this thread's default dtype policy; unlike Keras's function, which sets it, it leaves it to floatx."""
+    policy = global_state.get_global_attribute("dtype_policy")
+    return tf.keras.DTypePolicy(tf.keras.config.floatx()) if policy is None else policy
+
+
+def initial_state(policy: str | None) -> dict[str, Any]:
+    """Returns a new process's state for `exchange_state`, with this program's setting of how Keras prints.
+
+    Args:
+      policy: the name of the default dtype policy; the program's, if it has this name, may be of a class of its own.
+    """
     own = vars(global_state.GLOBAL_STATE_TRACKER)
-    return {name: own[name] for name in ("interactive_logging",) if name in own}
+    state = {name: own[name] for name in ("interactive_logging",) if name in own}
+    if policy is not None:
+        programs = default_policy()
+        state["dtype_policy"] = programs if programs.name == policy else tf.keras.dtype_policies.get(policy)
+    return state
 
 
 def new_state() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError
 from ..internals.tensorflow import bias_gradient
 from ..machine import cpus
 
@@ -48,11 +49,17 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
       filters: as `Conv2D`'s.
       kernel_size: as `Conv2D`'s.
       pool_size: side and stride of the pooled squares.
-      **arguments: `Conv2D`'s others; its activation must be non-decreasing and elementwise.
+      **arguments: `Conv2D`'s others; its activation must be non-decreasing and elementwise, and images have their
+        channels last, whatever Keras's default is.
+
+    Raises:
+      UsageError: the channels are to be first.
     """
 
     def __init__(self, filters, kernel_size, pool_size: int = 2, **arguments):
-        super().__init__(filters, kernel_size, **arguments)
+        super().__init__(filters, kernel_size, **{"data_format": "channels_last", **arguments})
+        if self.data_format != "channels_last":
+            raise UsageError("Conv2DMaxPool(data_format='channels_first'): give images with their channels last")
         self.pool_size = pool_size
 
     def call(self, inputs):

@@ -490,12 +490,14 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     """
     if config.allow_changed_config or config.mode == "benchmark":
         return
-    now = config.deciding()
-    if "script_flags" not in before["deciding"]:
+    then, now = before["deciding"], config.deciding()
+    if "keras" in before:  # else of a run before they were kept
+        then, now = then | {"keras": before["keras"]}, now | {"keras": config.keras}
+    if "script_flags" not in then:
         now.pop("script_flags", None)  # of a run before they were kept
     if config.mode == "generate":
-        now["seed"] = before["deciding"]["seed"]  # here it is the seed of sampling alone
-    if changed := differences(before["deciding"], now):
+        now["seed"] = then["seed"]  # here it is the seed of sampling alone
+    if changed := differences(then, now):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); "
             f"use another {setting('run_dir')}, the same flags, or {setting('allow_changed_config')}"

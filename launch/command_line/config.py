@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 
+from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data.data import Data
 from ...engine.machine.files import read_json
@@ -25,7 +26,7 @@ from ..host.remote import RemoteFolder, remote_folder
 from . import own_files, parsing, paths, registry
 from .flags import ARGUMENTS, EITHER, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
 from .rules import coerce, frozen
-from .values import plain, shown
+from .values import differences, plain, shown
 
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 
@@ -260,11 +261,55 @@ class Config(Flags):
             values["script_flags"] = self.script_flags
         return plain(values)
 
+    @functools.cached_property
+    def keras(self) -> dict[str, Any]:
+        """Keras's defaults within the run: those that it began with, or this program's. Plain JSON. Imports Keras.
+
+        Raises:
+          UsageError: a file has others than Keras takes, or the model was made with others.
+        """
+        from ...engine.internals.keras import check_defaults
+        from ..host.isolation import program_defaults
+
+        here = program_defaults(getattr(self.own_class, "default_policy", None))
+        path, before = self._keras_before()
+        values = {**here, **before}
+        try:
+            check_defaults({name: value for name, value in before.items() if value != here.get(name)})
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}; {_CURE}") from None
+        if changed := "; ".join(differences(values, here)):
+            if getattr(self.own_class, "is_built", False):
+                raise UsageError(
+                    f"{path} has other defaults of Keras than this program, which has made the model ({changed}); set "
+                    "them by keras.config before the model is made, or pass a function that makes it"
+                )
+            if self.is_chief:
+                logging.warning("the run has Keras's defaults of %s, not this program's (%s)", path, changed)
+        return values
+
+    def _keras_before(self) -> tuple[str, dict[str, Any]]:
+        """Returns the file by which the run has other defaults of Keras than the program, and them."""
+        if self.run_dir and self.mode != "benchmark" and (saved := read(self.run_dir)):
+            path = RunDir(self.run_dir).config
+            if "keras" not in saved and self.is_chief:
+                logging.warning("%s is without Keras's defaults, so the run has this program's", path)
+            return path, saved.get("keras", {})
+        if (path := self.config or "").endswith(".json"):
+            saved = parsing.read_file("config", path, "flags", "")
+            return path, saved_settings(path, saved).get("keras", {}) if "deciding" in saved else {}
+        if not (path := self.init_from or ""):
+            return path, {}
+        saved = [manifests.manifest_of(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
+        theirs = next((each.about.get("keras", {}) for each in saved if each), {})
+        # By this one a weight belongs to a pixel. The others are of each run, as its precision is.
+        return path, {name: value for name, value in theirs.items() if name == "image_data_format"}
+
     def as_json(self) -> dict[str, Any]:
-        """Returns all values, and those that decide, as config.json holds them. Plain JSON."""
+        """Returns all values, those that decide, and Keras's defaults, as config.json holds them. Plain JSON."""
         arguments = {name: self.configured_arguments(name) for name in ARGUMENTS}
         values = {**self.values, **arguments, "run_dir": self.configured_run_dir}
-        return plain({"flags": values, "deciding": self.deciding()})
+        return plain({"flags": values, "deciding": self.deciding(), "keras": self.keras})
 
 
 def configure_program(
@@ -551,12 +596,15 @@ def read(run_dir: str) -> dict[str, Any] | None:
 
 
 def saved_settings(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the flags of a run, and those that decide, as config.json and each manifest keep them.
+    """Returns a run's flags, those that decide, and Keras's defaults, as config.json and each manifest keep them.
+
+    Runs of earlier versions are without these defaults.
 
     Raises:
-      UsageError: one of both, or a model's or input's arguments, are not an object; `source` names the file.
+      UsageError: a part, or a model's or input's arguments, are not an object; `source` names the file.
     """
-    for part in ("flags", "deciding"):
+    keras = {"keras": saved["keras"]} if "keras" in saved else {}
+    for part in ("flags", "deciding", *keras):
         if not isinstance(saved.get(part), dict):
             problem = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
             raise UsageError(f"{source} {problem}; {_CURE}")
@@ -571,7 +619,7 @@ def saved_settings(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{source} has {name}={shown(own)}, which is not an object; {_CURE}")
         entry = registry.ENTRIES.get(name)
         deciding[name] = {**entry.defaults, **own} if entry else own
-    return {"flags": flags_of_run, "deciding": deciding}
+    return {"flags": flags_of_run, "deciding": deciding, **keras}
 
 
 def _check_uses(passed: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 from ...engine.internals import keras, tensorflow
+from ..errors import UsageError
 
 T = TypeVar("T")
 
@@ -23,15 +25,20 @@ class Isolation:
 
     Of the thread: Keras's dtype policy, the numbers in its layers' names and its own random generator; and whether
     TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed;
-    and whether TensorFlow's kernels have to be deterministic, with which a program's own sampling may be an error.
-    And a script's own flags, where it looks for them. A run finds Keras's state as a new process has it. Collectives of
-    a `MirroredStrategy` made within get distinct keys: TensorFlow numbers each strategy's from the same one.
+    and whether TensorFlow's kernels have to be deterministic, with which a program's own sampling may be an error; and
+    the defaults of Keras that models read. And a script's own flags, where it looks for them. A run finds Keras's other
+    state as a new process has it. Collectives of a `MirroredStrategy` made within get distinct keys: TensorFlow numbers
+    each strategy's from the same one.
 
     Args:
+      defaults: Keras's, as `program_defaults` returns them; None is those of the program at each time.
       script_flags: values of the script's own absl flags, by name; the others stay unchanged.
     """
 
-    def __init__(self, script_flags: Mapping[str, Any] | None = None):
+    def __init__(self, defaults: Mapping[str, Any] | None = None, script_flags: Mapping[str, Any] | None = None):
+        of_process = dict(defaults or {})
+        self._policy = of_process.pop("dtype_policy", None)
+        self._defaults: dict[str, Any] | None = of_process or None
         self._script_flags = script_flags
         self._keras: dict[str, Any] | None = None
         self._random_state: tuple[Any, ...] | None = None
@@ -44,6 +51,9 @@ class Isolation:
 
         Args:
           uses_random: whether the body may use the process's random generators; else the program's stay unchanged.
+
+        Raises:
+          UsageError: a run in another thread has other defaults of Keras.
         """
         if getattr(self._thread, "is_within", False):
             yield
@@ -51,13 +61,22 @@ class Isolation:
         flags = self._script_flags
         if flags is not None:
             absl_flags.FLAGS.mark_as_parsed()
-        with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext():
+        with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext(), self.defaults():
             yield from self._entered(uses_random)
+
+    @contextlib.contextmanager
+    def defaults(self) -> Iterator[None]:
+        """Enters the run's defaults of Keras alone. Raises `UsageError`, as `entered` does."""
+        before = _DEFAULTS.enter(self._defaults)
+        try:
+            yield
+        finally:
+            self._defaults = _DEFAULTS.leave(before)
 
     def _entered(self, uses_random: bool) -> Iterator[None]:
         if self._keras is None:
             tensorflow.use_new_collective_keys()
-        programs = keras.exchange_state(self._keras or keras.state_of_output())
+        programs = keras.exchange_state(self._keras or keras.initial_state(self._policy))
         before = _RANDOM.enter(self._random_state) if uses_random else None
         was_deterministic = _DETERMINISM.enter(self._is_deterministic)
         self._thread.is_within = True
@@ -72,35 +91,61 @@ class Isolation:
             self._keras = keras.exchange_state(programs)
 
 
+def program_defaults(policy: Any = None) -> dict[str, Any]:
+    """Returns the program's defaults of Keras that models read, by name; plain JSON.
+
+    Args:
+      policy: the dtype policy of layers that do not set theirs; None is that of a new process.
+    """
+    values = dict(_DEFAULTS.programs)
+    values["epsilon"] = float(values["epsilon"])
+    return {**values, "dtype_policy": values["floatx"] if policy is None else policy.name}
+
+
 class _OfProcess(Generic[T]):
     """Some state of this process. The last run to leave it restores the program's, in any thread.
 
     Args:
       read: returns it.
       write: sets it.
+      clash: raises an error where runs in two threads have different states, given that of the first and the second's.
     """
 
-    def __init__(self, read: Callable[[], T], write: Callable[[T], None]):
-        self._read, self._write = read, write
-        self._inside = 0
+    def __init__(self, read: Callable[[], T], write: Callable[[T], None], clash: Callable[[T, T], None] | None = None):
+        self._read, self._write, self._clash = read, write, clash
+        self._inside: Counter[int] = Counter()  # how many times each thread
         self._programs: T
+
+    @property
+    def programs(self) -> T:
+        """The program's state, outside of all runs."""
+        with tensorflow.SEEDED:
+            return self._programs if self._inside else self._read()
 
     def enter(self, state: T | None) -> T:
         """Sets a state, if any, and returns the previous one."""
+        thread = threading.get_ident()
         with tensorflow.SEEDED:
             before = self._read()
+            if self._clash and state not in (None, before) and self._inside.keys() - {thread}:
+                self._clash(before, state)
             self._programs = self._programs if self._inside else before
-            self._inside += 1
+            self._inside[thread] += 1
             if state is not None:
                 self._write(state)
         return before
 
     def leave(self, before: T) -> T:
-        """Restores the previous state, and returns the run's."""
+        """Restores the previous state, and returns the run's; while runs of other threads alone are inside, theirs."""
+        thread = threading.get_ident()
         with tensorflow.SEEDED:
             left = self._read()
-            self._inside -= 1
-            self._write(before if self._inside else self._programs)
+            self._inside[thread] -= 1
+            self._inside = +self._inside
+            if not self._inside:
+                self._write(self._programs)
+            elif thread in self._inside:
+                self._write(before)
         return left
 
 
@@ -115,5 +160,15 @@ def _set(state: tuple[Any, ...]) -> None:
     tensorflow.restore_random_state(of_tensorflow)
 
 
+def _refuse(theirs: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raises `UsageError` for the first of Keras's defaults that differs between the runs of two threads."""
+    name = next(name for name, value in own.items() if value != theirs[name])
+    raise UsageError(
+        f"Keras's {name} is {own[name]} in this run, and {theirs[name]} in one of another thread; it is the whole "
+        "process's, so execute one after the other, or each in a process of its own"
+    )
+
+
 _RANDOM = _OfProcess(_state, _set)
 _DETERMINISM = _OfProcess(tensorflow.is_deterministic, tensorflow.set_deterministic)
+_DEFAULTS = _OfProcess(keras.defaults, keras.set_defaults, _refuse)

@@ -264,7 +264,7 @@ class _Plans:
             from ..run import data
             from ..run.run import run_environment
             from .quantify import quantify
-        with run_environment(config, Isolation()):
+        with run_environment(config, Isolation(config.keras)):
             checks.check_named(config)
             self._data = self._data or (data.load(config) if config.input else data.call(given))
             work = quantify(config, hosts, self.machine.devices_per_host, self.machine.kind, self._data)

@@ -48,6 +48,7 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     versions = {name: environment.versions()[name] for name in ("tensorflow", "keras", "crankshaft")}
     settings = {
         **{f"--{name}": value for name, value in {**flags, **own}.items()},
+        **{f"Keras's {name}": value for name, value in config.keras.items()},
         **versions,
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
     }

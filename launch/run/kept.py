@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine.internals import keras_compile
+from ...engine.internals import keras, keras_compile
 from ...engine.internals.tensorflow import SEEDED
 from ...engine.keras_trainer import KerasTrainer
 from ...engine.state import TrainState
@@ -99,7 +99,7 @@ def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, A
         # The order's seed does not reach a compiled step.
         "feeds": {name: (type(feed), feed.form, dataclasses.replace(feed.order, seed=None)) for name, feed in feeds},
         "classes": inputs.known.num_classes,
-        "of_keras": (tf.keras.config.floatx(), tf.keras.config.epsilon(), tf.keras.config.image_data_format()),
+        "of_keras": keras.defaults(),
         "eager": tf.config.functions_run_eagerly(),
         "is_short": jit_choice.is_short(train_steps),  # its steps are not unrolled
     }

@@ -186,7 +186,7 @@ class Run(BaseRun):
         if self._copy is not None:
             self._copy.write_back()
             self._copy.refresh()
-        return saved_run.model_of_run(self, self._shown_trainer())
+        return saved_run.model_of_run(self, self._isolation, self._shown_trainer())
 
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
@@ -217,7 +217,7 @@ class Run(BaseRun):
         if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
         trainer = saved_run.SavedRun(self.config.run_dir).trainer("best", lambda _: weights.fresh(self))
-        return saved_run.model_of_run(self, trainer)
+        return saved_run.model_of_run(self, self._isolation, trainer)
 
     def predict(
         self, data: Any = None, name: str | None = None, *, split: str | None = None, columns: bool = False

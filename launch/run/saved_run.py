@@ -28,7 +28,7 @@ from ..command_line import own_files, registry
 from ..command_line.config import Config
 from ..command_line.values import differences, plain
 from ..errors import UsageError
-from ..host import isolation
+from ..host.isolation import Isolation
 from . import model_file, prediction_files, predictions, weights
 from .base import BaseRun
 from .predictions import PredictableRun
@@ -94,9 +94,10 @@ class SavedRun:
 
     def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
-        with isolation.Isolation().entered():
+        environment = Isolation(self.config.keras)
+        with environment.entered():
             trainer = self.trainer(which, functools.partial(self._built, trainer_class, name))
-        return model_of_trainer(trainer, self, name)
+        return model_of_trainer(trainer, self, environment, name)
 
     def trainer(self, which: str, build: Callable[[Manifest], Trainer]) -> Trainer:
         """Returns a trainer with the weights of a checkpoint that evaluations use.
@@ -272,12 +273,15 @@ class ForwardModel(tf.keras.Model):
         return type(self.trainer).__name__
 
 
-def model_of_trainer(trainer: Trainer, run: PredictableRun, name: str | None = None) -> tf.keras.Model:
+def model_of_trainer(
+    trainer: Trainer, run: PredictableRun, environment: Isolation, name: str | None = None
+) -> tf.keras.Model:
     """Returns a Keras model that predicts as a trainer does, on all that `Run.predict` takes.
 
     Args:
       trainer: built, with the weights to predict with.
       run: that the trainer is of.
+      environment: the run's values of the state that it shares with the program.
       name: of a model among its attributes, alone; None is `Trainer.forward`.
 
     Raises:
@@ -288,27 +292,29 @@ def model_of_trainer(trainer: Trainer, run: PredictableRun, name: str | None = N
     else:
         model = weights.named(trainer, name or weights.MODEL)
     taken = predictions.computed(trainer, trainer.run_context.example, name)[1]
-    return _with_predict(model, run, taken, name)
+    return _with_predict(model, run, environment, taken, name)
 
 
-def model_of_run(run: BaseRun, trainer: Trainer) -> tf.keras.Model:
+def model_of_run(run: BaseRun, environment: Isolation, trainer: Trainer) -> tf.keras.Model:
     """Returns what `model_of_trainer` does of a run's trainer, or of a copy of it."""
-    return model_of_trainer(
-        trainer, _RunView(run.config, run.known, run.logits_of, run.names, run.features, run.splits)
-    )
+    view = _RunView(run.config, run.known, run.logits_of, run.names, run.features, run.splits)
+    return model_of_trainer(trainer, view, environment)
 
 
-def _with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, name: str | None) -> tf.keras.Model:
+def _with_predict(
+    model: tf.keras.Model, run: PredictableRun, environment: Isolation, features: Any, name: str | None
+) -> tf.keras.Model:
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
       model: that predicts.
       run: that it is of.
+      environment: see `model_of_trainer`.
       features: nest of arrays or specs [examples, ...] that it takes, if the model does not define them.
       name: of the model among its trainer's attributes; None is `Trainer.forward`.
     """
-    own = keras.inputs_of(model)
-    features = features if own is None else own
+    inputs = keras.inputs_of(model)
+    features = features if inputs is None else inputs
     of_keras = functools.partial(type(model).predict, model)
 
     def checked(x: Any) -> Any:
@@ -322,7 +328,7 @@ def _with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, nam
         return predictions.ModelPredictor(model, lambda features: checked(run.names.ids(features)))
 
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
-        with explanations.explained_errors():
+        with environment.defaults(), explanations.explained_errors():
             if columns or split or x is None or isinstance(x, str) or entry.has_whole_examples(x):
                 examples = predictions.examples(run, features, x, split)
                 outputs = predictor()(examples, batch_size or _BATCH_SIZE)
@@ -331,7 +337,8 @@ def _with_predict(model: tf.keras.Model, run: PredictableRun, features: Any, nam
             if isinstance(features, dict) or preprocessing.array:  # else a frame is one array, as Keras has it
                 x = frames.as_arrays(x, may_lack=preprocessing.may_lack or not isinstance(features, dict))
             x = checked(run.names.ids(x))
-        return of_keras(x, batch_size, *arguments, **keywords)
+        with environment.defaults():
+            return of_keras(x, batch_size, *arguments, **keywords)
 
     model.names, model.predict = run.names, predict
     return model

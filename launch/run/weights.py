@@ -370,7 +370,7 @@ def _weights(trainer: Trainer) -> list:
 
 def fresh(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device, with initial weights."""
-    with isolation.Isolation().entered():
+    with isolation.Isolation(run.config.keras).entered():
         context = dataclasses.replace(run.trainer.run_context, in_place=False)
         return prepare(type(run.trainer)(**run.config.configured_arguments("model_arg")), context)
 

@@ -8,11 +8,13 @@ SCRIPT = f"""
 import json, os, sys
 sys.path.insert(0, {str(ROOT)!r})
 import numpy as np
+import tensorflow as tf
 from crankshaft.launch import train
 from tests.launch.line import Line
 
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 sys.argv += ["--seed=1", "--learning_rate=0.5", "--steps_per_loop=4"] if index else ["--learning_rate=0.001"]
+tf.keras.config.set_epsilon(1e-5 if index else 1e-7)  # as its keras.json may say
 sys.argv += [f"--result_json=result-{{index}}.json"]
 
 
@@ -36,6 +38,7 @@ def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_
         assert line.startswith(
             "error: workers have different settings: --learning_rate 0.001 at worker 0, 0.5 at worker 1; "
             "--seed 0 at worker 0, 1 at worker 1; --steps_per_loop 0 at worker 0, 4 at worker 1; "
+            "Keras's epsilon 1e-07 at worker 0, 1e-05 at worker 1; "
             'the eval data ["float32 [3]", "float32 []"] at worker 0, ["int64 [3]", "int64 []"] at worker 1; '
             'the train data ["float32 [3]", "float32 []"] at worker 0, ["int64 [3]", "int64 []"] at worker 1; '
             "give all the same"
@@ -46,7 +49,7 @@ def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_
 def test_a_run_dir_that_workers_do_not_share_is_found_before_the_first_step(start_workers, tmp_path):
     (flags,) = (line for line in SCRIPT.splitlines() if "--seed=1" in line)
     text = SCRIPT.replace(flags, f'sys.argv += [f"--run_dir={tmp_path}/run-{{index}}"]')
-    text = text.replace("np.int64 if index else np.float32", "np.float32")
+    text = text.replace("np.int64 if index else np.float32", "np.float32").replace("1e-5 if index", "1e-7 if index")
     (tmp_path / "script.py").write_text(text)
     workers = start_workers(2, tmp_path / "script.py", *FLAGS)
     assert workers.wait() == [2, 2]

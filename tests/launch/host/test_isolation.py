@@ -1,9 +1,12 @@
 """State of the process that a run has to itself."""
 
+import threading
+
 import tensorflow as tf
 
 from crankshaft.engine.internals.tensorflow import is_deterministic, set_deterministic
-from crankshaft.launch.host.isolation import Isolation
+from crankshaft.launch.host.isolation import Isolation, program_defaults
+from tests.waiting import PATIENCE
 
 
 def test_a_program_samples_without_a_seed_after_and_between_runs_whose_kernels_are_deterministic():
@@ -19,3 +22,25 @@ def test_a_program_samples_without_a_seed_after_and_between_runs_whose_kernels_a
     with first.entered(uses_random=False):
         assert is_deterministic()
     assert not is_deterministic()
+
+
+def test_the_last_of_several_threads_runs_gives_the_program_its_defaults_of_keras():
+    """The first one to end leaves the other, which has the same, as it is."""
+
+    def second():
+        with Isolation(defaults).entered():
+            is_inside.set()
+            has_first_left.wait(PATIENCE)
+            found.append(tf.keras.config.epsilon())
+
+    defaults = {**program_defaults(), "epsilon": 0.5}
+    is_inside, has_first_left, found = threading.Event(), threading.Event(), []
+    thread = threading.Thread(target=second)
+    with Isolation(defaults).entered():
+        thread.start()
+        assert is_inside.wait(PATIENCE)
+        assert program_defaults()["epsilon"] == 1e-7
+    found.append(tf.keras.config.epsilon())
+    has_first_left.set()
+    thread.join()
+    assert (found, tf.keras.config.epsilon()) == ([0.5, 0.5], 1e-7)
