@@ -306,11 +306,12 @@ def defaults() -> dict[str, Any]:
     return {name: read() for name, (read, _) in _DEFAULTS.items()}
 
 
-def check_defaults(values: Mapping[str, Any]) -> None:
-    """Raises ValueError for values, read from a file, that Keras's defaults or its default dtype policy can't have."""
-    for name, value in values.items():
-        if name not in _CAN_BE or not _CAN_BE[name](value):
-            raise ValueError(f"Keras has no {name}={value!r}")
+def is_default(name: str, value: Any) -> bool:
+    """Returns whether a default of Keras's, the dtype policy among them, can have a value that was read from a file."""
+    try:
+        return name in _CAN_BE and _CAN_BE[name](value)
+    except ValueError:  # as Keras has it of policies
+        return False
 
 
 def set_defaults(values: Mapping[str, Any]) -> None:

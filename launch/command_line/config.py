@@ -268,16 +268,15 @@ class Config(Flags):
         Raises:
           UsageError: a file has others than Keras takes, or the model was made with others.
         """
-        from ...engine.internals.keras import check_defaults
+        from ...engine.internals.keras import is_default
         from ..host.isolation import program_defaults
 
         here = program_defaults(getattr(self.own_class, "default_policy", None))
         path, before = self._keras_before()
         values = {**here, **before}
-        try:
-            check_defaults({name: value for name, value in before.items() if value != here.get(name)})
-        except ValueError as error:
-            raise UsageError(f"{path}: {error}; {_CURE}") from None
+        for name, value in before.items():
+            if value != here.get(name) and not is_default(name, value):
+                raise UsageError(f"{path} has {shown({name: value})}, which Keras can't be set to; {_CURE}")
         if changed := "; ".join(differences(values, here)):
             if getattr(self.own_class, "is_built", False):
                 raise UsageError(
@@ -289,21 +288,21 @@ class Config(Flags):
         return values
 
     def _keras_before(self) -> tuple[str, dict[str, Any]]:
-        """Returns the file by which the run has other defaults of Keras than the program, and them."""
+        """Returns the path of a file that gives the run defaults of Keras, and these; without one "" and {}."""
         if self.run_dir and self.mode != "benchmark" and (saved := read(self.run_dir)):
             path = RunDir(self.run_dir).config
             if "keras" not in saved and self.is_chief:
                 logging.warning("%s is without Keras's defaults, so the run has this program's", path)
             return path, saved.get("keras", {})
         if (path := self.config or "").endswith(".json"):
-            saved = parsing.read_file("config", path, "flags", "")
-            return path, saved_settings(path, saved).get("keras", {}) if "deciding" in saved else {}
+            content = parsing.read_file("config", path, "flags", "")
+            return path, saved_settings(path, content).get("keras", {}) if "deciding" in content else {}
         if not (path := self.init_from or ""):
-            return path, {}
-        saved = [manifests.manifest_of(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
-        theirs = next((each.about.get("keras", {}) for each in saved if each), {})
-        # By this one a weight belongs to a pixel. The others are of each run, as its precision is.
-        return path, {name: value for name, value in theirs.items() if name == "image_data_format"}
+            return "", {}
+        checkpoints = [manifests.manifest_of(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
+        of_weights: dict[str, Any] = next((manifest.about.get("keras", {}) for manifest in checkpoints if manifest), {})
+        # By this one a weight belongs to a pixel. The others are for each run to choose, as its precision is.
+        return path, {name: value for name, value in of_weights.items() if name == "image_data_format"}
 
     def as_json(self) -> dict[str, Any]:
         """Returns all values, those that decide, and Keras's defaults, as config.json holds them. Plain JSON."""

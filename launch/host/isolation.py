@@ -31,7 +31,7 @@ class Isolation:
     each strategy's from the same one.
 
     Args:
-      defaults: Keras's, as `program_defaults` returns them; None is those of the program at each time.
+      defaults: Keras's, as `program_defaults` returns them; None is those in which it is entered first.
       script_flags: values of the script's own absl flags, by name; the others stay unchanged.
     """
 
@@ -108,11 +108,11 @@ class _OfProcess(Generic[T]):
     Args:
       read: returns it.
       write: sets it.
-      clash: raises an error where runs in two threads have different states, given that of the first and the second's.
+      refuse: raises an error if runs in two threads have different states, the first's and the second's.
     """
 
-    def __init__(self, read: Callable[[], T], write: Callable[[T], None], clash: Callable[[T, T], None] | None = None):
-        self._read, self._write, self._clash = read, write, clash
+    def __init__(self, read: Callable[[], T], write: Callable[[T], None], refuse: Callable[[T, T], None] | None = None):
+        self._read, self._write, self._refuse = read, write, refuse
         self._inside: Counter[int] = Counter()  # how many times each thread
         self._programs: T
 
@@ -127,8 +127,8 @@ class _OfProcess(Generic[T]):
         thread = threading.get_ident()
         with tensorflow.SEEDED:
             before = self._read()
-            if self._clash and state not in (None, before) and self._inside.keys() - {thread}:
-                self._clash(before, state)
+            if self._refuse and state not in (None, before) and self._inside.keys() - {thread}:
+                self._refuse(before, state)
             self._programs = self._programs if self._inside else before
             self._inside[thread] += 1
             if state is not None:
@@ -160,12 +160,12 @@ def _set(state: tuple[Any, ...]) -> None:
     tensorflow.restore_random_state(of_tensorflow)
 
 
-def _refuse(theirs: dict[str, Any], own: dict[str, Any]) -> None:
-    """Raises `UsageError` for the first of Keras's defaults that differs between the runs of two threads."""
-    name = next(name for name, value in own.items() if value != theirs[name])
+def _refuse(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Raises `UsageError`, which names one of Keras's defaults that differs between the runs of two threads."""
+    name = next(name for name, value in second.items() if value != first[name])
     raise UsageError(
-        f"Keras's {name} is {own[name]} in this run, and {theirs[name]} in one of another thread; it is the whole "
-        "process's, so execute one after the other, or each in a process of its own"
+        f"Keras's {name} is {second[name]} in this run, and {first[name]} in one of another thread; it is the whole "
+        "process's, so execute one run after the other, or each in a process of its own"
     )
 
 

@@ -141,7 +141,7 @@ def test_a_damaged_default_is_one_line_that_changes_nothing(name, tmp_path):
     path = tmp_path / "run" / "config.json"
     saved = json.loads(path.read_text())
     path.write_text(json.dumps({**saved, "keras": {**saved["keras"], name: "none such"}}))
-    with pytest.raises(UsageError, match=rf"^{path}: .*none such.*restore it from a copy"):
+    with pytest.raises(UsageError, match=rf"^{path} has .*none such.*restore it from a copy"):
         trained(tmp_path / "run", 2)
     assert now() == OTHERS
 
