@@ -23,11 +23,11 @@ from ..engine.errors import with_flags
 from ..engine.machine import events
 from .cluster import discovery, template
 from .cluster.children import Child, Children, stopped_seconds
-from .cluster.members import Members, TooFewError
+from .cluster.members import Members
 from .cluster.memory import TaskMemory
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
 from .command_line import checks
-from .errors import EXIT_FAILED, EXIT_RETURNED, CrankshaftError, UsageError, fail, print_line, setting
+from .errors import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line, setting
 from .host import imports, process
 from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 
@@ -83,7 +83,6 @@ class _Agent:
         self._memory = TaskMemory(1)
         self._members = _members_of(config) if config.min_workers else None
         self._cluster = config.cluster if config.coordinates and config.writes_run else None  # its servers come and go
-        self._is_left = False  # as the first of too few workers
         self._child: Child | None = None
         self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
 
@@ -98,7 +97,6 @@ class _Agent:
                 if self._members and self._members.is_late and has_ended(self._events):
                     print_line(f"{self._name} has not been included, and the run has come to its end")
                     return self._end(0)
-                self._is_left = isinstance(error, TooFewError)
                 return self._end(fail(error.exit_code, with_flags(error.message)))
             if self._stop:
                 break
@@ -113,10 +111,11 @@ class _Agent:
             self._child = None  # a signal is not passed on to a process id that may be another's
             self._children.end([child])
             self._children.sweep()
-            if ending.code == EXIT_RETURNED and not self._stop:
+            if ending.code == EXIT_REGROUP and not self._stop:
                 continue
             if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
-                return self._end(EXIT_CODES[self._stop[1].name] if self._stop and ending.code < 0 else ending.code)
+                has_no_code = ending.code < 0 or ending.code == EXIT_REGROUP
+                return self._end(EXIT_CODES[self._stop[1].name] if self._stop and has_no_code else ending.code)
             newest = self._newest_step()
             settled = self._rule.settle([ending], newest > step)
             step = max(newest, step)
@@ -135,6 +134,10 @@ class _Agent:
     def _agreed(self) -> Config:
         """Returns the configuration of the next attempt, with the workers that are part of it."""
         cluster = self._members.agree(lambda: self._stop is not None) if self._members else None
+        if self._members and not cluster and not self._stop:
+            least = setting("min_workers", self._config.min_workers)
+            print_line(f"{self._name} ends: others have notices of preemption, and {least}; the same command resumes")
+            self._stop = time.monotonic(), signal.SIGTERM
         if self._cluster:
             folder = RunDir(self._config.run_dir).workers
             cluster = self._cluster.with_workers(discovery.newcomers(self._cluster, folder), folder)
@@ -155,8 +158,11 @@ class _Agent:
             self._child.kill()
 
     def _end(self, code: int) -> int:
-        """Writes what the task has left in memory, if it is this one's to write; returns the code."""
-        writes = self._config.writes_run or self._is_left
+        """Writes what the task has left in memory, if it is this one's to write; returns the code.
+
+        With a notice of preemption, lets the other workers know that this one does not come.
+        """
+        writes = self._config.writes_run or (self._members and self._members.is_left)
         if writes and (step := self._memory.unsaved_step()) is not None:
             child = self._children.fork()
             if child is None:
@@ -164,4 +170,7 @@ class _Agent:
             lost = child.wait()
             self._children.end([child])
             print_line(f"step {step:,} was in memory, and is {'lost' if lost else 'saved now'}")
+        has_notice = code == EXIT_TERMINATED or (code and self._stop and self._stop[1] == signal.SIGTERM)
+        if self._members and has_notice:
+            self._members.leave()
         return code

@@ -33,7 +33,7 @@ __all__ = [  # the engine's, which the rest of launch imports from here
     "setting",
 ]
 
-EXIT_RETURNED = 76  # workers have come that an attempt lacks: it has saved, and its agents begin the next one with them
+EXIT_REGROUP = 76  # the attempt's workers change: it has saved, and its agents begin the next one
 EXIT_HUNG_UP = 129  # SIGHUP, a terminal that closed, after saving
 EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
 EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above

@@ -95,7 +95,7 @@ def _exit_code(argv: list[str] | None, trainer_class, data, hooks, may_change) -
                     process.leave(attempt)
                 config = attempt
             code = assembly.execute(config, data, hooks).code
-        if code != errors.EXIT_RETURNED:
+        if code != errors.EXIT_REGROUP:
             _print_run_dir(config)
     except KeyboardInterrupt:  # before the first step or after the last: in between, Ctrl-C makes the loop save and end
         return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")

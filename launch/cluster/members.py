@@ -4,10 +4,14 @@ Before an attempt the agents (`launch/agent.py`) meet at the addresses of their 
 that is there, in the order of addresses, decides once all are there, or the others have not come in time: it takes the
 lock on run_dir, which its task then has, and announces the members. Nobody decides without the lock, so of two halves
 of a network at most one continues. Who comes later waits here, where the chief of the attempt sees it (`is_waiting`).
+
+A worker whose host has a notice of preemption comes too, to let the others know that it leaves: they do not wait for
+it. They wait two seconds for further notices, as those of a whole job do not come at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +33,7 @@ _GRACE_SECONDS = 10.0
 _READ_SECONDS = (
     60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
 )
+_NOTICE_SECONDS = 2.0  # from the first notice of preemption, for further ones
 
 
 class TooFewError(ClusterError):
@@ -37,7 +42,8 @@ class TooFewError(ClusterError):
 
 def is_waiting(address: str) -> bool:
     """Returns whether an agent waits at its task's address to take part in an attempt."""
-    return rendezvous.call(address)[1] is not None
+    note = rendezvous.call(address)[1]
+    return note is not None and not rendezvous.leaves(note)
 
 
 class Members:
@@ -52,56 +58,99 @@ class Members:
 
     Attributes:
       is_late: whether an attempt has run without this worker while it waited.
+      is_left: whether this worker is the first of too few, and has to save what is in memory.
     """
 
     def __init__(self, workers: Cluster, run_dir: str, least: int, timeout_seconds: float, fits: Callable[[int], bool]):
         self._workers, self._own = workers, workers.index
         self._run_dir, self._least, self._timeout_seconds, self._fits = run_dir, least, timeout_seconds, fits
-        self.is_late = False
-        self._absent: set[int] = set()  # from the last attempt: not awaited again
+        self.is_late = self.is_left = False
+        self._absent: set[int] = set()  # from the last attempt, or leaving: not awaited again
+        self._awaited_by: set[int] = set()  # the others of the last attempt
+        self._noticed_at = math.inf  # when the first of those that leave was seen
         self._wait = self._new_wait()
 
     def agree(self, is_stopped: Callable[[], bool]) -> Cluster | None:
-        """Waits until this worker is a member of the next attempt, and returns its cluster; None once `is_stopped`.
+        """Waits until this worker is a member of the next attempt, and returns its cluster.
+
+        None once `is_stopped`, or if others have notices of preemption and too few are left.
 
         Raises:
           TooFewError: and this worker is the first of them.
           ClusterError: another process has run_dir.
           UsageError: this task's port is in use, or run_dir can't be locked.
         """
-        others = [number for number in range(self._workers.num_workers) if number != self._own]
         began, ran_at, self.is_late = time.monotonic(), -math.inf, False
-        self._wait = self._new_wait()
+        self._wait, self._noticed_at = self._new_wait(), math.inf
         with Rendezvous(self._workers) as here:
-            here.announce({"absent": sorted(self._absent)})
             while not is_stopped():
-                # Not by threads: one that has just looked up a name may hold a lock of the C library in the next fork.
-                replies = {number: rendezvous.call(self._workers.addresses[number][1]) for number in others}
-                notes = {number: note for number, (_, note) in replies.items() if note is not None}
+                notes, runs = self._exchange(here)
+                notes = {number: note for number, note in notes.items() if not rendezvous.leaves(note)}
                 for note in notes.values():
                     if self._own in (members := self._numbers(note, "members")):
                         return self._attempt_of(members, None)
+                    if note.get("members") == []:
+                        return None
                 now = time.monotonic()
-                if runs := any(reply and note is None for reply, note in replies.values()):
+                if runs:
                     ran_at = now
                     if not self.is_late and now - began > _LATE_SECONDS:
                         self.is_late = True
                         logging.warning("%s waits to be included, at the run's next checkpoint", self._workers.task)
                 is_ending = not runs and now - ran_at < _GRACE_SECONDS
                 is_first = self._own < min(notes, default=self._own + 1)
-                if is_first and self._is_due(notes, is_ending) and (lock := self._lock(notes, runs)):
+                if is_first and self._is_due(notes, is_ending) and (lock := self._lock(notes, bool(runs))):
                     members = self._largest(notes)
                     here.announce({"absent": sorted(self._absent), "members": members})
-                    self._wait_for_readers(members)
-                    return self._attempt_of(members, lock)
+                    self._wait_for_readers(members or [*notes])
+                    if members:
+                        return self._attempt_of(members, lock)
+                    lock.release()
+                    self.is_left = True
+                    return None
                 time.sleep(_POLL_SECONDS)
         return None
+
+    def leave(self) -> None:
+        """Lets the others know that this worker leaves, as its host has a notice of preemption.
+
+        Waits until all that await it know: those that are here, and those of the last attempt, whose tasks may yet run.
+        """
+        began = time.monotonic()
+        until = began + _GRACE_SECONDS
+        with contextlib.suppress(UsageError), Rendezvous(self._workers) as here:
+            while not self.is_late and time.monotonic() < until:
+                notes, runs = self._exchange(here, leaving=True)
+                unaware = {number for number, note in notes.items() if self._own not in self._numbers(note, "absent")}
+                unaware |= self._awaited_by - notes.keys() - self._absent
+                if not unaware:
+                    return
+                if unaware & runs:
+                    until = min(time.monotonic(), began + _READ_SECONDS) + _GRACE_SECONDS
+                time.sleep(_POLL_SECONDS)
+
+    def _exchange(self, here: Rendezvous, leaving: bool = False) -> tuple[dict[int, dict[str, Any]], set[int]]:
+        """Announces who is absent; returns the notes of the others that are here, and the others whose tasks run."""
+        notice = leaving or self._noticed_at < math.inf
+        here.announce({"absent": sorted(self._absent), "notice": notice, "leaves": leaving})
+        # Not by threads: one that has just looked up a name may hold a lock of the C library in the next fork.
+        others = {n: address for n, (_, address) in enumerate(self._workers.addresses) if n != self._own}
+        replies = {number: rendezvous.call(address) for number, address in others.items()}
+        notes = {number: note for number, (_, note) in replies.items() if note is not None}
+        runs = {number for number, (reply, note) in replies.items() if reply and note is None}
+        self._absent |= {number for number, note in notes.items() if rendezvous.leaves(note)}
+        if runs:  # an earlier notice has been followed by an attempt, or its tasks are about to end
+            self._noticed_at = math.inf
+        elif any(note.get("notice") is True for note in notes.values()):
+            self._noticed_at = min(self._noticed_at, time.monotonic())
+        return notes, runs
 
     def _new_wait(self) -> Wait:
         return Wait(self._workers.task, self._timeout_seconds)
 
     def _attempt_of(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
         self._absent = {*range(self._workers.num_workers)} - {*members}
+        self._awaited_by = {*members} - {self._own}
         return self._workers.of_workers(members, lock)
 
     def _largest(self, notes: Mapping[int, Any]) -> list[int]:
@@ -121,10 +170,12 @@ class Members:
         awaited = [self._workers.addresses[n] for n in self._away(notes) if n not in known]
         if awaited and not self._wait.is_over:
             self._wait.log_progress(f"{rendezvous.named(awaited)} to come")
+        if 0 <= time.monotonic() - self._noticed_at < _NOTICE_SECONDS:
+            return False
         return not awaited or (self._wait.is_over and not is_ending)
 
     def _lock(self, notes: Mapping[int, Any], runs: bool) -> LockedRunDir | None:
-        """Returns the lock on run_dir, if enough workers are here; raises if it is too late to wait further.
+        """Returns the lock on run_dir, if enough workers are here or others leave; raises if it is too late to wait.
 
         `runs`: whether some task answers. If the lock is taken too, an attempt runs, and time begins to count again.
         """
@@ -135,7 +186,7 @@ class Members:
             problem = ClusterError(error.message)
             self._wait = self._new_wait() if runs else self._wait
         else:
-            if self._largest(notes) and lock.is_by_flock:
+            if lock.is_by_flock and (self._largest(notes) or self._noticed_at < math.inf):
                 return lock
             has_flock = lock.is_by_flock
             lock.release()
@@ -151,6 +202,7 @@ class Members:
             problem = TooFewError(rendezvous.missing(missing, event))
         if self._wait.left_seconds > -_GRACE_SECONDS:
             return None
+        self.is_left = isinstance(problem, TooFewError)
         raise problem
 
     def _wait_for_readers(self, members: Sequence[int]) -> None:

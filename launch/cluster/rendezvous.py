@@ -20,7 +20,7 @@ from typing import Any
 from absl import logging
 
 from ...engine.machine.threads import Thread
-from ..errors import EXIT_PORT_TAKEN, RunError, UsageError, setting
+from ..errors import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError, setting
 from . import children, listeners
 from .cluster import Cluster, split
 
@@ -81,6 +81,12 @@ class PortTakenError(ClusterError):
     """Another program has a port that Crankshaft chose, and no user named: it chooses another. One line."""
 
     exit_code = EXIT_PORT_TAKEN
+
+
+class PreemptedError(ClusterError):
+    """A peer's host has a notice of preemption, so that this attempt can't begin. One line."""
+
+    exit_code = EXIT_REGROUP
 
 
 def check_bindable(cluster: Cluster) -> None:
@@ -223,7 +229,7 @@ class Rendezvous:
         and counts as absent: in this attempt no server starts before all tasks are ready, this one included.
 
         Raises:
-          ClusterError: names the peers that have not come within `timeout_seconds`.
+          ClusterError: names the peers that have not come within `timeout_seconds`, or leave the job.
           UsageError: another task is at this one's address.
         """
         if ready:
@@ -236,7 +242,10 @@ class Rendezvous:
         wait, peers = Wait(self._cluster.task, timeout_seconds), self._cluster.peers
         while True:
             answer_seconds = max(_FIRST_CONNECT_SECONDS, min(wait.seconds / 4, wait.left_seconds, _CONNECT_SECONDS))
-            replies = {peer: answers(peer[1], answer_seconds) for peer in peers}
+            calls = {peer: call(peer[1], answer_seconds) for peer in peers}
+            if leaving := [peer for peer, (_, note) in calls.items() if note and leaves(note)]:
+                raise PreemptedError(f"{named(leaving)}: a notice of preemption has come before the first step")
+            replies = {peer: reply for peer, (reply, _) in calls.items()}
             if new_attempt:
                 replies = {peer: reply if reply != "serving" else "" for peer, reply in replies.items()}
             here = [peer for peer in peers if (self._is_ready(peer, replies[peer]) if ready else replies[peer])]
@@ -313,6 +322,11 @@ def _note(sock: socket.socket) -> dict[str, Any] | None:
         note = json.loads(file.read(_LONGEST_NOTE))
         return note if isinstance(note, dict) else None
     return None
+
+
+def leaves(note: Mapping[str, Any]) -> bool:
+    """Returns whether the agent that announces a note leaves the job, as its host has a notice of preemption."""
+    return note.get("leaves") is True
 
 
 class Presence:

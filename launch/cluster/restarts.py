@@ -21,7 +21,7 @@ from ..errors import (
     EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
     EXIT_PORT_TAKEN,
-    EXIT_RETURNED,
+    EXIT_REGROUP,
     EXIT_SLOWER,
     EXIT_TERMINATED,
     EXIT_USAGE,
@@ -318,7 +318,7 @@ def recorded_restarts(path: str, now: float) -> list[float]:
         if kind == "restart" or (kind == "start" and failed):
             times.append(event["time"])
         if kind in ("start", "restart", "end"):
-            failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, EXIT_RETURNED, *_STOP_CODES))
+            failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, EXIT_REGROUP, *_STOP_CODES))
     return sorted((now - each for each in times if 0 <= now - each <= WINDOW_SECONDS), reverse=True)
 
 

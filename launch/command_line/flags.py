@@ -115,8 +115,8 @@ class Flags:
     min_workers: int = _run(
         Integer(0),
         0,
-        "With --max_restarts: continue without workers that do not return within --cluster_timeout_seconds, while as "
-        "many are left, and include them once they return; 0: all are needed.",
+        "With --max_restarts: continue without workers that get SIGTERM or do not return within "
+        "--cluster_timeout_seconds, while as many are left, and include them once they return; 0: all are needed.",
         use=("strategy", "multi_worker"),
         of_call=True,
     )

@@ -26,7 +26,7 @@ from ...engine.strategies import jit_choice
 from ..cluster import memory
 from ..cluster.rendezvous import named
 from ..command_line import config as configs
-from ..errors import EXIT_RETURNED, UsageError, setting
+from ..errors import EXIT_REGROUP, UsageError, setting
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
 from . import external, hooks, restoring, results, weights
@@ -238,7 +238,9 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
     reason = status.agreed_stop.reason if status.agreed_stop else ""
-    exit_code = EXIT_RETURNED if reason.startswith(hooks.TO_INCLUDE) else EXIT_CODES.get(reason, 0)
+    # Another host's notice of preemption: the agents decide whether this one continues without that.
+    is_others = reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason
+    exit_code = EXIT_REGROUP if is_others or _includes(reason) else EXIT_CODES.get(reason, 0)
     measured, lines = None, []
     if run.evaluates and not exit_code:
         changed = run.final.changed  # since the last evaluation
@@ -258,6 +260,11 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     return Outcome(result, exit_code, lines + _end(run, result, exit_code, best, taken))
 
 
+def _includes(reason: str) -> bool:
+    """Returns whether a run stops for the sake of workers that have come."""
+    return reason.startswith(hooks.TO_INCLUDE)
+
+
 def _evaluation(run: BaseRun) -> evaluation.Evaluated:
     config = run.config
     with run.spending("evaluation"):
@@ -271,9 +278,9 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
         lines.append("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
     result["stop"] = status.stop
     if status.stop:
-        why = status.agreed_stop.reason if exit_code == EXIT_RETURNED else status.stop
-        line = f"stopped at step {result['step']}: {why}"
-        if exit_code and exit_code != EXIT_RETURNED:
+        reason = status.agreed_stop.reason if status.agreed_stop else ""
+        line = f"stopped at step {result['step']}: {reason if _includes(reason) else status.stop}"
+        if exit_code and exit_code != EXIT_REGROUP:
             run_dir = config.configured_run_dir
             resumes = f"saved, and the same command resumes from {run_dir}"
             line += f"; {resumes}" if run_dir else "; nothing is kept without --run_dir"

@@ -114,6 +114,20 @@ def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(cra
     assert (ended.code, "error" in ended.err) == (128 + signal.SIGHUP, False), ended.err
 
 
+@pytest.mark.slow
+def test_a_host_with_a_notice_of_preemption_hands_over_and_leaves_while_enough_are_left(start_workers, tmp_path):
+    flags = (*RUN, "--strategy=multi_worker", "--train_steps=200", "--max_restarts=9", "--min_workers=2")
+    run_dir, program = tmp_path / "run", script(tmp_path / "own")
+    workers = start_workers(3, program, "10:0:term,30:1:term", *flags, f"--run_dir={run_dir}")
+    assert workers.wait() == [128 + signal.SIGTERM] * 3
+    (step,) = re.findall(r"^stopped at step (\d+): SIGTERM at worker 0; saved", workers.output(0), re.MULTILINE)
+    assert f"2 of 3 workers continue from step {step}, without worker 0 (" in workers.output(1)  # now the chief
+    (last,) = re.findall(r"^stopped at step (\d+): SIGTERM at worker 1", workers.output(1), re.MULTILINE)
+    assert newest(run_dir) == int(last) >= 30
+    assert "worker 2 ends: others have notices of preemption, and --min_workers=2" in workers.output(2)
+    assert not any("it starts again" in workers.output(index) for index in range(3))  # none of this is a failure
+
+
 def test_a_task_continues_the_random_numbers_of_its_script():
     random.seed(5)
     expected = random.Random(5).random()

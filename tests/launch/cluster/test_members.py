@@ -11,8 +11,9 @@ import pytest
 from crankshaft.launch.cluster import members
 from crankshaft.launch.cluster.cluster import Cluster
 from crankshaft.launch.cluster.members import Members, TooFewError, is_waiting
-from crankshaft.launch.cluster.rendezvous import ClusterError, Rendezvous
+from crankshaft.launch.cluster.rendezvous import ClusterError, PreemptedError, Rendezvous
 from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.launch.errors import EXIT_REGROUP
 from crankshaft.launch.host.process import LockedRunDir
 from tests.waiting import PATIENCE, wait_until
 
@@ -27,6 +28,7 @@ class Job:
         self.clusters = [Cluster(tuple(names), n) for n in range(workers)]
         self.run_dir = str(run_dir)
         self.stopped = threading.Event()
+        self.noticed: set[int] = set()  # workers whose hosts have a notice of preemption
         self.agreed: dict = {}  # by worker: its cluster, or an error
         self.agents: dict[int, Members] = {}
         self._threads: list[threading.Thread] = []
@@ -43,7 +45,10 @@ class Job:
             args = self.clusters[worker], self.run_dir, least, seconds, lambda number: 12 % number == 0
             agent = self.agents.setdefault(worker, Members(*args))
             try:
-                self.agreed[worker] = agent.agree(self.stopped.is_set)
+                agreed = agent.agree(lambda: self.stopped.is_set() or worker in self.noticed)
+                if worker in self.noticed:
+                    agent.leave()
+                self.agreed[worker] = agreed
             except Exception as error:
                 self.agreed[worker] = error
 
@@ -51,7 +56,8 @@ class Job:
             self.agreed.pop(worker, None)
             self._threads.append(threading.Thread(target=agree, args=[worker]))
             self._threads[-1].start()
-            wait_until(lambda: worker in self.agreed or is_waiting(self.clusters[worker].address))  # noqa: B023
+            if worker not in self.noticed:
+                wait_until(lambda: worker in self.agreed or is_waiting(self.clusters[worker].address))  # noqa: B023
 
     def wait(self, *workers: int) -> list:
         wait_until(lambda: all(worker in self.agreed for worker in workers), shows=lambda: str(self.agreed))
@@ -126,6 +132,48 @@ def test_the_largest_number_that_divides_the_batch_continues(job):
     five.arrive(0, 1, 3, 4, 5, timeout=SOON)
     five.attempt(0, 1, 3, 4)
     wait_until(lambda: is_waiting(five.clusters[5].address))  # one too many is not lost
+
+
+def test_others_do_not_wait_for_workers_with_a_notice_of_preemption_but_for_further_notices(job, monkeypatch):
+    monkeypatch.setattr(members, "_NOTICE_SECONDS", NEVER)
+    monkeypatch.setattr(members, "_GRACE_SECONDS", NEVER)  # nobody leaves before the others know
+    four = job(4)
+    four.arrive(0, 1, 2, 3, least=2)
+    four.attempt(0, 1, 2, 3)
+    four.fail()
+    four.noticed = {0}
+    four.arrive(0, 1, 2, 3)
+    assert four.wait(0) == [None]
+    four.noticed = {0, 1}
+    assert four.wait(1) == [None]
+    assert four.agreed.keys() == {0, 1}
+    monkeypatch.setattr(members, "_NOTICE_SECONDS", 0.5)
+    four.attempt(2, 3)
+    four.fail()
+    four.noticed = {2}
+    four.arrive(2, 3)
+    assert four.wait(2, 3) == [None, None]  # one is too few: it ends, too, and saves what is in memory
+    assert (four.agents[2].is_left, four.agents[3].is_left) == (False, True)
+
+
+def test_workers_leave_at_once_if_all_have_a_notice(job, monkeypatch):
+    monkeypatch.setattr(members, "_GRACE_SECONDS", NEVER)
+    three = job(3)
+    three.arrive(0, 1, 2)
+    three.attempt(0, 1, 2)
+    three.fail()
+    three.noticed = {0, 1, 2}
+    three.arrive(0, 1, 2)
+    assert three.wait(0, 1, 2) == [None, None, None]
+
+
+def test_a_task_that_starts_does_not_wait_for_a_worker_that_leaves(job):
+    two = job(2)
+    with Rendezvous(two.clusters[1]) as leaving, Rendezvous(two.clusters[0]) as task:
+        leaving.announce({"leaves": True})
+        with pytest.raises(PreemptedError, match=r"worker 1 \(localhost:") as raised:
+            task.wait(NEVER)
+    assert raised.value.exit_code == EXIT_REGROUP  # the agents agree again; not a failure
 
 
 def test_two_halves_of_a_network_do_not_both_continue(job):
