@@ -101,6 +101,10 @@ class RunError(CrankshaftError, RuntimeError):
     """A run failed, for a reason that may pass unless the exit code says otherwise; `__cause__` is the reason."""
 
 
+class InputError(UsageError):
+    """A file or argument of an input can't be used."""
+
+
 class SourceError(UsageError):
     """Data can't be read; the message names the file and the record."""
 

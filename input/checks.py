@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.errors import UsageError, setting
-
-
-class InputError(UsageError):
-    """A file or argument of an input can't be used; the message is one line for the user."""
+from ..engine.errors import InputError, setting
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:

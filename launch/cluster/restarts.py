@@ -25,6 +25,7 @@ from ..errors import (
     EXIT_SLOWER,
     EXIT_TERMINATED,
     EXIT_USAGE,
+    CrankshaftError,
     signal_name,
 )
 from ..explanations import thread_limit
@@ -35,7 +36,9 @@ _STOP_CODES = (
     *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
     *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
 )
-# How Python's report ends on a script that it can't compile, or whose imports fail, or on -m and no module's name.
+# How Python's report ends on an error of Crankshaft's that a script has not caught.
+_REPORTED = re.compile(r"crankshaft\.[\w.]*\b(\w+)(:|$)")
+# And on a script that it can't compile, or whose imports fail, or on -m and no module's name.
 _CANNOT_BEGIN = re.compile(
     r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*python\S*: (No module named|Error while finding module) "
 )
@@ -68,6 +71,12 @@ class TaskExit:
     last_lines: tuple[str, ...] = ()
 
     @property
+    def status(self) -> int:
+        """Its exit code, as it is with `crankshaft.main`: of an error that a script leaves to Python, the error's."""
+        reported = _REPORTED.match(self.last_lines[-1]) if self.code == EXIT_FAILED and self.last_lines else None
+        return _exit_codes(CrankshaftError).get(reported[1], self.code) if reported else self.code
+
+    @property
     def ended_on_request(self) -> bool:
         """Whether it ended on request, by Ctrl-C, SIGTERM or SIGHUP."""
         return self.code in _STOP_CODES
@@ -75,9 +84,9 @@ class TaskExit:
     @property
     def mistake(self) -> str | None:
         """The cause of its end if a restart would repeat it, as a mistake or numbers that are not finite; else None."""
-        if self.code == EXIT_USAGE:
+        if self.status == EXIT_USAGE:
             return "a mistake in its flags, script or data"
-        if self.code == EXIT_DIVERGED:
+        if self.status == EXIT_DIVERGED:
             return "the run has diverged, and would again"
         if self.code == EXIT_FAILED and self.last_lines and _CANNOT_BEGIN.match(self.last_lines[-1]):
             return "its script can't be run as it stands"
@@ -88,7 +97,7 @@ class TaskExit:
     @property
     def port_was_taken(self) -> bool:
         """Whether it ended because another program took the port that was chosen for it."""
-        return self.code == EXIT_PORT_TAKEN
+        return self.status == EXIT_PORT_TAKEN
 
     def __str__(self) -> str:
         if self.code < 0:
@@ -96,6 +105,12 @@ class TaskExit:
         if self.code == EXIT_STOPPED:
             return f"{self.task} was stopped, did not continue in time, and was killed"
         return f"{self.task} ended with exit code {self.code}"
+
+
+def _exit_codes(kind: type[CrankshaftError]) -> dict[str, int]:
+    """Returns the exit codes of a class of errors and its subclasses, by name."""
+    codes = {kind.__name__: kind.exit_code}
+    return codes | {name: code for each in kind.__subclasses__() for name, code in _exit_codes(each).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +198,7 @@ class Synchronous:
         `advanced`: whether the run has new steps since the last failure. The first restart waits for nothing.
         """
         # A run that diverged has done so in all tasks: one that lost a peer by it has seen the peer's end alone.
-        diverged = (ending for ending in endings if ending.code == EXIT_DIVERGED)
+        diverged = (ending for ending in endings if ending.status == EXIT_DIVERGED)
         cause = next(diverged, None) or next((ending for ending in endings if ending.code), None)
         if cause is None:
             return Settlement(0)
@@ -214,7 +229,7 @@ class Synchronous:
             return EXIT_SLOWER, "the benchmark is slower than fail_below allows"
         if not ending.mistake:
             return None
-        return (EXIT_DIVERGED if ending.code == EXIT_DIVERGED else EXIT_USAGE), ending.mistake
+        return (EXIT_DIVERGED if ending.status == EXIT_DIVERGED else EXIT_USAGE), ending.mistake
 
     def _was_preempted(self, ending: TaskExit) -> bool:
         """Returns whether the ending loses nothing: one that a signal killed, as at its start, has saved nothing."""

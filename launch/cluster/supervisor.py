@@ -264,14 +264,13 @@ class Supervisor:
         return endings
 
     def _reap(self) -> list[TaskExit]:
-        codes = {task: code for task in self._tasks if (code := task.child.code) is not None}
-        # Of tasks that died at once, the cause comes first: a signal does not follow from the end of another task, nor
-        # do a usage error, a run that diverged, or a port that was taken.
-        dead = sorted(codes, key=lambda task: (codes[task] >= 0, codes[task] not in _OF_ITSELF))
-        self._tasks = [task for task in self._tasks if task not in codes]
+        dead = [task for task in self._tasks if task.child.code is not None]
+        self._tasks = [task for task in self._tasks if task not in dead]
         endings = self._take(dead)
         self._children.reap_orphans()
-        return endings
+        # Of tasks that died at once, the cause comes first: a signal does not follow from the end of another task, nor
+        # do a usage error, a run that diverged, or a port that was taken.
+        return sorted(endings, key=lambda ending: (ending.code >= 0, ending.status not in _OF_ITSELF))
 
     def _take(self, tasks: list[Task]) -> list[TaskExit]:
         """Takes what tasks have left, after killing those that still run; returns how they ended."""

@@ -9,12 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 
 import pytest
 
+from crankshaft.engine.errors import NonfiniteError
 from crankshaft.engine.machine import cpus
+from crankshaft.input.checks import InputError
 from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit
-from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER
+from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER, RunError
+from crankshaft.launch.host.process import RunDirInUse
 from tests.launch.conftest import assert_says
 from tests.launch.local_tasks import ROOT, lines_of, pids, says, until_dead
 from tests.waiting import PATIENCE, wait_until
@@ -141,6 +145,23 @@ def test_a_script_that_cannot_begin_is_not_restarted(line):
     assert TaskExit("worker 0", 1, tuple(said)).mistake == "its script can't be run as it stands"
     assert TaskExit("worker 0", 1, (*said, "ValueError: another")).mistake is None
     assert TaskExit("worker 0", -9, tuple(said)).mistake is None  # killed as it said so
+
+
+def test_an_error_that_a_script_leaves_to_python_is_what_it_is_with_main(local):
+    """A script that does not call `crankshaft.main` ends with 1, and the last line of its report names the error."""
+    lines = """
+from crankshaft.engine.errors import UsageError, setting
+raise UsageError(f"{setting('learning_rate', -1)} is not positive")
+"""
+    outcome = local(lines).wait()
+    assert outcome.code == 2
+    assert "ended with exit code 1: a mistake in its flags, script or data, so it is not restarted" in outcome.err
+    assert outcome.err.endswith("crankshaft.engine.errors.UsageError: learning_rate=-1 is not positive\n")
+    for kind, code in ((InputError, 2), (RunDirInUse, 2), (NonfiniteError, EXIT_DIVERGED), (RunError, None)):
+        report = traceback.format_exception_only(kind("this failed"))
+        settled = Synchronous(5, 600.0, 30.0).settle([TaskExit("worker 0", 1, (*map(str.rstrip, report),))])
+        assert settled.exit_code == code
+    assert TaskExit("worker 0", 1, (*map(str.rstrip, report), "MemoryError")).mistake is None
 
 
 _REFUSED = "F0000 00:00:1795785336.164458    8686 env.cc:84] Check failed: ret == 0 (11 vs. 0) Thread tf_numa_-1_Eigen "
