@@ -75,7 +75,8 @@ class _Command:
 
     Attributes:
       start: what Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
-      arguments: the flags of each task.
+      arguments: the flags of each task, before those that it gets here.
+      rest: the words after them: a script's own -- and what follows; all, if they can't be read.
       run_dir: where its run is, or None.
       compares: whether it is a benchmark with fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
@@ -86,6 +87,7 @@ class _Command:
 
     start: tuple[str, ...]
     arguments: list[str]
+    rest: list[str]
     run_dir: str | None
     compares: bool
     names_gpus: bool = False
@@ -138,8 +140,8 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
     here = command.run_dir if command.run_dir and "://" not in command.run_dir else None
     return Supervisor(
         task_specs(job, environment, None if command.names_gpus else resources.visible_gpus(environment)),
-        [sys.executable, *command.start, f"--strategy={job.strategy}"],
-        command.arguments,
+        [sys.executable, *command.start, *command.arguments, f"--strategy={job.strategy}"],
+        command.rest,
         rule(job.max_restarts, restarts.WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
         environment={**environment, **_for_all_tasks(environment, command.debug)},
         log_dir=RunDir(here).logs if here else None,
@@ -163,7 +165,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     try:
         passed = parsing.train_flags(own)
     except UsageError:  # the tasks report it
-        return _Command(start, own, None, False)
+        return _Command(start, [], own, None, False)
     strategy, run_dir = passed.get("strategy"), passed.get("run_dir")
     if strategy == "parameter_server" != job.strategy:
         raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
@@ -185,7 +187,8 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     compares, names_gpus = "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed
     imports, debug = start[0] == "-m" or _names_tensorflow(start[0]), passed.get("debug", False)
     timeout = passed.get("step_timeout_seconds")
-    return _Command(start, own, run_dir, compares, names_gpus, imports, debug, timeout)
+    cut = own.index("--") if "--" in own else len(own)
+    return _Command(start, own[:cut], own[cut:], run_dir, compares, names_gpus, imports, debug, timeout)
 
 
 def _names_tensorflow(script: str) -> bool:

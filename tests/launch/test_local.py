@@ -37,7 +37,7 @@ meet("looked", 1 - index)
 
 def test_each_task_is_told_who_it_is_where_all_are_and_has_cores_and_a_gpu_of_its_own(local, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0")  # TensorFlow numbers them from 0
-    program = local(SHOW, "--workers=2", own=("--lr", "0.1"))
+    program = local(SHOW, "--workers=2", own=("fit", "--lr", "0.1", "--", "data.csv"))
     outcome = program.wait().ok()
     told = [json.loads(lines_of(outcome.out, f"worker {index}")[0]) for index in range(2)]
     addresses = told[0][0]["cluster"]["worker"]
@@ -45,7 +45,7 @@ def test_each_task_is_told_who_it_is_where_all_are_and_has_cores_and_a_gpu_of_it
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
     for index, (config, arguments, unbuffered, job, _, _) in enumerate(told):
         assert config == {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        assert arguments == ["--strategy=multi_worker", f"--gpus={index}", "--lr", "0.1"]
+        assert arguments == ["fit", "--lr", "0.1", "--strategy=multi_worker", f"--gpus={index}", "--", "data.csv"]
         assert unbuffered == "1"
         assert job == sorted(pids(program))  # and no other process
     assert re.search(r"worker 1 is process \d+ at .*, GPU 1$", outcome.err, re.MULTILINE)
@@ -89,7 +89,7 @@ def test_gpus_that_the_user_names_are_all_tasks(local, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     outcome = local("print(json.dumps(sys.argv[1:]))", "--workers=2", own=("--gpus=1",)).wait().ok()
     for index in range(2):
-        assert json.loads(lines_of(outcome.out, f"worker {index}")[0]) == ["--strategy=multi_worker", "--gpus=1"]
+        assert json.loads(lines_of(outcome.out, f"worker {index}")[0]) == ["--gpus=1", "--strategy=multi_worker"]
 
 
 def test_ports_are_different_free_and_not_for_outgoing_connections():
@@ -111,7 +111,7 @@ def test_a_module_is_started_as_python_starts_it(crank, tmp_path, monkeypatch):
     (tmp_path / "package" / "work.py").write_text(lines)
     start = {"command": "local", "tensorflow": False}
     outcome = crank("--workers=1", "--", "-m", "package.work", "--units=3", "-m", **start).ok()
-    assert lines_of(outcome.out, "worker 0") == ["relative __main__ ['--strategy=multi_worker', '--units=3', '-m']"]
+    assert lines_of(outcome.out, "worker 0") == ["relative __main__ ['--units=3', '-m', '--strategy=multi_worker']"]
     for name in ("package.wrk", "package"):
         missing = crank("--workers=1", "--", "-m", name, **start)
         assert "exit code 1: its script can't be run as it stands, so it is not restarted" in missing.mistake
