@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from absl import logging
@@ -35,13 +36,11 @@ if TYPE_CHECKING:
     from .command_line.config import Config
 
 
-def run(config: Config) -> Config | int:
-    """Forks the task; returns its configuration in it, and the exit code here once the task is done or given up.
-
-    Where it can't be forked, logs why, and returns the configuration: this process is the task.
+def can_fork(config: Config) -> bool:
+    """Returns whether this process can fork the task, for which it imports TensorFlow; else logs why not.
 
     Raises:
-      UsageError: it can't be forked, and `--min_workers` needs that.
+      UsageError: it can't, and `--min_workers` needs that.
     """
     process.prepare()
     with process.quiet_startup(quiet=config.cluster is not None and not config.debug):
@@ -52,10 +51,19 @@ def run(config: Config) -> Config | int:
         )
     if obstacle:
         logging.warning("--max_restarts=%d: %s; the task is not restarted in its place", config.max_restarts, obstacle)
-        return config
+    return not obstacle
+
+
+def run(config: Config, task: Callable[[Config], int]) -> int:
+    """Forks the task, and returns the exit code once it is done or given up.
+
+    Args:
+      config: checked.
+      task: executes the configuration of an attempt, in the fork, and returns the exit code.
+    """
     imports.keep()  # once, not in each fork
     with Children(stopped_seconds(config.step_timeout_seconds)) as children:
-        return _Agent(config, children).run()
+        return _Agent(config, task, children).run()
 
 
 def _obstacle(config: Config) -> str | None:
@@ -73,8 +81,8 @@ def _members_of(config: Config) -> Members:
 
 
 class _Agent:
-    def __init__(self, config: Config, children: Children):
-        self._config, self._children = config, children
+    def __init__(self, config: Config, task: Callable[[Config], int], children: Children):
+        self._config, self._task, self._children = config, task, children
         self._name = config.cluster.task if config.cluster else "the run"
         self._events = RunDir(config.run_dir).events if config.run_dir else None
         ages = recorded_restarts(self._events, time.time()) if self._events else ()
@@ -86,10 +94,17 @@ class _Agent:
         self._child: Child | None = None
         self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
 
-    def run(self) -> Config | int:
+    def run(self) -> int:
         os.environ |= self._memory.variables(0)
-        step, handlers = self._newest_step(), Handlers([signal.Signals[name] for name in EXIT_CODES], self._pass_on)
+        handlers = Handlers([signal.Signals[name] for name in EXIT_CODES], self._pass_on)
         handlers.install()
+        try:
+            return self._run()
+        finally:
+            handlers.remove()
+
+    def _run(self) -> int:
+        step = self._newest_step()
         while not self._stop:
             try:
                 self._config = self._agreed()
@@ -100,9 +115,8 @@ class _Agent:
                 return self._end(fail(error.exit_code, with_flags(error.message)))
             if self._stop:
                 break
-            self._child = child = self._children.fork()
-            if child is None:
-                return self._config  # in the task, which has the signal handlers of before
+            # In the task the signal handlers are those of before.
+            self._child = child = self._children.fork(functools.partial(self._task, self._config))
             if self._members and self._config.cluster.lock:
                 self._config.cluster.lock.leave_to_fork()
             if self._stop:
@@ -164,9 +178,7 @@ class _Agent:
         """
         writes = self._config.writes_run or (self._members and self._members.is_left)
         if writes and (step := self._memory.unsaved_step()) is not None:
-            child = self._children.fork()
-            if child is None:
-                process.leave(self._memory.write())
+            child = self._children.fork(self._memory.write)
             lost = child.wait()
             self._children.end([child])
             print_line(f"step {step:,} was in memory, and is {'lost' if lost else 'saved now'}")

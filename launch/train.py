@@ -26,7 +26,7 @@ from . import agent, assembly, errors, explanations, terminal
 from .benchmark.result import check_baseline
 from .command_line import checks, help, own_files, parsing
 from .command_line import config as configs
-from .host import process
+from .host import exits, process
 from .host.signals import interruptible
 from .plan.program import planner
 
@@ -63,49 +63,65 @@ def main(
     process.prepare_streams()
     terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
-        code = _exit_code(argv, trainer_class, data, hooks, may_change)
-        output.flush()
-    if output.lost:
-        code = code or errors.fail(errors.EXIT_FAILED, f"a part of the output is lost: {output.lost.strerror}")
+        program = _Program(trainer_class, data, hooks, may_change, output)
+        code = program.exit_code(lambda: program.start(argv))
     # An iterator over a dataset that calls Python blocks for ever if it is freed as the interpreter ends.
     gc.collect()
     sys.exit(code)
 
 
-def _exit_code(argv: list[str] | None, trainer_class, data, hooks, may_change) -> int:
-    """Does the work of `main` and returns the exit code; every failure is printed as one line."""
-    config, passed = None, dict[str, Any]()
-    try:
+class _Program:
+    """One call of `main`, in its process and in the tasks that it forks."""
+
+    def __init__(self, trainer_class, data, hooks, may_change, output: process.SturdyStream):
+        self._trainer_class, self._data, self._hooks, self._may_change = trainer_class, data, hooks, may_change
+        self._output = output
+        self._has_debug = False
+        self._leaves = False  # TensorFlow's end would not come
+
+    def start(self, argv: list[str] | None) -> int:
+        """Executes a command line, and returns the exit code."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a script is a task that starts with it blocked
-        with interruptible():
-            own_files.check_trainer(trainer_class)
-            if argv is None:  # UTF-8, whatever encoding the locale has
-                argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
-            passed = parse(argv)
-            if plan := planner.get():
-                return plan(passed, trainer_class, data)
-            config = configs.configure_program(passed, {}, trainer_class, data is not None, may_change)
-            for name, value in config.script_flags.items():  # of the run that is read, for the script
-                flags.FLAGS[name].value = value
-            checks.check(config)
-            check_baseline(config)
-            if config.max_restarts:
-                attempt = agent.run(config)
-                if isinstance(attempt, int):
-                    process.leave(attempt)
-                config = attempt
-            code = assembly.execute(config, data, hooks).code
+        own_files.check_trainer(self._trainer_class)
+        if argv is None:  # UTF-8, whatever encoding the locale has
+            argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
+        passed = parse(argv)
+        self._has_debug = passed.get("debug", False)
+        if plan := planner.get():
+            return plan(passed, self._trainer_class, self._data)
+        config = configs.configure_program(passed, {}, self._trainer_class, self._data is not None, self._may_change)
+        for name, value in config.script_flags.items():  # of the run that is read, for the script
+            flags.FLAGS[name].value = value
+        checks.check(config)
+        check_baseline(config)
+        if config.max_restarts and agent.can_fork(config):
+            return agent.run(config, lambda attempt: self.exit_code(lambda: self._execute(attempt)))
+        return self._execute(config)
+
+    def _execute(self, config: configs.Config) -> int:
+        self._leaves = config.coordinates  # a worker may be down
+        code = assembly.execute(config, self._data, self._hooks).code
         if code != errors.EXIT_REGROUP:
             _print_run_dir(config)
-    except KeyboardInterrupt:  # before the first step or after the last: in between, Ctrl-C makes the loop save and end
-        return errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
-    except Exception as error:  # the border of the program: every failure becomes one line here
-        code = _explain(error, passed.get("debug", False))
-        if isinstance(error, (LostPeerError, StuckStreamError)):  # threads that wait in TensorFlow never return
-            process.leave(code)
-    if config is not None and config.coordinates:  # a worker may be down
-        process.leave(code)
-    return code
+        return code
+
+    def exit_code(self, work: Callable[[], int]) -> int:
+        """Does the work, and returns its exit code; every failure is printed as one line."""
+        try:
+            with interruptible():
+                code = work()
+        except KeyboardInterrupt:  # before the first step or after the last: else the loop saves and ends
+            code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
+        except Exception as error:  # the border of the program: every failure becomes one line here
+            code = _explain(error, self._has_debug)
+            self._leaves |= isinstance(error, (LostPeerError, StuckStreamError))  # threads wait in TensorFlow for ever
+        self._output.flush()
+        if self._output.lost:
+            line = f"a part of the output is lost: {self._output.lost.strerror}"
+            code = code or errors.fail(errors.EXIT_FAILED, line)
+        if self._leaves:
+            exits.leave(code)
+        return code
 
 
 def parse(argv: list[str]) -> dict[str, Any]:

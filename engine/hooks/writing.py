@@ -54,13 +54,13 @@ class Writing:
         self.flush(_CLOSE_SECONDS)
         self._each_turn = [each for each in self._each_turn if each != each_turn]
         if not self._each_turn:
-            self._end(_CLOSE_SECONDS)
+            self._end()
 
-    def _end(self, seconds: float | None = None) -> None:
+    def _end(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
             self._wake.set()
-            self._thread.join(seconds)
+            self._thread.join(_CLOSE_SECONDS)
             if not self._thread.is_alive():
                 self._thread = None
                 atexit.unregister(self._end)

@@ -16,14 +16,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 import uuid
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import IO
 
 from ...engine.health.peers import DEFAULT_TIMEOUT_SECONDS
+from ..host import exits
 from . import keeper
 from .template import Template
 
@@ -172,22 +172,25 @@ class Children:
             os.close(report)
         return self._started(reading, started, pipes)
 
-    def fork(self) -> Child | None:
-        """Forks this process; returns None in the fork, which is kept as other children are. Raises `OSError`."""
+    def fork(self, work: Callable[[], int | None]) -> Child:
+        """Forks this process to do some work, see `exits.run_fork`; kept as other children are. Raises `OSError`."""
         parent, (reading, report), numbers = os.getpid(), os.pipe(), random.getstate()
-        sys.stdout.flush()
-        sys.stderr.flush()
+
+        def begin() -> int | None:
+            os.setsid()
+            keeper.become_kept(parent, report, stopped_seconds=self._stopped_seconds)
+            os.close(report)
+            os.close(reading)
+            random.setstate(numbers)  # as its program has left it: Python seeds it again in each fork
+            return work()
+
+        exits.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # libraries' threads, which the child does not need
             started = os.fork()
         if not started:
-            os.setsid()
-            keeper.become_kept(parent, report, stopped_seconds=self._stopped_seconds)
+            exits.run_fork(begin)
         os.close(report)
-        if not started:
-            os.close(reading)
-            random.setstate(numbers)  # as its program has left it: Python seeds it again in each fork
-            return None
         return self._started(reading, started, (None, None, None))
 
     def _started(self, reading: int, started: int, pipes: Sequence[IO[bytes] | None]) -> Child:

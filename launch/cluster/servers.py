@@ -12,7 +12,7 @@ from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data.source import Source
 from ...engine.machine.requests import Requests, answer_stacks
 from .. import errors
-from ..host import process
+from ..host import exits, process
 from . import discovery, rendezvous
 from .cluster import Cluster
 
@@ -68,7 +68,7 @@ def serve(
             server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
-        signal.signal(number, lambda *_, code=code: os._exit(code))
+        signal.signal(number, lambda *_, code=code: exits.leave(code))
     (chief,) = cluster.job("chief")
     coordinator, wait = rendezvous.Presence(chief, timeout_seconds), rendezvous.Wait(cluster.task, timeout_seconds)
     requests = Requests(
@@ -81,12 +81,12 @@ def serve(
         if not coordinator.came:
             wait.log_progress(f"the coordinator ({chief}) to come")
         if answering.dismissed.is_set() and not rendezvous.answers(chief):
-            os._exit(0)  # its run has ended well, and so has its process
+            exits.leave(0)  # its run has ended well, and so has its process
         time.sleep(_POLL_SECONDS)
     line = f"the coordinator ({chief}) has not answered for {timeout_seconds:g} s: it has ended, or is stopped"
     code = errors.fail(errors.EXIT_FAILED, f"{line}; {cluster.task} ends")
     del server, answering
-    os._exit(code)
+    exits.leave(code)
 
 
 def _threads() -> int:

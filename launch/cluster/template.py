@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import io
 import json
@@ -31,12 +32,13 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module, machinery, util
 from typing import IO, Any
 
-from ..host import imports, process
+from ..host import exits, imports, process
 from . import keeper
 
 _LONGEST_REQUEST = 1 << 20
 _MOST_DESCRIPTORS = 64
 _SPACE = 4096  # bytes for a command
+_END_SECONDS = 5.0  # for what libraries do at the end, such as remove temporary folders
 # What a task imports, in addition to what these import, from its start to its first step.
 _MODULES = (
     *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
@@ -131,6 +133,8 @@ class Template:
     def close(self) -> None:
         """Ends the process; its forks go on."""
         self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS if self._is_ready else 0.0)  # else it imports
         self._process.kill()
         self._process.wait()
 
@@ -150,7 +154,7 @@ def serve(requests: socket.socket) -> dict[str, Any]:
     while True:
         data, descriptors, _, _ = socket.recv_fds(requests, _LONGEST_REQUEST, _MOST_DESCRIPTORS)
         if not data:
-            os._exit(0)
+            exits.leave(0)
         between = os.fork()
         if not between:
             if os.fork():
@@ -211,8 +215,10 @@ def _show(command: Sequence[str]) -> None:
     ctypes.memmove(first, line.ljust(last - first - 1, b"\0") + b" ", last - first)  # without \0 at its end: one line
 
 
-def execute(command: Sequence[str]) -> None:
-    """Executes a script, or a module after -m, as `__main__`, as Python does."""
+def execute(request: dict[str, Any]) -> None:
+    """Executes the request's script, or module after -m, as `__main__`, as Python does."""
+    become(request)
+    command = request["command"]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=None)
     if command[1] == "-m":
@@ -244,9 +250,8 @@ def _main() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python's: TensorFlow's import has started threads
         requests.send(b"!")
         request = serve(requests)
-    become(request)
     sys.excepthook = _report
-    execute(request["command"])
+    exits.run_fork(functools.partial(execute, request))
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:

@@ -12,7 +12,6 @@ import signal
 import socket
 import stat
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -263,16 +262,6 @@ def import_tensorflow(*dependents: str) -> None:
     with quiet_startup(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
         for name in ("tensorflow", *dependents):
             import_module(name)
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process once its writing threads are done, without TensorFlow's end, which waits for lost peers."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon and thread.is_alive():
-            thread.join()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 @contextlib.contextmanager

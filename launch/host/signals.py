@@ -127,10 +127,9 @@ def interruptible() -> Iterator[None]:
         interrupts.append(number)
         raise KeyboardInterrupt
 
-    before = signal.getsignal(signal.SIGINT)
-    is_ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
-    if is_ours:  # else it is ignored, or another's
-        signal.signal(signal.SIGINT, interrupt)
+    handlers = Handlers([signal.SIGINT], interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, or another's
+        handlers.install()
     try:
         yield
     except Exception as error:
@@ -138,8 +137,7 @@ def interruptible() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        if is_ours:
-            signal.signal(signal.SIGINT, before)
+        handlers.remove()
 
 
 class Signals:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -132,10 +131,69 @@ def test_a_task_continues_the_random_numbers_of_its_script():
     random.seed(5)
     expected = random.Random(5).random()
     with Children() as children:
-        if (child := children.fork()) is None:
-            os._exit(random.random() != expected)  # Python has seeded them from the system
+        child = children.fork(lambda: random.random() != expected)  # Python has seeded them from the system
         assert child.wait() == 0
         children.end([child])
+
+
+# Registers ends of every kind, before `main` and in the task, whose first attempt fails.
+ENDS = """
+import atexit, multiprocessing, multiprocessing.util, os, pathlib, sys, tempfile, time
+import numpy as np
+from crankshaft import main
+from crankshaft.engine.hooks import every_steps
+
+here, program, kept = pathlib.Path(__file__).parent, os.getpid(), []
+log = open(here / "log", "a")
+log.write("script\\n")
+
+def end(kind, owner=program):
+    with open(here / "ends", "a") as file:
+        print(kind, "of script" if owner == program else "of task", owner == os.getpid(), file=file)
+
+def register(name):
+    atexit.register(tempfile.TemporaryDirectory(prefix=f"{name}-", dir=here).cleanup)  # which nothing else holds
+    kept.append(tempfile.TemporaryDirectory(prefix=f"{name}-", dir=here))
+    atexit.register(end, "atexit", os.getpid())
+    multiprocessing.util.Finalize(None, end, ("Finalize", os.getpid()), exitpriority=1)
+
+register("script")
+served = multiprocessing.get_context("fork").Process(target=time.sleep, args=(900,), daemon=True)
+served.start()
+
+def data():
+    assert len(list(here.glob("script-*"))) == 3
+    register("task")
+    return (np.ones((64, 3), np.float32), np.zeros(64, np.int32)), None, 2
+
+def fail_once(status, means):
+    log.write("task\\n")
+    if not (here / "failed").exists():
+        (here / "failed").touch()
+        raise OSError(5, "Input/output error")
+
+try:
+    with tempfile.TemporaryDirectory(prefix="script-", dir=here):
+        main(data=data, hooks=[every_steps(2, fail_once)])
+except SystemExit as error:
+    end(f"exit {error.code}")
+assert served.is_alive()
+sys.exit(7)
+"""
+
+
+def test_a_task_ends_only_what_it_has_begun_and_the_code_after_main_is_its_scripts(crank, tmp_path):
+    (tmp_path / "ends.py").write_text(ENDS)
+    flags = ("--model=mlp", "--jit=off", "--train_steps=4", "--max_restarts=3", "--progress=off")
+    outcome = crank(*flags, script=tmp_path / "ends.py")
+    assert (outcome.code, outcome.err.count("it starts again at once")) == (7, 1), outcome.err
+    task, script = (
+        ["atexit of task True", "Finalize of task True"],
+        ["atexit of script True", "Finalize of script True"],
+    )
+    assert (tmp_path / "ends").read_text().splitlines() == [*task, *task, "exit 0 of script True", *script]
+    assert not [*tmp_path.glob("script-*"), *tmp_path.glob("task-*")]
+    assert (tmp_path / "log").read_text().split() == ["script", "task", "task", "task"]
 
 
 # Trains up to the step that a file names, and then waits for a later one.

@@ -97,6 +97,8 @@ OWNERS = {name: owner for owner, names in OF_OWNERS.items() for name in names.sp
 
 # Of Python's library, in its documentation.
 DOCUMENTED = {"_current_frames"}
+# Of Python's library, which has no others for the end of a process; its `multiprocessing` ends forks by the like.
+OF_PYTHON = {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"}
 
 
 def found(owner: str):
@@ -179,8 +181,9 @@ def test_no_other_folder_uses_a_private_name_or_imports_a_private_module():
     for path in others:
         shown, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         attributes = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-        used = {name for name in attributes if re.match(r"_[a-zA-Z]", name)} - defined - DOCUMENTED
-        astray += [f"{shown}: {name}" for name in sorted(used | (foreign(path) & private - defined))]
+        used = {name for name in attributes if re.match(r"_[a-zA-Z]", name)} | (foreign(path) & private)
+        allowed = defined | DOCUMENTED | (OF_PYTHON if shown == "launch/host/exits.py" else set())
+        astray += [f"{shown}: {name}" for name in sorted(used - allowed)]
         astray += [
             f"{shown}: {line.strip()}"
             for line in text.splitlines()

@@ -47,10 +47,37 @@ print(had, sys.argv)
 """
 
 
+# What a library does as it is imported: here each Python of these tests, and so the template.
+LIBRARY = """
+import tempfile
+folder = tempfile.TemporaryDirectory(dir={!r})
+"""
+ENDS = """
+import os, sys, tempfile, weakref
+import sitecustomize
+folder, log = tempfile.TemporaryDirectory(dir="."), open(f"log-{sys.argv[1]}", "w")
+print(os.path.isdir(sitecustomize.folder.name), file=log)
+weakref.finalize(log, print, "done", file=sys.stdout)
+if sys.argv[1] == "interrupted":
+    raise KeyboardInterrupt
+"""
+
+
 @pytest.fixture(scope="module")
-def children():
+def library(tmp_path_factory):
+    """Where it has its temporary folder."""
+    code, folder = tmp_path_factory.mktemp("code"), tmp_path_factory.mktemp("temporary")
+    (code / "sitecustomize.py").write_text(LIBRARY.format(str(folder)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(code), prepend=os.pathsep)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def children(library):
     with Children() as children:
         yield children
+    assert not [*library.iterdir()]  # the template has ended, and so has the library
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +117,16 @@ def test_a_fork_has_the_state_of_a_new_python(children, template, tmp_path):
         assert (code, error) == (forked_code, forked_error)
     os.close(reading)
     os.close(writing)
+
+
+def test_a_fork_ends_what_it_has_begun_and_not_what_the_template_has(children, template, tmp_path):
+    (tmp_path / "ends.py").write_text(ENDS)
+    for word in ("first", "interrupted"):
+        code, out, error = outcome(children, template, tmp_path / "ends.py", word, cwd=str(tmp_path))
+        assert code == (0 if word == "first" else -signal.SIGINT), error
+        assert out == "done\n"
+        assert (tmp_path / f"log-{word}").read_text() == "True\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ends.py", "log-first", "log-interrupted"]
 
 
 def test_forks_draw_other_random_numbers_and_begin_with_their_fork(children, template, tmp_path):
