@@ -218,7 +218,8 @@ class Evaluation(Periodic):
     ):
         super().__init__(every_steps, at_end=True)
         self._around, self._is_wanted, self._between = around, is_wanted, between
-        self._options = {"is_strict": is_strict, "batches": batches, "directory": directory, "ends": ends}
+        self._options: dict[str, Any] = {"is_strict": is_strict, "batches": batches, "directory": directory}
+        self._options["ends"] = ends
         self.step: int | None = None
         self.result: Evaluated | None = None
 

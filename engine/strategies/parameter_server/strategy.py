@@ -367,7 +367,7 @@ class ParameterServer(Strategy):
         """Whether all requested updates are applied: only then may weights be read."""
         return not (self._leases and self._leases.num_open)
 
-    def evaluate(self, program: LeaseLoop | None = None, *arguments: Any, **keywords: Any) -> Sums:
+    def evaluate(self, program: Any = None, *arguments: Any, **keywords: Any) -> Sums:
         try:
             return super().evaluate(program, *arguments, **keywords)
         except Interrupted:
