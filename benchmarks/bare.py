@@ -23,7 +23,7 @@ from crankshaft.launch.run.data import load
 def tune() -> None:
     """What every run does before TensorFlow starts."""
     process.prepare(tunes_allocator=True)
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("crankshaft").setLevel(logging.ERROR)
 
 
 def make(run_dir: str, *more: str) -> base.BaseRun:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import tensorflow as tf
-from absl import logging
 
+from . import logging
 from .errors import UsageError, setting
 from .internals import keras
 from .step.options import CLIPS, StepOptions

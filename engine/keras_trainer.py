@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from . import logging
 from .build import build_layers, make_optimizer
 from .compiled_model import check, step_options
 from .data import form

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from . import logging
 from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from absl import logging
-
+from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.errors import with_flags
 from ..engine.machine import events

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from absl import flags, logging
+from absl import flags
 
 from . import explanations
 from .assembly import assemble, execute
@@ -129,7 +129,6 @@ def _configured(
     program.refuse("a run in Python")
     own_files.check_trainer(trainer_class)
     passed, own = parsing.from_keywords(keywords)
-    logging.use_absl_handler()
     config = configs.configure_program(
         passed, own, trainer_class, data is not None, may_change, owns_process=False, **options
     )

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from absl import logging
-
+from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from .benchmark.result import check_work_of_baseline

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from ..engine import logging
 from ..engine.data import entry, frames, views
 from ..engine.data.data import Data
 from ..engine.data.preprocessing import Preprocessing

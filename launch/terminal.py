@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging as python_logging
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from logging import Filter
 from typing import Any, TextIO
 
-from absl import logging
+from absl.logging import PythonFormatter, get_absl_handler
 
+from ..engine import logging
 from ..engine.errors import visible, with_flags, with_keywords
 
 _ESCAPE = "backslashreplace"
@@ -81,12 +82,12 @@ def fitted(text: str, file: TextIO) -> str:
     return "\n".join("\n".join(wrapped(line, columns())) for line in text.split("\n"))
 
 
-class _Fitted(logging.PythonFormatter):
+class _Fitted(PythonFormatter):
     def format(self, record) -> str:
         return fitted(super().format(record), sys.stderr)
 
 
-class _Settings(python_logging.Filter):
+class _Settings(Filter):
     """Names settings in log lines, whoever shows or records them: as keywords, or in a command as flags."""
 
     render: Callable[[str], str] = staticmethod(with_keywords)
@@ -100,10 +101,23 @@ class _Settings(python_logging.Filter):
 
 
 _settings = _Settings()
-logging.get_absl_logger().addFilter(_settings)
+logging.logger.addFilter(_settings)
+
+
+class _Stderr:
+    """Standard error as it is at each use: a progress bar replaces it, so that lines go above the bar."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+    def __eq__(self, other: object) -> bool:  # absl writes to standard error too if its stream is another
+        return other is sys.stderr
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def fit_log() -> None:
     """Fits later log lines of a command into the terminal too, with settings as flags."""
     _settings.render = with_flags
-    logging.get_absl_handler().setFormatter(_Fitted())
+    get_absl_handler().setFormatter(_Fitted())
+    get_absl_handler().python_handler.setStream(_Stderr())

@@ -18,7 +18,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
+from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
@@ -141,7 +142,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
         flags.FLAGS[name].unparse()
     passed = parsing.from_argv(argv)
-    logging.use_absl_handler()
+    use_absl_handler()
     return passed
 
 

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import SaveError, reason
 from ..internals.variables import CompiledOf
 from ..machine import memory, threads

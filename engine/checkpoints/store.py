@@ -29,8 +29,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import CheckpointError, SaveError, reason, setting
 from ..machine import environment, files
 from ..machine.threads import Thread

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import UsageError, reason, setting
 from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..randomness import epoch_seed

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import CrankshaftError, SourceError
 from . import form
 from .arrays import Ragged, as_dense

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason, setting
 from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
@@ -351,15 +351,15 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
     ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
     batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
     timeout, counted, began = StreamTimeout(stream.files(), timeout_seconds), 0, time.monotonic()
+    shown = began
     with watch("counting examples", None) as done, naming_files(stream):
         while (batch := timeout.call(functools.partial(next, batches, None))) is not None:
             counted += batch.shape[0]
             done(counted)
-            if (seconds := time.monotonic() - began) > _COUNT_SHOWN_SECONDS:
-                logging.log_every_n_seconds(
-                    logging.WARNING, "counting the dataset's examples: %d so far", _COUNT_SHOWN_SECONDS, counted
-                )
-            if 0 < timeout_seconds < seconds and not stream.files():  # files end
+            if (now := time.monotonic()) - shown > _COUNT_SHOWN_SECONDS:
+                shown = now
+                logging.warning("counting the dataset's examples: %d so far", counted)
+            if 0 < timeout_seconds < (seconds := now - began) and not stream.files():  # files end
                 raise SourceError(
                     f"the dataset's examples are being counted for {seconds:.3g} s, {counted:,} so far, and it may "
                     f"never end; give {setting('train_steps')}, and {setting('eval_every_steps')} if there is "

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import EXIT_FAILED, one_line, setting
 from ..internals import tensorflow
 from ..machine.threads import Thread

@@ -8,8 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from absl import logging
-
+from .. import logging
 from ..meter import Meter
 from ..state import TrainState
 from .base import Hook, Status

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from absl import logging
 
+from .. import logging
 from ..internals.variables import own_copy, tf_variable
 from ..inventory import Inventory
 from ..metrics.computed import Computed, compute

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..data.feed import Feed
 from ..errors import UsageError, setting
 from ..internals import keras
@@ -190,11 +190,10 @@ class KerasCallbacks(Windowed):
                 callback.set_params(params)
                 callback.set_model(self._model)
         if self._at_batches:
-            logging.log_first_n(
-                logging.WARNING,
+            logging.warning_once(
                 "Keras callback %s has methods for each batch, so each step is a call of its own, which costs up to a "
                 "millisecond; on_epoch_end costs nothing",
-                *(1, ", ".join(self._at_batches)),
+                ", ".join(self._at_batches),
             )
         if status.step:
             with status.state.kept() if self.callbacks else contextlib.nullcontext():

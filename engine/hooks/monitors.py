@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from absl import logging
-
+from .. import logging
 from ..errors import UsageError, counted
 from ..inventory import Inventory
 from ..meter import Meter, Window

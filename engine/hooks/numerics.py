@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import LabelError, NonfiniteError
 from ..internals.variables import CompiledOf, own_copy, path_of, tf_variable
 from ..inventory import Inventory

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from logging import WARNING, LogRecord
 from typing import Any
 
+from .. import logging
 from ..machine import environment
 from ..machine.events import VERSION, EventLog
 from ..machine.pauses import Pauses
@@ -73,7 +74,6 @@ class Recorder(Hook):
         self._aside: dict[str, float] = {}
         self._silent: set[str] = set()
         self._evaluated_seconds = 0.0
-        self._warnings = _Warnings(self)
         self.past = Past()
         self.latest: dict[str, Any] = {}
         self.saved, self.saved_at = "", 0.0
@@ -102,7 +102,7 @@ class Recorder(Hook):
         self._writing.open()
         self._looking.open(self._record_silence)
         self._is_open = True
-        self._warnings.open()
+        logging.logger.addFilter(self._record_warning)
 
     def rewind(self, status: Status) -> None:
         self._end_window(self._status)
@@ -130,7 +130,7 @@ class Recorder(Hook):
             self._end_window(status)
 
     def close(self) -> None:
-        self._warnings.close()
+        logging.logger.removeFilter(self._record_warning)
         if self._is_open:
             self._is_open = False
             self._looking.close(self._record_silence)
@@ -257,23 +257,11 @@ class Recorder(Hook):
             self._log.write("warning", step, text=f"{task} answers", task=task, state="answers")
         self._silent = silent
 
-
-class _Warnings(logging.Handler):
-    """Records logged warnings and errors."""
-
-    def __init__(self, record: Recorder):
-        super().__init__(logging.WARNING)
-        self._record = record
-
-    def open(self) -> None:
-        logging.getLogger("absl").addHandler(self)
-
-    def close(self) -> None:
-        logging.getLogger("absl").removeHandler(self)
-        super().close()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._record.write("warning", text=record.getMessage()[:_LONGEST_TEXT], task=getattr(record, "task", None))
+    def _record_warning(self, record: LogRecord) -> bool:
+        """Records a logged warning or error. A filter: beside a handler, Python would not show them by default."""
+        if record.levelno >= WARNING:
+            self.write("warning", text=record.getMessage()[:_LONGEST_TEXT], task=getattr(record, "task", None))
+        return True
 
 
 def _named(names: Sequence[str], rows: list[dict[str, float]]) -> list[dict[str, Any]]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from absl import logging
-
+from .. import logging
 from ..checkpoints import Checkpoints
 from ..errors import NonfiniteError, OutOfSyncError, RunError, counted
 from ..state import TrainState

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from absl import logging
-
+from .. import logging
 from ..errors import reason
 from ..machine.threads import Thread
 

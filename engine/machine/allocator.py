@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from absl import logging
+from .. import logging
 
 # mallopt(3), glibc's <malloc.h>: parameter, value.
 _MALLOPT = {

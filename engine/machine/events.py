@@ -15,8 +15,7 @@ import time as clock
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from absl import logging
-
+from .. import logging
 from ..errors import counted
 from .files import append, make_file, open_regular, replacing
 

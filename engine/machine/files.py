@@ -20,8 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from absl import logging
-
+from .. import logging
 from ..errors import RunError, UsageError
 
 # How a file system answers that it has no fsync: of folders, as CIFS, vboxsf and some FUSE ones do, or of any file.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import UsageError, setting
 from ..internals.tensorflow import session_config
 

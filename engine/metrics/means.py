@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import UsageError
 from . import ranking
 from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean, SumOfMeans
@@ -56,7 +56,7 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
 
     if weights is None:
         if values.shape.rank == 0:
-            logging.log_first_n(logging.WARNING, _ONE_NUMBER, 1)
+            logging.warning_once(_ONE_NUMBER)
         pair = kind(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
         return weighable(pair, weigh)
     spread = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))

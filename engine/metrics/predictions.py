@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..machine import files
 
 

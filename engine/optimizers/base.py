@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import UsageError, setting
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..internals.variables import path_of, read_local, tf_variable
 from ..mesh import collectives
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..data.arrays import Mapped
 from ..data.form import fields, text_fields
 from ..errors import UsageError
@@ -146,15 +146,15 @@ def warn_of_step(graph: tf.Graph) -> None:
     """Warns of samples that a resumed run does not repeat, and of ops that accumulate 16-bit values in 16 bits."""
     halves, ops = (tf.bfloat16, tf.float16), [*operations(graph)]
     if sampled := STATEFUL_RANDOM & {op.type for op in ops}:
-        logging.log_first_n(logging.WARNING, _STATEFUL_SAMPLING, 1, ", ".join(sorted(sampled)))
+        logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
-        logging.log_first_n(logging.WARNING, _SUMS_IN_16_BITS, 1, ", ".join(inexact[:5]))
+        logging.warning_once(_SUMS_IN_16_BITS, ", ".join(inexact[:5]))
 
 
 def warn_of_padding(graph: tf.Graph) -> None:
     """Warns if a step passes its batch to Python or prints it, since an empty batch is padded."""
     if python := _PYTHON & {op.type for op in operations(graph)}:
-        logging.log_first_n(logging.WARNING, _PADDED, 1, ", ".join(sorted(python)))
+        logging.warning_once(_PADDED, ", ".join(sorted(python)))
 
 
 def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:

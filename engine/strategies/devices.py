@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import UsageError, reason, setting
 from ..machine import cpus
 from ..machine import gpus as graphics

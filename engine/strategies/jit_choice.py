@@ -9,8 +9,8 @@ import math
 import time
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import reason
 from ..internals import graphs
 from ..state import TrainState

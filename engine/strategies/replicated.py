@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..data import lengths
 from ..data.blocks import Devices
 from ..data.buckets import BucketedOrder

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import collections
 import glob
-import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ...engine import logging
 from ...engine.errors import setting
 from ..checks import InputError
 from .storage import Files, gfile, is_remote, retried

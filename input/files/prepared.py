@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import io
 import json
-import logging
 import os
 import struct
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ...engine import logging
 from ...engine.errors import SourceError, setting
 from ..checks import InputError
 from . import storage

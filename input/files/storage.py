@@ -11,7 +11,6 @@ import errno
 import functools
 import io
 import itertools
-import logging
 import os
 import re
 import secrets
@@ -23,6 +22,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
+from ...engine import logging
 from ...engine.data.source import may_pass
 from ...engine.errors import CrankshaftError, SourceError, UnavailableError
 from ...engine.machine import files

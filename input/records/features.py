@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine import logging
 from ...engine.data.source import Spec
 from ..checks import InputError
 from ..files.storage import is_remote

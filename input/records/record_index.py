@@ -8,13 +8,13 @@ else those of large shards are read on demand. So 10^8 records need no memory.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import struct
 import time
 from collections.abc import Callable
 
 import numpy as np
 
+from ...engine import logging
 from ..checks import InputError
 from ..files.listing import exists
 from ..files.storage import Files, replacing, size_of

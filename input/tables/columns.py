@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import math
 import re
 import threading
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ...engine import logging
 from ...engine.data.data import Data
 from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, Preprocessing
 from ...engine.data.source import Source, Spec

@@ -11,13 +11,13 @@ import csv
 import gzip
 import io
 import itertools
-import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine import logging
 from ...engine.errors import setting
 from ..checks import InputError
 from ..files.prepared import progress

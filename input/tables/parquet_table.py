@@ -6,7 +6,6 @@ Host code, NumPy and `pyarrow` only.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine import logging
 from ...engine.errors import SourceError, setting
 from ..checks import InputError
 from ..files import listing, storage

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from absl import logging
-
+from ...engine import logging
 from ..errors import UsageError, setting
 from ..host.process import LockedRunDir, RunDirInUse
 from . import rendezvous

@@ -17,8 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import logging
-
+from ...engine import logging
 from ...engine.machine.threads import Thread
 from ..errors import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError, setting
 from . import children, listeners

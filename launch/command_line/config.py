@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any
 
-from absl import flags, logging
+from absl import flags
 
+from ...engine import logging
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data.data import Data

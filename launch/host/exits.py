@@ -12,7 +12,6 @@ import ctypes
 import errno
 import gc
 import io
-import logging
 import multiprocessing.util
 import os
 import signal
@@ -20,6 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from logging import Handler
 from typing import NoReturn
 
 from ..errors import EXIT_FAILED, EXIT_INTERRUPTED, print_line
@@ -100,7 +100,7 @@ def flush() -> None:
     objects = gc.get_objects()
     if is_frozen:
         gc.freeze()
-    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, (io.IOBase, logging.Handler))}
+    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, (io.IOBase, Handler))}
     for file in [each for each in objects if type(each) in kinds]:
         try:
             file.flush()

@@ -20,9 +20,9 @@ from logging import makeLogRecord
 from pathlib import Path
 from typing import NoReturn
 
-from absl import logging
 from filelock import SoftFileLock, Timeout, lock_descriptor
 
+from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular, temporary_folder

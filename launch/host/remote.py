@@ -18,8 +18,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from absl import logging
-
+from ...engine import logging
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.machine.threads import Thread

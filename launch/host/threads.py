@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from ...engine import logging
 from ...engine.checkpoints import Manifest
 from ...engine.machine import cpus
 from ...engine.strategies.base import Strategy

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
+from ...engine import logging
 from ...engine.machine import environment, files
 from ..command_line.config import Config
 from ..command_line.flags import FLAG_INFO

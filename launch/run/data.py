@@ -10,8 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from absl import logging
-
+from ...engine import logging
 from ...engine.data.data import Data
 from ...engine.data.source import Source, WithoutBadRecords
 from ...engine.errors import SourceError, UnavailableError

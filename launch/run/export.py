@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from ...engine import Trainer
+from ...engine import Trainer, logging
 from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.source import Spec

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from ...engine import logging
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.data.source import Spec, Split
 from ...engine.errors import CrankshaftError

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from absl import logging
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
@@ -145,13 +144,7 @@ class Bar:
         )
         self._task = self._progress.add_task(description, total=total, text="starting")
         self._progress.update(self._task, completed=completed)
-        # absl holds the stderr of when it was imported; rich replaces it while the bar is there.
-        self._log = logging.get_absl_handler().python_handler
-        self._log_stream = self._log.stream
-        follows_stderr = self._log_stream is sys.stderr
         self._progress.start()
-        if follows_stderr:
-            self._log.setStream(sys.stderr)
 
     @property
     def width(self) -> int:
@@ -168,7 +161,6 @@ class Bar:
 
     def close(self) -> None:
         """Restores the terminal."""
-        self._log.setStream(self._log_stream)
         self._progress.stop()
 
 

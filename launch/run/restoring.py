@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
-from absl import logging
 
+from ...engine import logging
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.errors import CheckpointError
 from ...engine.hooks import saving

@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from absl import logging
-
+from ...engine import logging
 from ...engine.checkpoints import RunDir
 from ...engine.machine.files import read_json
 from .. import explanations

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
-from absl import logging
 
-from ...engine import Trainer
+from ...engine import Trainer, logging
 from ...engine.checkpoints.manifest import check_extra
 from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience

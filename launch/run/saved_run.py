@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
-from absl import logging
 
-from ...engine import StepOptions, Trainer, optimizers
+from ...engine import StepOptions, Trainer, logging, optimizers
 from ...engine.build import make_optimizer, prepare
 from ...engine.checkpoints import Checkpoints, Manifest
 from ...engine.checkpoints.run_dir import NAMES, RunDir

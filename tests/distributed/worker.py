@@ -15,9 +15,8 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from crankshaft.engine import Trainer, auc, hooks, loop, mean
+from crankshaft.engine import Trainer, auc, hooks, logging, loop, mean
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
@@ -265,7 +264,7 @@ def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
     window = hooks.Windowed(1000)
     hook = Stragglers(strategy.host_names, window_seconds=0.3, windows=2)
     warnings = []
-    logging.get_absl_logger().addFilter(lambda record: warnings.append(record.getMessage()))
+    logging.logger.addFilter(lambda record: warnings.append(record.getMessage()))
     board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=20)
     loop.train(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 60)
     return {"figures": window.window.totals.workers(), "warnings": [line for line in warnings if "is slow" in line]}

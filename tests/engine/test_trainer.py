@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
-from crankshaft.engine import StepOptions, Trainer, make_optimizer, mean, step_context
+from crankshaft.engine import StepOptions, Trainer, logging, make_optimizer, mean, step_context
 from crankshaft.engine.build import prepare
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.inventory import Inventory
@@ -196,7 +195,7 @@ def test_loss_and_metrics_get_outputs_in_float32(bench, precision):
 
 class Printing(Linear):
     def loss(self, outputs, batch):
-        tf.print(batch[1], output_stream=logging.info)
+        tf.print(batch[1], output_stream=tf.compat.v1.logging.info)
         return super().loss(outputs, batch)
 
 
@@ -241,7 +240,7 @@ ROUNDED = "accumulate 16-bit values in 16 bits, which loses digits: nodes"
 )
 def test_what_a_step_should_not_do_is_warned_of(bench, caplog, monkeypatch, trainer, replicas, line, is_warned):
     # Which counts over the life of the process.
-    monkeypatch.setattr(logging, "log_first_n", lambda level, message, n, *given: logging.log(level, message, *given))
+    monkeypatch.setattr(logging, "warning_once", logging.warning)
     stream = tf.data.Dataset.from_tensor_slices((np.ones((5, 3), np.float32), np.zeros(5, np.int32)))
     bench(trainer(), stream, 4, replicas).train(2)
     assert (line in caplog.text) == is_warned

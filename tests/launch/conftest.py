@@ -20,7 +20,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from absl import flags, logging
+from absl import flags
 from absl.testing import flagsaver
 
 from tests import forked
@@ -194,7 +194,6 @@ def inside(capfd, monkeypatch):
 
     def ended(start) -> Outcome:
         capfd.readouterr()
-        logging.get_absl_handler().python_handler.setStream(sys.stderr)  # pytest's of now, not of the import
         # TensorFlow numbers each strategy's collectives from here; two strategies of one process must not share them.
         use_new_collective_keys()
         with flagsaver.flagsaver(), pytest.raises(SystemExit) as exit:
@@ -213,7 +212,6 @@ def inside(capfd, monkeypatch):
     yield run
     # What a run sets for its process, and a process has for itself.
     tf.keras.config.set_dtype_policy("float32")
-    logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 
 @pytest.fixture

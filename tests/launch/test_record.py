@@ -104,7 +104,7 @@ def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
 def test_a_record_that_cannot_be_written_is_warned_of_once(tmp_path, caplog):
     (tmp_path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
     log = EventLog(str(tmp_path / "events.jsonl"))
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         for step in range(3):
             log.write("warning", step, text="x")
     (warning,) = [record.getMessage() for record in caplog.records]

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
-from absl import logging
 
+from ... import logging
 from ...errors import reason
 from ...machine import files
 from ...machine.events import Gap

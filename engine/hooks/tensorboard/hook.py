@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from ... import logging
 from ...data import form
 from ...errors import reason
 from ...internals.variables import path_of

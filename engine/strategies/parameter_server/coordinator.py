@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import queue
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from logging import Filter, LogRecord
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -320,10 +320,10 @@ class Leases:
         )
 
 
-class _InOneLine(logging.Filter):
+class _InOneLine(Filter):
     """Shortens the coordinator's log of a failure to one line, or to nothing if TensorFlow also raises it."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def filter(self, record: LogRecord) -> bool:
         message = str(record.msg)
         if message.startswith("Worker %s failed with"):
             task = str(next(iter(record.args))).rpartition(":")[2]

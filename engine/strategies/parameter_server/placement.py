@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from absl import logging
 
+from ... import logging
 from ...internals.tensorflow import current_device, variable_without_value
 from ...machine.threads import Thread
 

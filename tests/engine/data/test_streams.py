@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 
+from crankshaft.engine import logging
 from crankshaft.engine.data import streamed
 from crankshaft.engine.data.streamed import OfDataset, count, divide
 from crankshaft.engine.errors import SourceError, StuckStreamError, UsageError

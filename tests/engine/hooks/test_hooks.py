@@ -325,7 +325,7 @@ def test_skipped_steps_are_counted_and_warned_of_now_and_then(mlp, caplog, repli
     times = iter(range(100))
     guard = NanGuard(warn_seconds=4, clock=lambda: next(times))
     bench = mlp(with_nan(0), replicas, shuffle=False, on_nonfinite="skip")
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         bench.loop([every_steps(1, lambda *_: None), guard], 25)
     assert guard.skipped == 5  # one step of each epoch
     assert guard.skipped_in_a_row == 0

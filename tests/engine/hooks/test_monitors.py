@@ -203,7 +203,7 @@ def test_learning_rate_falls_on_each_plateau_down_to_the_least_scale(mlp):
 
 def test_a_plateau_at_the_least_scale_is_said_once(mlp, caplog):
     reduce = ReduceLearningRate("eval_loss", 2, factor=0.01)
-    with caplog.at_level("INFO", logger="absl"):
+    with caplog.at_level("INFO", logger="crankshaft"):
         mlp(learning_rate=0.5).loop([Values("loss", [1] * 11), reduce], 11)
     said = [(each.levelname, each.getMessage().split(": ")[0]) for each in caplog.records if "scaled" in each.message]
     assert said == [("INFO", "step 3"), ("INFO", "step 5"), ("WARNING", "step 7")]

@@ -61,7 +61,7 @@ def test_lines_that_are_skipped_are_counted_and_a_long_one_is_not_read_as_a_whol
     path.write_text(
         event + '{"event": "window", "time": 1, "step": 3, "x": "' + "y" * 500 + '"}\n[]\n' + event + '{"ev'
     )
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         EventLog(str(path)).cut(5, lambda event: None)
     assert "3 lines that are not of its schema removed" in caplog.text
     assert path.read_text() == 2 * event
@@ -69,7 +69,7 @@ def test_lines_that_are_skipped_are_counted_and_a_long_one_is_not_read_as_a_whol
 
 def test_a_disk_that_is_full_for_a_while_leaves_a_gap_with_a_line_that_says_what_is_missing(tmp_path, caplog):
     path, log = tmp_path / "events.jsonl", EventLog(str(tmp_path / "events.jsonl"))
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         log.write("window", 10, time=1, metrics={"loss": 0.5})
         with files_no_larger_than(path.stat().st_size + 20):  # room for a part of a line
             for step in (20, 30, 40):

@@ -25,7 +25,7 @@ def test_a_number_that_no_gpu_has_is_named():
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
 def test_where_there_is_no_gpu_the_cpu_computes_and_a_line_says_so(caplog):
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         gpus.take(None)
         gpus.take(())
         assert not caplog.records

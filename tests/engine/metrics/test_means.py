@@ -25,7 +25,7 @@ def test_mean_of_values_and_of_an_empty_batch():
 def test_one_number_for_a_batch_is_warned_of(monkeypatch):
     """Keras's loss objects give the batch's mean, which would weigh as much for 7 examples as for 64."""
     warned = []
-    monkeypatch.setattr("absl.logging.log_first_n", lambda _, message, *__: warned.append(message))
+    monkeypatch.setattr("crankshaft.engine.logging.warning_once", warned.append)
     mean(tf.constant([2.0]))
     mean(tf.constant(2.0), tf.constant(7.0))
     assert not warned

@@ -181,7 +181,7 @@ def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
     monkeypatch.setattr(discovery, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 0.1)
     tasks = Tasks("--cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
-    with caplog.at_level("WARNING", logger="absl"), pytest.raises(UsageError):
+    with caplog.at_level("WARNING", logger="crankshaft"), pytest.raises(UsageError):
         discovery.wait_for_addresses(discovery.arranged(tasks, 0, False, {}), 0.4)
     (record,) = caplog.records
     assert record.getMessage().startswith(

@@ -158,7 +158,7 @@ def test_own_address_elsewhere_is_warned_of(host, said, caplog):
     """A container's mapped port or a cluster's name may be no address of the host, and right all the same."""
     # 192.0.2.0/24 and .invalid are kept for documents (RFC 5737, RFC 2606): no host has them.
     (port,) = free_ports(1)
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         rendezvous.check_bindable(Cluster((("worker 0", f"{host}:{port}"),), 0))
     (record,) = caplog.records
     assert re.match(
@@ -243,7 +243,7 @@ def test_a_task_that_waits_says_once_for_whom(monkeypatch, caplog):
     ports = free_ports(3)
     third = f"worker 2 (localhost:{ports[2]}) to come, up to --cluster_timeout_seconds=1.5"
     with (
-        caplog.at_level("WARNING", logger="absl"),
+        caplog.at_level("WARNING", logger="crankshaft"),
         rendezvous.Rendezvous(on_this_host(ports, 1)),
         rendezvous.Rendezvous(on_this_host(ports)) as first,
         pytest.raises(rendezvous.ClusterError),

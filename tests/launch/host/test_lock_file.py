@@ -63,7 +63,7 @@ def holder(tmp_path):
 
 @pytest.mark.parametrize("without_flock", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], indirect=True)
 def test_another_lock_holds_and_a_line_warns(tmp_path, without_flock, monkeypatch, caplog):
-    with caplog.at_level("WARNING", logger="absl"), process.lock(str(tmp_path)):
+    with caplog.at_level("WARNING", logger="crankshaft"), process.lock(str(tmp_path)):
         (record,) = caplog.records
         assert f"--run_dir={tmp_path}: its file system has no flock" in record.getMessage()
         take_in_vain(tmp_path, monkeypatch, f"in use by process {os.getpid()} on host")

@@ -72,7 +72,7 @@ def test_another_number_of_examples_and_ids_numbered_otherwise_are_named_by_all(
 
 def test_other_contents_of_as_many_examples_are_warned_of_once(caplog):
     """They may be another CPU's rounding."""
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         assert compared(split(1000), split(1000)) == [None, None]
         assert not caplog.records
         assert compared(split(1000), split(1000, turned=True)) == [None, None]

@@ -13,9 +13,9 @@ import termios
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
+from absl.logging import use_absl_handler
 
-from crankshaft.engine import loop
+from crankshaft.engine import logging, loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.hooks import Hook, StopRequest
@@ -27,6 +27,7 @@ from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
+from crankshaft.launch.terminal import fit_log
 from crankshaft.models.mlp import Model
 
 
@@ -231,13 +232,13 @@ def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal)
 def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
     file, read = terminal
     errors = os.fdopen(os.dup(file.fileno()), "w", buffering=1)
-    logging.use_absl_handler()
-    handler = logging.get_absl_handler().python_handler
+    use_absl_handler()  # as `main` does
+    fit_log()
     monkeypatch.setattr(sys, "stderr", errors)
-    monkeypatch.setattr(handler, "stream", errors)
     log = Then(lambda status: logging.warning("a warning meanwhile"))
     run(bound, [Evaluation(2), log, Progress("bar", file=file)], 4)
-    assert handler.stream is errors
+    assert sys.stderr is errors
+    monkeypatch.undo()
     errors.close()
     lines = without_commands(read())
     evaluations = [line for line in lines if "evaluation" in line]

@@ -105,7 +105,7 @@ def test_sums_are_read_in_the_writers_thread_and_not_in_the_hook(made, tmp_path,
 
 def test_files_that_cannot_be_written_are_warned_of_once_and_end_no_run(made, tmp_path, caplog):
     (tmp_path / "train").write_text("a file where the folder should be")
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         assert made().loop([TensorBoard(tmp_path, 1)], 4).step == 4
     first, last = [r.getMessage() for r in caplog.records if str(tmp_path) in r.getMessage()]
     assert "can't be written" in first
@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_of_whole_events_and_a_line
             files.flush()
 
     files = EventFiles(str(tmp_path))
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         files.open(4)
         put(5, 6)
         (name,) = os.listdir(tmp_path / "train")
@@ -183,7 +183,7 @@ def test_an_event_that_fails_ends_neither_the_writers_thread_nor_the_run(tmp_pat
         raise error
 
     files = EventFiles(str(tmp_path))
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         files.open(None)
         files.put("train", 1, fail)
         files.flush()  # returns, though nothing can be written
