@@ -17,9 +17,9 @@ from . import optimizers
 from .data import form
 from .errors import UsageError, reason, setting
 from .internals import keras
-from .internals.tensorflow import SEEDED
 from .internals.variables import path_of
 from .inventory import Freezing, Inventory
+from .machine.threads import PROCESS
 from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
 from .optimizers.schedules import Constant
@@ -48,7 +48,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         trainer.loss_scale.build()
     # Keras samples an initializer's seed when a layer is constructed, so the seed is set before the model. The run
     # restores the generators' states when it ends.
-    with SEEDED, _layers_of(trainer), declared() as aggregated:
+    with PROCESS, _layers_of(trainer), declared() as aggregated:
         tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from logging import Filter
 from typing import Any, TextIO
 
@@ -20,36 +20,23 @@ _LEAST_COLUMNS = 16
 _BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴┘", "--||." + 12 * "+")
 
 
-def escape_unprintable() -> list[tuple[Any, str]]:
-    """Has the standard streams escape characters that their encoding lacks, as U+732B, instead of an error.
-
-    Returns the streams that it changed, each with its former setting.
-    """
-    streams = [
-        (stream, stream.errors)
-        for stream in (sys.stdout, sys.stderr)
-        if hasattr(stream, "reconfigure") and stream.errors != _ESCAPE
-    ]
-    for stream, _ in streams:
-        _set_errors(stream, _ESCAPE)
-    return streams
+def stream_errors() -> list[tuple[Any, str]]:
+    """Returns the standard streams, each with its answer to a character that its encoding lacks, such as "strict"."""
+    return [(stream, stream.errors) for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")]
 
 
-@contextlib.contextmanager
-def escaping() -> Iterator[None]:
-    """Has the standard streams escape characters that their encoding lacks, within."""
-    streams = escape_unprintable()
-    try:
-        yield
-    finally:
-        for stream, errors in streams:
-            _set_errors(stream, errors)
+def escaping_streams() -> list[tuple[Any, str]]:
+    """Returns the standard streams, which are to escape such characters, as U+732B, instead of an error."""
+    return [(stream, _ESCAPE) for stream, _ in stream_errors()]
 
 
-def _set_errors(stream: Any, errors: str) -> None:
-    # Python sets it, and then wants the position in a file that has become a pipe, as in Ray's workers: "Illegal seek".
-    with contextlib.suppress(OSError):
-        stream.reconfigure(errors=errors)
+def set_stream_errors(streams: list[tuple[Any, str]]) -> None:
+    """Sets each stream's answer to a character that its encoding lacks."""
+    for stream, errors in streams:
+        # Python sets it, and then wants the position in a file that has become a pipe, as in Ray's: "Illegal seek".
+        with contextlib.suppress(OSError):
+            if stream.errors != errors:
+                stream.reconfigure(errors=errors)
 
 
 def drawable(text: str, file: TextIO) -> str:

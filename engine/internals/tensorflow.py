@@ -11,7 +11,6 @@ import importlib.util
 import itertools
 import linecache
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -117,11 +116,6 @@ def wait_for_operations() -> None:
 def abort_collectives(reason: str) -> None:
     """Makes this process's collectives fail, waiting and later ones. Raises tf.errors.OpError if they already do."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
-
-
-# Held while a thread seeds the random generators of Python, NumPy and TensorFlow and uses them: they are the process's,
-# and another thread's run would use them in between.
-SEEDED = threading.RLock()
 
 
 def runtime() -> object:

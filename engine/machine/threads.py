@@ -1,4 +1,4 @@
-"""Threads that start, or fail to, in limited time. Host code."""
+"""Threads that start, or fail to, in limited time; the lock on what they share. Host code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from concurrent.futures import Future
 from typing import Any
 
 _START_SECONDS = 10
+# Held while a thread changes what is the process's: descriptors, environment, warnings, random generators, TensorFlow's
+# start. Another thread's run would change it in between, and would find or restore what is this one's.
+PROCESS = threading.RLock()
 
 
 class Thread(threading.Thread):

@@ -15,6 +15,8 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 from ...engine.internals import keras, tensorflow
+from ...engine.machine.threads import PROCESS
+from .. import terminal
 from ..errors import UsageError
 
 T = TypeVar("T")
@@ -26,8 +28,9 @@ class Isolation:
     Of the thread: Keras's dtype policy, the numbers in its layers' names and its own random generator; and whether
     TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed;
     and whether TensorFlow's kernels have to be deterministic, with which a program's own sampling may be an error; and
-    the defaults of Keras that models read. And a script's own flags, where it looks for them. A run finds Keras's other
-    state as a new process has it. Collectives of a `MirroredStrategy` made within get distinct keys: TensorFlow numbers
+    the defaults of Keras that models read; and whether the standard streams escape characters that their encoding
+    lacks, as they do within a run. And a script's own flags, where it looks for them. A run finds Keras's other state as
+    a new process has it. Collectives of a `MirroredStrategy` made within get distinct keys: TensorFlow numbers
     each strategy's from the same one.
 
     Args:
@@ -79,12 +82,14 @@ class Isolation:
         programs = keras.exchange_state(self._keras or keras.initial_state(self._policy))
         before = _RANDOM.enter(self._random_state) if uses_random else None
         was_deterministic = _DETERMINISM.enter(self._is_deterministic)
+        streams = _STREAMS.enter(terminal.escaping_streams())
         self._thread.is_within = True
         try:
             yield
         finally:
             self._thread.is_within = False
             tf.debugging.disable_check_numerics()
+            _STREAMS.leave(streams)
             self._is_deterministic = _DETERMINISM.leave(was_deterministic)
             if before is not None:
                 self._random_state = _RANDOM.leave(before)
@@ -119,13 +124,13 @@ class _OfProcess(Generic[T]):
     @property
     def programs(self) -> T:
         """The program's state, outside of all runs."""
-        with tensorflow.SEEDED:
+        with PROCESS:
             return self._programs if self._inside else self._read()
 
     def enter(self, state: T | None) -> T:
         """Sets a state, if any, and returns the previous one."""
         thread = threading.get_ident()
-        with tensorflow.SEEDED:
+        with PROCESS:
             before = self._read()
             if self._refuse and state not in (None, before) and self._inside.keys() - {thread}:
                 self._refuse(before, state)
@@ -138,7 +143,7 @@ class _OfProcess(Generic[T]):
     def leave(self, before: T) -> T:
         """Restores the previous state, and returns the run's; while runs of other threads alone are inside, theirs."""
         thread = threading.get_ident()
-        with tensorflow.SEEDED:
+        with PROCESS:
             left = self._read()
             self._inside[thread] -= 1
             self._inside = +self._inside
@@ -171,4 +176,5 @@ def _refuse(first: dict[str, Any], second: dict[str, Any]) -> None:
 
 _RANDOM = _OfProcess(_state, _set)
 _DETERMINISM = _OfProcess(tensorflow.is_deterministic, tensorflow.set_deterministic)
+_STREAMS = _OfProcess(terminal.stream_errors, terminal.set_stream_errors)
 _DEFAULTS = _OfProcess(keras.defaults, keras.set_defaults, _refuse)

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import re
+import select
 import signal
 import socket
 import stat
@@ -26,6 +27,7 @@ from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular, temporary_folder
+from ...engine.machine.threads import PROCESS
 from .. import terminal
 from ..errors import UsageError, setting
 from . import imports
@@ -38,6 +40,8 @@ _OWNER = NAMES.lock_owner
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
 _OVER = re.compile(r"Timeout \(([0-9:]+)")  # faulthandler's, before the stacks with which it ends a process that hangs
+_END = b"\0end of TensorFlow's start\0\n"
+_CLOSED_MILLISECONDS = 100
 _NOT_JOINED = (
     "error: TensorFlow has not joined the cluster within {} (hours:minutes:seconds), as where a task ends just after "
     "all have come; look at the other tasks' output, and start all of them again\n"
@@ -65,7 +69,7 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # as Python has it where the stream was closed at its start
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
-    terminal.escape_unprintable()
+    terminal.set_stream_errors(terminal.escaping_streams())
 
 
 def refuse_within_import() -> None:
@@ -87,7 +91,17 @@ def refuse_within_import() -> None:
 
 
 _forked_at: list[float] = []  # by `time.monotonic`; empty in a process that was started
-os.register_at_fork(after_in_child=lambda: _forked_at.append(time.monotonic()))
+
+
+def _note_fork() -> None:
+    if PROCESS.acquire(blocking=False):
+        PROCESS.release()
+    else:  # another thread, which this process lacks, was changing the process
+        PROCESS._at_fork_reinit()  # type: ignore[attr-defined]
+    _forked_at.append(time.monotonic())
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def age_seconds() -> float:
@@ -157,12 +171,13 @@ def prepare(tunes_allocator: bool = True) -> None:
     if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True"):  # as TensorFlow reads it
         raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
     temporary_folder()
-    imports.watch_no_more()
-    fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
-    if cpus.has_fast_wide_vectors():
-        widen_vectors(os.environ)
-    if tunes_allocator and not sets_allocator(os.environ):
-        allocator.keep_freed_memory()
+    with PROCESS:
+        imports.watch_no_more()
+        fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
+        if cpus.has_fast_wide_vectors():
+            widen_vectors(os.environ)
+        if tunes_allocator and not sets_allocator(os.environ):
+            allocator.keep_freed_memory()
 
 
 def sets_allocator(variables: Mapping[str, str]) -> bool:
@@ -207,11 +222,21 @@ def quiet_startup(quiet: bool = False):
     They pass through a process of their own, since TensorFlow may end this one, with a reason, within. Imports within
     are quick, see `imports`. `quiet` also suppresses TensorFlow's errors from then on, unless TF_CPP_MIN_LOG_LEVEL is
     set: they come as exceptions as well, and where a peer is lost there are pages of them.
+
+    Threads take turns: the second finds TensorFlow started.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
-    if "tensorflow" in sys.modules and import_module("crankshaft.engine.internals.tensorflow").has_started():
-        yield  # its notes are behind, and its threads make a fork a risk
-        return
+    with PROCESS:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
+        if "tensorflow" in sys.modules and import_module("crankshaft.engine.internals.tensorflow").has_started():
+            yield  # its notes are behind, and its threads make a fork a risk
+        else:
+            with _filtered_stderr(), imports.quick():
+                yield
+
+
+@contextlib.contextmanager
+def _filtered_stderr() -> Iterator[None]:
+    """Writes what comes to descriptor 2 within, less the noise, to where it goes outside."""
     sys.stderr.flush()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -223,34 +248,47 @@ def quiet_startup(quiet: bool = False):
     os.close(reading)
     stderr = os.dup(2)
     os.dup2(writing, 2)
-    os.close(writing)
     try:
-        with imports.quick():
-            yield
+        yield
     finally:
         sys.stderr.flush()
         os.dup2(stderr, 2)
         os.close(stderr)
+        with contextlib.suppress(OSError):  # it has been killed
+            os.write(writing, _END)
+        os.close(writing)
         os.waitpid(child, 0)
 
 
 def _relay(reading: int) -> NoReturn:
-    """Writes to standard error what is read, less the noise, until nobody writes any more; then ends the process.
+    """Writes to standard error what is read, less the noise, until `_END`; then ends the process.
 
-    Of a start that takes too long, see `rendezvous.limited`, a line instead of the stacks.
+    Programs that were started meanwhile have the pipe as their standard error: what they write later, a process of its
+    own relays. Of a start that takes too long, see `rendezvous.limited`, a line instead of the stacks.
     """
     try:
         for name in EXIT_CODES:  # they are the other process's, which ends this one
             signal.signal(signal.Signals[name], signal.SIG_IGN)
         with open(reading, "rb") as lines:
             for line in lines:
+                is_end = line.endswith(_END)
+                line = line.removesuffix(_END)
                 if over := _OVER.match(line.decode(errors="replace")):
                     os.write(2, _NOT_JOINED.format(over[1]).encode())
                     lines.read()  # the stacks, which do not help a user
                 elif line.strip() and not _NOISE.search(line.decode(errors="replace")):
                     os.write(2, line)
+                if is_end and not _is_closed(reading) and os.fork():
+                    break
     finally:
         os._exit(0)
+
+
+def _is_closed(reading: int) -> bool:
+    """Returns whether nobody has the other end of a pipe open any more, or will have it in a moment."""
+    poll = select.poll()
+    poll.register(reading, 0)  # POLLHUP is always reported
+    return bool(poll.poll(_CLOSED_MILLISECONDS))
 
 
 def import_tensorflow(*dependents: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
+_ACTION_BYTES = 512  # of a `struct sigaction`, or more
 _CREDENTIALS = struct.Struct("3i")  # unix(7): of the process that wrote, pid, uid, gid
 _AT_ONCE = "; a second signal ends the process at once"
 # Exit codes after the run was saved.
@@ -32,17 +34,17 @@ _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 def keeping_sigterm():
     """Keeps this process's answer to SIGTERM, for which TensorFlow sets a handler of its own as it joins a cluster.
 
-    That one only takes a note, and no run reads it. Within, the signal waits, also in threads that are started there.
+    That one only takes a note, and no run reads it. Within, the signal waits, in this thread and those that it starts.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
+    action = ctypes.create_string_buffer(_ACTION_BYTES)
+    # The C library's, since Python sets handlers in the main thread alone.
+    exchange = ctypes.CDLL(None).sigaction
+    exchange(signal.SIGTERM, None, action)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        exchange(signal.SIGTERM, action, None)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 

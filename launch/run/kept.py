@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...engine.internals import keras, keras_compile
-from ...engine.internals.tensorflow import SEEDED
 from ...engine.keras_trainer import KerasTrainer
+from ...engine.machine.threads import PROCESS
 from ...engine.state import TrainState
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Strategy
@@ -50,7 +50,7 @@ class Kept:
 
     def restarted(self, updates_before: int) -> TrainState:
         """Returns a state at step 0, of the same trainer; `updates_before` is that of `Inputs`."""
-        with SEEDED:
+        with PROCESS:
             self.trainer.restart(updates_before)
         state = TrainState(self.trainer)
         state.build(self.step_variable)

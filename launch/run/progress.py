@@ -18,6 +18,7 @@ from rich.progress import Progress as RichProgress
 
 from ...engine.errors import UsageError, visible
 from ...engine.hooks import Hook, Status
+from ...engine.machine.threads import PROCESS
 from ...engine.mesh import shards
 from ...engine.meter import Meter, Totals, merged
 from ...engine.state import TrainState
@@ -269,12 +270,13 @@ def _summary(model, width: int, most: float) -> str:
 
 def _summary_lines(model, width: int, column_ends: list[float] | None = None) -> list[str]:
     texts: list[str] = []
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(width)  # Keras would truncate wider lines otherwise
-    try:
-        model.summary(width, column_ends, lambda text, **_: texts.append(text))
-    finally:
-        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    with PROCESS:
+        before = os.environ.get("COLUMNS")
+        os.environ["COLUMNS"] = str(width)  # Keras would truncate wider lines otherwise
+        try:
+            model.summary(width, column_ends, lambda text, **_: texts.append(text))
+        finally:
+            os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
     return "".join(texts).rstrip("\n").split("\n")
 
 

@@ -15,7 +15,7 @@ from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience
 from ...engine.keras_trainer import KerasTrainer, hand_over
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
-from .. import explanations, terminal
+from .. import explanations
 from ..command_line.config import Config
 from ..errors import RunError, UsageError
 from ..host.isolation import Isolation
@@ -497,7 +497,7 @@ class Run(BaseRun):
 @contextlib.contextmanager
 def run_environment(config: Config, isolation: Isolation, uses_random: bool = True) -> Iterator[None]:
     """Enters the state in which a run finds its process; `uses_random`: with its own random generators."""
-    with isolation.entered(uses_random), terminal.escaping():
+    with isolation.entered(uses_random):
         if config.check_numerics:
             numerics.enable()
         yield

@@ -12,6 +12,7 @@ from crankshaft.launch import errors
 from crankshaft.launch import terminal as terminals
 from crankshaft.launch.command_line import help
 from crankshaft.launch.host import process
+from crankshaft.launch.host.isolation import Isolation
 from crankshaft.launch.run import progress
 
 
@@ -72,7 +73,7 @@ def test_a_stream_may_be_redirected_from_a_file_into_a_pipe(errors, tmp_path, mo
         try:
             before = os.dup(stream.fileno())
             os.dup2(writes, stream.fileno())
-            with terminals.escaping():
+            with Isolation().entered():
                 pass
             os.dup2(before, stream.fileno())
         finally:

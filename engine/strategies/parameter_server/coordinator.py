@@ -25,7 +25,7 @@ from ...health import server_probe
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
 from ...internals.tensorflow import ends_executor
-from ...machine.threads import Thread
+from ...machine.threads import PROCESS, Thread
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
 OPEN_PER_WORKER = 2  # leases that are out at once
@@ -336,7 +336,11 @@ class _InOneLine(Filter):
 
 def quiet_tensorflow() -> None:
     """Shortens errors logged by the coordinator's threads, each a page of details, to a line or nothing. Once."""
-    tf.get_logger().addFilter(_InOneLine())
+    logger = tf.get_logger()
+    with PROCESS:
+        if any(isinstance(each, _InOneLine) for each in logger.filters):
+            return
+        logger.addFilter(_InOneLine())
     report = sys.unraisablehook
 
     def report_others(raised) -> None:

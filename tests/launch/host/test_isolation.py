@@ -1,5 +1,7 @@
 """State of the process that a run has to itself."""
 
+import io
+import sys
 import threading
 
 import tensorflow as tf
@@ -24,7 +26,7 @@ def test_a_program_samples_without_a_seed_after_and_between_runs_whose_kernels_a
     assert not is_deterministic()
 
 
-def test_the_last_of_several_threads_runs_gives_the_program_its_defaults_of_keras():
+def test_the_last_of_several_threads_runs_gives_the_program_its_state(monkeypatch):
     """The first one to end leaves the other, which has the same, as it is."""
 
     def second():
@@ -32,7 +34,10 @@ def test_the_last_of_several_threads_runs_gives_the_program_its_defaults_of_kera
             is_inside.set()
             has_first_left.wait(PATIENCE)
             found.append(tf.keras.config.epsilon())
+            escaping.append(sys.stdout.errors)
 
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    escaping = []
     defaults = {**program_defaults(), "epsilon": 0.5}
     is_inside, has_first_left, found = threading.Event(), threading.Event(), []
     thread = threading.Thread(target=second)
@@ -44,3 +49,4 @@ def test_the_last_of_several_threads_runs_gives_the_program_its_defaults_of_kera
     has_first_left.set()
     thread.join()
     assert (found, tf.keras.config.epsilon()) == ([0.5, 0.5], 1e-7)
+    assert (escaping, sys.stdout.errors) == (["backslashreplace"], "strict")

@@ -318,6 +318,53 @@ with quiet_startup():
 """
 
 
+# Two threads that start at once, the second within the first; and another program, started meanwhile, which goes on.
+AT_ONCE = """
+import os, subprocess, threading, time
+from crankshaft.launch.host.process import quiet_startup
+
+entered = threading.Event()
+
+def first():
+    with quiet_startup():
+        entered.set()
+        command = "echo meanwhile >&2; read line; echo oneDNN custom operations are on >&2; echo later >&2"
+        programs.append(subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE))
+        time.sleep(0.5)
+
+def second():
+    entered.wait()
+    with quiet_startup():
+        os.write(2, b"second\\n")
+        time.sleep(0.5)
+
+programs = []
+threads = [threading.Thread(target=each, daemon=True) for each in (first, second)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join(20)
+print(any(each.is_alive() for each in threads), flush=True)
+programs[0].communicate(b"go on")
+"""
+# A library that sets a handler in a thread, beside a program whose main thread answers the signal.
+REPLACED_IN_THREAD = """
+import ctypes, signal, threading
+from crankshaft.launch.host.signals import keeping_sigterm
+
+def start():
+    with keeping_sigterm():
+        libc = ctypes.CDLL(None)
+        libc.signal(signal.SIGTERM, ctypes.cast(libc.abs, ctypes.c_void_p))
+
+signal.signal(signal.SIGTERM, lambda *_: print("answered"))
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
 @pytest.mark.parametrize("ends_process", [True, False])
 def test_a_signal_within_a_compiled_call_is_answered_and_a_second_ends_the_process(ends_process):
     script = STUCK.replace("ENDS", str(ends_process))
@@ -366,6 +413,13 @@ assert requests == ["SIGTERM"]
 ENDS = {
     "SIGTERM is not lost while a library replaces its handler": (REPLACED, 0, "0\n", ""),
     "what a library says before it ends the process is shown": (ENDED_WITHIN, -signal.SIGABRT, "", "Unknown flag"),
+    "threads start one after the other and wait for no program": (
+        AT_ONCE,
+        0,
+        "False\n",
+        "meanwhile\nsecond\nlater\n",
+    ),
+    "a program answers SIGTERM though a thread's library has set a handler": (REPLACED_IN_THREAD, 0, "answered\n", ""),
     "what comes with a signal is the same request": (TWICE_AT_ONCE, 0, "SIGTERM\nsaved\n", ""),
     "a signal to a forked child is not the run's": (FORKING, 0, "", ""),
 }
