@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ..engine.errors import LabelError, NonfiniteError, reason, setting, with_flags, with_keywords
 from ..engine.machine import cpus
 from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
+from .host import process
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
@@ -30,12 +31,14 @@ _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryErr
 def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turns exceptions of the body into a `CrankshaftError`, for calls from Python programs.
 
-    Exceptions of the program's own code, in a hook, a callback or its data, are raised unchanged.
+    Exceptions of the program's own code, in a hook, a callback or its data, are raised unchanged. In a process in which
+    the body would hang, it is not executed, see `process.refuse_forked_start`.
 
     Args:
       names: the caller's arguments by the flags that they set, if their names differ.
     """
     try:
+        process.refuse_forked_start()
         yield
     except Exception as error:
         if not isinstance(error, CrankshaftError) and _is_of_program(error):

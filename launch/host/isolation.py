@@ -29,8 +29,8 @@ class Isolation:
     TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed;
     and whether TensorFlow's kernels have to be deterministic, with which a program's own sampling may be an error; and
     the defaults of Keras that models read; and whether the standard streams escape characters that their encoding
-    lacks, as they do within a run. And a script's own flags, where it looks for them. A run finds Keras's other state as
-    a new process has it. Collectives of a `MirroredStrategy` made within get distinct keys: TensorFlow numbers
+    lacks, as they do within a run. And a script's own flags, where it looks for them. A run finds Keras's other state
+    as a new process has it. Collectives of a `MirroredStrategy` made within get distinct keys: TensorFlow numbers
     each strategy's from the same one.
 
     Args:

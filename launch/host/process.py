@@ -13,13 +13,14 @@ import signal
 import socket
 import stat
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
 from logging import makeLogRecord
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from filelock import SoftFileLock, Timeout, lock_descriptor
 
@@ -42,6 +43,7 @@ _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is take
 _OVER = re.compile(r"Timeout \(([0-9:]+)")  # faulthandler's, before the stacks with which it ends a process that hangs
 _END = b"\0end of TensorFlow's start\0\n"
 _CLOSED_MILLISECONDS = 100
+_TASKS = "/proc/self/task"  # Linux's threads of this process
 _NOT_JOINED = (
     "error: TensorFlow has not joined the cluster within {} (hours:minutes:seconds), as where a task ends just after "
     "all have come; look at the other tasks' output, and start all of them again\n"
@@ -90,18 +92,41 @@ def refuse_within_import() -> None:
     )
 
 
-_forked_at: list[float] = []  # by `time.monotonic`; empty in a process that was started
+class _Fork(NamedTuple):
+    """A fork that this process came from: when, by `time.monotonic`; whether TensorFlow ran, or was being started."""
+
+    time: float
+    lacks_threads: bool
+
+
+_forks: list[_Fork] = []  # the last is the one that made this process; empty in a process that was started
 
 
 def _note_fork() -> None:
-    if PROCESS.acquire(blocking=False):
+    if is_free := PROCESS.acquire(blocking=False):
         PROCESS.release()
     else:  # another thread, which this process lacks, was changing the process
         PROCESS._at_fork_reinit()  # type: ignore[attr-defined]
-    _forked_at.append(time.monotonic())
+    internals = sys.modules.get("crankshaft.engine.internals.tensorflow")
+    has_started = getattr(internals, "has_started", lambda: False)
+    _forks.append(_Fork(time.monotonic(), not is_free or has_started()))
 
 
 os.register_at_fork(after_in_child=_note_fork)
+
+
+def refuse_forked_start() -> None:
+    """Raises `UsageError` in a process that was forked while TensorFlow ran, whose threads it lacks: it would hang."""
+    lacks_threads = bool(_forks) and _forks[-1].lacks_threads
+    # A fork before this module was imported: TensorFlow's threads are some that Python does not count.
+    if "tensorflow" in sys.modules and os.path.isdir(_TASKS):
+        has_none = len(os.listdir(_TASKS)) <= threading.active_count()
+        lacks_threads |= has_none and import_module("crankshaft.engine.internals.tensorflow").has_started()
+    if lacks_threads:
+        raise UsageError(
+            "this process was forked from one in which TensorFlow runs, and lacks its threads; start it by spawn, as "
+            'by multiprocessing.get_context("spawn")'
+        )
 
 
 def age_seconds() -> float:
@@ -110,8 +135,8 @@ def age_seconds() -> float:
     The system knows when the process began, but not when it became this program: a shell may have worked before `exec`.
     A fork of a program begins with the fork.
     """
-    if _forked_at:
-        return time.monotonic() - _forked_at[-1]
+    if _forks:
+        return time.monotonic() - _forks[-1].time
     most = math.inf
     with contextlib.suppress(OSError):  # `logging` has the wall clock alone, which may be set meanwhile
         began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
@@ -224,7 +249,11 @@ def quiet_startup(quiet: bool = False):
     set: they come as exceptions as well, and where a peer is lost there are pages of them.
 
     Threads take turns: the second finds TensorFlow started.
+
+    Raises:
+      UsageError: see `refuse_forked_start`.
     """
+    refuse_forked_start()
     with PROCESS:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
         if "tensorflow" in sys.modules and import_module("crankshaft.engine.internals.tensorflow").has_started():

@@ -1,0 +1,161 @@
+"""What is around a run in a program of one's own: its logging, its threads, and the processes that it forks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.waiting import PATIENCE
+
+PROGRAM = """
+import json, logging, os, signal, sys, threading
+import numpy as np
+import tensorflow as tf
+
+x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+short = {"jit": "off", "progress": "off"}
+
+
+def forked(function, *arguments, **keywords):
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(60)  # ends a fork that hangs
+        try:
+            result = function(*arguments, **keywords)
+        except Exception as error:
+            result = f"{type(error).__name__}: {error}"
+        os.write(writing, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as file:
+        result = file.read()
+    os.waitpid(child, 0)
+    return json.loads(result or '"hangs"')
+
+
+def model():
+    made = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile("sgd", "mse")
+    return made
+
+
+def fit(**keywords):
+    import crankshaft
+
+    return crankshaft.fit(model, x, x[:, :1], verbose=0, jit="off", **keywords).history.history["loss"][0]
+
+
+def start_tensorflow_and_fork():
+    tf.constant(1.0) + 1.0
+    return forked(fit)
+
+
+def setup():
+    loggers = [logging.getLogger(name) for name in (None, "absl", "tensorflow")]
+    return [[each.level, [*map(repr, each.handlers)]] for each in loggers]
+
+
+found = {"of a fork before the import": forked(start_tensorflow_and_fork)}
+
+import crankshaft
+from crankshaft.engine.hooks import every_steps
+
+during = []
+
+
+class Plane(crankshaft.Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.reduce_sum(tf.square(outputs - batch[1]), axis=-1))
+
+
+def warn(*_):
+    crankshaft.mean(tf.constant(2.0))
+    during.append(setup())
+
+
+def without_setup():
+    before = setup()
+    loss = fit(hooks=[every_steps(1, warn)], run_dir=sys.argv[1])
+    return [loss, setup() == before and all(each == before for each in during)]
+
+
+found["of a fork before the start"] = forked(without_setup)
+logging.basicConfig(level=logging.INFO, format="MINE %(message)s", stream=sys.stdout)
+before = setup()
+
+
+def opened(rate):
+    note = every_steps(1, lambda *_: during.append(setup()))
+    data = ((x, x[:, :1]),)
+    with crankshaft.open_run(Plane, data=data, learning_rate=rate, hooks=[note], **short) as run:
+        run.train(steps=3)
+        losses[rate] = run.evaluate((x, x[:, :1]))["loss"]
+
+
+losses = {}
+crankshaft.open_run  # imported
+threads = [threading.Thread(target=opened, args=(rate,), daemon=True) for rate in (0.1, 0.2)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join(60)
+if any(each.is_alive() for each in threads):
+    print("hangs", flush=True)
+    os._exit(1)
+beside = dict(losses)
+for rate in beside:
+    opened(rate)
+found["threads"] = [len(beside), beside == losses]
+warn()
+logging.info("of the program")
+found["setup"] = [len(during) > 3, setup() == before and all(each == before for each in during)]
+with crankshaft.open_run(Plane, data=((x, x[:, :1]),), **short) as run:
+    found["in a fork"] = [
+        forked(fit),
+        forked(crankshaft.run, Plane, data=((x, x[:, :1]),), train_steps=1),
+        forked(crankshaft.open_run, Plane, data=((x, x[:, :1]),)),
+        forked(run.train, 1),
+    ]
+print(json.dumps(found))
+"""
+REFUSED = "UsageError: this process was forked from one in which TensorFlow runs, and lacks its threads; start it by"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """What the program has found, and its output."""
+    command = [sys.executable, "-c", PROGRAM, tmp_path_factory.mktemp("run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), done
+
+
+def test_first_runs_of_two_threads_start_at_once_as_each_alone(program):
+    assert program[0]["threads"] == [2, True]
+
+
+def test_a_program_keeps_its_logging(program):
+    found, done = program
+    assert found["setup"] == [True, True]
+    assert "MINE of the program\n" in done.stdout
+    assert done.stdout.count("reduction=None") == 1
+
+
+def test_a_warning_is_shown_in_a_program_without_logging_and_leaves_it_so(program):
+    found, done = program
+    assert found["of a fork before the start"][1:] == [True]
+    (line,) = [line for line in done.stderr.splitlines() if "reduction=None" in line]
+    assert line.startswith("crankshaft.mean got one number for a batch")
+
+
+def test_a_fork_trains_unless_tensorflow_ran_before_it(program):
+    found, _ = program
+    assert found["of a fork before the start"][0] > 0
+    for line in [found["of a fork before the import"], *found["in a fork"]]:
+        assert str(line).startswith(REFUSED)
