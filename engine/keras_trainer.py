@@ -157,7 +157,8 @@ class KerasTrainer(Trainer):
             keras_copy.copy_state(source, self.model)
         self.wants_jit = bool(source.jit_compile)
         self._build_optimizer(source)
-        self._build_losses()
+        if not self.run_context.only_predicts:
+            self._build_losses()
 
     def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
         with _by_configuration(source):

@@ -142,7 +142,8 @@ class RunContext:
       num_classes: of the input's labels, or None.
       vocabulary: the number of ids of each id feature, by the feature's name; None if there are none.
       num_servers: that variables were placed on when the run began; tables have as many shards.
-      example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`).
+      example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`);
+        (features, None) for a saved run that only predicts.
       in_place: whether to train an existing model itself instead of a copy.
       updates_before: updates of an existing model before the run, scalar int64; its steps sample as if they were
         numbered from there. None is 0.
@@ -155,6 +156,11 @@ class RunContext:
     example: Any = None
     in_place: bool = False
     updates_before: tf.Variable | None = None
+
+    @property
+    def only_predicts(self) -> bool:
+        """Whether the run is a saved one, of whose data the features alone are known."""
+        return isinstance(self.example, tuple) and len(self.example) == 2 and self.example[1] is None
 
     @property
     def host_seed(self) -> int:

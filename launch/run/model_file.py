@@ -18,6 +18,7 @@ from ...models.tabular import Tabular
 from ..command_line.config import Config
 from ..errors import UsageError
 
+_PADDED = {form.Padded: "padded", form.Ragged: "ragged"}  # their names in the file
 MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, unless the trainer has another
 
 
@@ -79,8 +80,9 @@ def logits_of(trainer: Trainer) -> str | None:
 def _zeros(described: dict[str, Any]) -> Any:
     if "dict" in described:
         return {name: _zeros(value) for name, value in described["dict"].items()}
-    if "padded" in described:
-        return form.Padded(*map(_zeros, described["padded"]))
+    for kind, name in _PADDED.items():
+        if name in described:
+            return kind(*map(_zeros, described[name]))
     if "tuple" in described:
         return tuple(_zeros(value) for value in described["tuple"])
     return form.zeros(Spec(tuple(described["shape"]), described["dtype"]))
@@ -91,7 +93,7 @@ def described(features) -> Any:
     if isinstance(features, dict):
         return {"dict": {name: described(value) for name, value in features.items()}}
     if isinstance(features, form.Padded):
-        return {"padded": [*map(described, features)]}
+        return {_PADDED[type(features)]: [*map(described, features)]}
     if isinstance(features, (tuple, list)):
         return {"tuple": [described(value) for value in features]}
     return {"shape": list(features.shape[1:]), "dtype": np.dtype(features.dtype).name}
