@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ...engine.data.data import Data
 from ...engine.data.source import Spec
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.internals.keras import all_layers_in, layers_in
-from ...engine.internals.variables import tf_variable
+from ...engine.internals.variables import own_copy, tf_variable
 from ...engine.inventory import Inventory
 from ...engine.machine import files
 from ...input import known
@@ -117,23 +117,17 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         name: form.zeros(Spec(tuple(size or 1 for size in spec.shape[1:]), spec.dtype.as_numpy_dtype))
         for name, spec in specs.items()
     }
-    module = tf.Module()
-    inventory = Inventory(trainer)
-    layers, module.embeddings = ([model], {}) if name else (inventory.layers.values(), inventory.tables)
-    module.variables_beside = [tf_variable(each) for each in inventory.variables]
-    module.layers = all_layers_in(layers)  # TensorFlow does not look into the lists of lists that a layer has
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in inputs])
         return _by_name(forward(preprocessing(packed), training=False))
 
-    module.serve = tf.function(serve, autograph=False)
-    module.served = getattr(model, "export_signatures", dict)()
+    signature = tf.function(serve, autograph=False).get_concrete_function(**specs)
+    functions = getattr(model, "export_signatures", dict)()
+    more = {name: function.get_concrete_function() for name, function in functions.items()}
+    module = _module(trainer, preprocessing.tables, [signature, *more.values()])
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
-            signature = module.serve.get_concrete_function(**specs)
-            more = {name: function.get_concrete_function() for name, function in module.served.items()}
-            module.words = dict(preprocessing.tables)
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), known.as_json(run.known))
@@ -141,6 +135,44 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
             others = {name: own for name, own in fit.items() if name != own}
             readme = _readme(model.name, inputs, list(signature.structured_outputs))
             file.write(readme + _more(more, run.known, others))
+
+
+def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) -> tf.Module:
+    """Makes a module of the variables and tables that functions read, and of nothing else.
+
+    They are TensorFlow's own, not Keras's variables and layers: TensorFlow would save those as second copies, and its
+    converters (TFLite) would leave reads of variables in the graph that have no values there.
+
+    Args:
+      trainer: whose attributes have them.
+      tables: lookup tables of the preprocessing, by name.
+      functions: traced ones.
+
+    Raises:
+      UsageError: a function reads something else, such as a global table.
+    """
+    root = tf.Module()
+    root.parts = [
+        trainer,
+        *all_layers_in(Inventory(trainer).layers.values()),
+        dict(tables),
+    ]  # layers have lists of lists
+    variables = [variable for function in functions for variable in function.graph.variables]
+    owners: dict[int, Any] = {}
+    for part in (*tf.train.TrackableView(root).descendants(), *variables):
+        if isinstance(part, tf.saved_model.experimental.TrackableResource):
+            owners[id(part.resource_handle)] = part
+        elif isinstance(variable := own_copy(tf_variable(part)), tf.Variable):
+            owners[id(variable.handle)] = variable
+    handles = {id(x) for function in functions for x in function.captured_inputs if x.dtype == tf.resource}
+    if not handles <= owners.keys():
+        raise UsageError(
+            f"{setting('mode', 'export')}: {type(trainer).__name__} computes with a table or a generator that is none "
+            "of its attributes, so an export can't hold it; make it self.NAME in build"
+        )
+    module = tf.Module()
+    module.parts = [part for key, part in owners.items() if key in handles]
+    return module
 
 
 def _named(features) -> dict[str, Any]:

@@ -313,7 +313,9 @@ class Embedding(tf.Module):
             shard_rows = self.shards[shard]
             return fetch(shard_rows.sparse_read(note(rows)), shard_rows.device, dtype)
 
-        return tf.ensure_shape(self._on_shards(rows % number, lookup, rows // number), [None, self.width])
+        # TFLite has no int64 division, which one shard does not need.
+        owner, own = (rows % number, rows // number) if number > 1 else (rows, rows)
+        return tf.ensure_shape(self._on_shards(owner, lookup, own), [None, self.width])
 
     def _on_shards(self, owner: tf.Tensor, lookup: Callable, *tensors: tf.Tensor) -> tf.Tensor:
         """Joins `lookup(shard, *parts)` of each shard's parts of tensors [n, ...], in their order, by `owner` [n]."""

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import load_model, run
+from crankshaft import Trainer, UsageError, load_model, mean, run
+from crankshaft.engine.data import form
 from crankshaft.engine.keras_trainer import KerasTrainer
 
 L = tf.keras.layers
 QUIET = {"jit": "off", "progress": "off"}
 rng = np.random.default_rng(0)
 LENGTHS = np.array([3, 1, 5, 2] * 4, np.int32)
+MEAN = L.GlobalAveragePooling2D
 LABELS = rng.normal(size=(16, 1)).astype(np.float32)
+PICTURES = rng.normal(size=(16, 8, 8, 3)).astype(np.float32)
+FAMILIES = {
+    "logistic": {"input": "digits"},
+    "mlp": {"input": "digits"},
+    "cnn": {"input": "digits"},
+    "resnet": {"input": "digits"},
+    "dlrm": {"input": "synthetic_clicks"},
+    "wide_deep": {"input": "synthetic_clicks"},
+    "transformer_lm": {
+        "model_arg": {"layers": 1, "width": 16, "heads": 2},
+        "input": "text",
+        "input_arg": {"context": 8},
+    },
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in ("mlp", "wide_deep")]
 
 
 class MeanOfWords(tf.keras.Model):
@@ -36,6 +58,21 @@ def compiled_model():
     return model
 
 
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    """Trains and exports a model by its name: the folder, five examples' features by name, and their outputs."""
+
+    @functools.cache
+    def exported(name):
+        how = {"model": name, "run_dir": tmp_path_factory.mktemp(name) / "run", **FAMILIES[name], **QUIET}
+        done = run(mode="train", train_steps=2, global_batch_size=16, **how)
+        features = form.features(done.splits["train"].read(np.arange(5)))
+        by_name = features if isinstance(features, dict) else {"features": features}
+        return run(mode="export", **how).result["export"], by_name, done.predict(features)
+
+    return exported
+
+
 def served(folder, **features):
     """The outputs of an exported model by name, NumPy arrays."""
     serve = tf.saved_model.load(folder).signatures["serving_default"]
@@ -52,3 +89,85 @@ def test_a_compiled_model_is_loaded_and_exported_as_it_was_trained(tmp_path):
     folder = run(trainer_class, mode="export", **how).result["export"]
     outputs = served(folder, features_0=words.to_tensor(), features_1=LENGTHS)["outputs"]
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+
+
+AUGMENTED = {
+    "flip": lambda: L.RandomFlip(),
+    "rotation": lambda: L.RandomRotation(0.1),
+    "zoom": lambda: L.RandomZoom(0.1),
+    "translation": lambda: L.RandomTranslation(0.1, 0.1),
+    "contrast": lambda: L.RandomContrast(0.1),
+    "brightness": lambda: L.RandomBrightness(0.1, value_range=(0, 1)),
+    "crop": lambda: L.RandomCrop(6, 6),
+    "noise": lambda: L.GaussianNoise(0.1),
+}
+
+
+class Augmented(Trainer):
+    """Changes pictures at random in training, by layers of its model."""
+
+    def build_model(self):
+        layers = [make() for make in AUGMENTED.values()]
+        return tf.keras.Sequential(
+            [L.Input([8, 8, 3]), *layers[:4], tf.keras.Sequential(layers[4:]), MEAN(), L.Dense(3)]
+        )
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.square(outputs), -1))
+
+
+def test_a_model_with_layers_that_augment_is_exported(tmp_path):
+    how = {"data": (PICTURES,), "run_dir": tmp_path / "run", "global_batch_size": 8, **QUIET}
+    expected = run(Augmented, train_steps=1, **how).predict(PICTURES)
+    outputs = served(run(Augmented, mode="export", **how).result["export"], features=PICTURES)["outputs"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide_deep", *SLOW])
+def test_tflite_of_each_family_computes_what_the_run_predicts(family, name):
+    folder, features, expected = family(name)
+    content = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=["serving_default"]).convert()
+    compute = tf.lite.Interpreter(model_content=content).get_signature_runner("serving_default")
+    for count in (1, 5):
+        outputs = compute(**{key: x[:count] for key, x in features.items()})["outputs"]
+        np.testing.assert_allclose(outputs, expected[:count], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAMILIES])
+def test_onnx_of_each_family_computes_what_the_run_predicts(family, name, tmp_path):
+    pytest.importorskip("tf2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    folder, features, expected = family(name)
+    convert = (sys.executable, "-m", "tf2onnx.convert", "--saved-model", folder, "--output", f"{tmp_path}/model.onnx")
+    subprocess.run([*convert, "--opset", "17"], check=True, capture_output=True)
+    session = runtime.InferenceSession(f"{tmp_path}/model.onnx")
+    for count in (1, 5):
+        (outputs,) = session.run(None, {key: x[:count] for key, x in features.items()})
+        np.testing.assert_allclose(outputs, expected[:count], rtol=1e-4, atol=1e-5)
+
+
+class Global(Trainer):
+    """Reads a table that is none of its attributes."""
+
+    def build_model(self):
+        return tf.keras.Sequential([L.Dense(1)])
+
+    def forward(self, features, training=False):
+        return self.model(features) + table().lookup(tf.constant(0))
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+@functools.cache
+def table():
+    with tf.init_scope():
+        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], [2.0]), 0.0)
+
+
+def test_a_table_that_is_no_attribute_is_one_line(tmp_path):
+    how = {"data": ((LABELS, LABELS), None), "run_dir": tmp_path / "run", "global_batch_size": 8, **QUIET}
+    run(Global, train_steps=1, **how)
+    with pytest.raises(UsageError, match=r"mode=export: Global computes with a table .* make it self\.NAME in build$"):
+        run(Global, mode="export", **how)
