@@ -100,8 +100,8 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
 
     The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
     names made `_fit`, those of tuples and lists as `features_0` and so on; as text those that were looked up. It
-    returns `outputs`: what `Trainer.forward` returns, in float32, with the weights that evaluation uses; where there
-    are several, each by its name if they are a dict, else as `outputs_0` and so on.
+    returns `outputs`: what `Run.predict` returns; where there are several, each by its name if they are a dict, else as
+    `outputs_0` and so on.
 
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
@@ -120,7 +120,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in inputs])
-        return _by_name(forward(preprocessing(packed), training=False))
+        return _by_name(forward(preprocessing(packed)))
 
     signature = tf.function(serve, autograph=False).get_concrete_function(**specs)
     functions = getattr(model, "export_signatures", dict)()
@@ -197,14 +197,14 @@ def _fit(names: Iterable[str]) -> dict[str, str]:
 
 
 def _by_name(outputs) -> dict[str, tf.Tensor]:
-    """Names the outputs for a signature, whose outputs are flat, and casts them to float32."""
+    """Names the outputs for a signature, whose outputs are flat."""
     if isinstance(outputs, dict) and len(tf.nest.flatten(outputs)) == len(outputs):
         named = outputs
     elif tf.nest.is_nested(outputs):
         named = {f"outputs_{index}": each for index, each in enumerate(tf.nest.flatten(outputs))}
     else:
         named = {"outputs": outputs}
-    return {name: tf.cast(each, tf.float32) for name, each in named.items()}
+    return dict(named)
 
 
 def _readme(model: str, inputs: dict, outputs: list[str]) -> str:

@@ -54,7 +54,7 @@ class Predictor:
         self._strategy = on_one_device(weights.copied(run)) if self.is_copy else run.strategy
         self._trainer = self._strategy.state.trainer
         forward, self._taken = computed(self._trainer, run.example, name)
-        self._prediction = Prediction(functools.partial(_in_float32, forward))
+        self._prediction = Prediction(forward)
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
@@ -88,7 +88,7 @@ class ModelPredictor:
     def __init__(self, model: tf.keras.Model, convert: Callable[[Any], Any]):
         with isolation.Isolation().entered():
             self._strategy = on_one_device(prepare(_Holder(model), RunContext()))
-        self._prediction, self._convert = Prediction(functools.partial(_in_float32, model)), convert
+        self._prediction, self._convert = Prediction(functools.partial(_predict, model)), convert
 
     def __call__(self, split: Split, size: int) -> Any:
         """Returns the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
@@ -116,9 +116,9 @@ def on_one_device(trainer: Trainer) -> Strategy:
     return strategy
 
 
-def _in_float32(forward: Callable[..., Any], features: Any) -> Any:
-    made = forward(features, training=False)
-    return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, made)
+def _predict(forward: Callable[..., Any], features: Any) -> Any:
+    """Computes outputs as users get them: those of 16-bit floats are float32, and others keep their dtypes."""
+    return keras.halves_in_float32(forward(features, training=False))
 
 
 def _outputs(
@@ -215,10 +215,10 @@ def computed(trainer: Trainer, example, name: str | None) -> tuple[Callable[...,
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
     """
     if name is None:
-        return trainer.forward, _features_taken(trainer, example)
+        return functools.partial(_predict, trainer.forward), _features_taken(trainer, example)
     model = weights.named(trainer, name)
     own = keras.inputs_of(model)
-    return model, _any_size(form.features(example) if own is None else own)
+    return functools.partial(_predict, model), _any_size(form.features(example) if own is None else own)
 
 
 def _features_taken(trainer: Trainer, example) -> Any:

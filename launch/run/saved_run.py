@@ -255,8 +255,7 @@ class ForwardModel(tf.keras.Model):
         self.built = True  # its layers are
 
     def call(self, features, training=False):
-        outputs = self._forward(features, training=bool(training))
-        return tf.nest.map_structure(lambda x: tf.cast(x, tf.float32) if x.dtype.is_floating else x, outputs)
+        return keras.halves_in_float32(self._forward(features, training=bool(training)))
 
     def fit(self, *_, **__):
         raise UsageError(f"fit: this model computes {self._owner}.forward; train it by crankshaft.run")

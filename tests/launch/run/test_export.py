@@ -171,3 +171,39 @@ def test_a_table_that_is_no_attribute_is_one_line(tmp_path):
     run(Global, train_steps=1, **how)
     with pytest.raises(UsageError, match=r"mode=export: Global computes with a table .* make it self\.NAME in build$"):
         run(Global, mode="export", **how)
+
+
+class Typed(Trainer):
+    """Outputs of a dtype each: ids that float32 would round, text, truth, and floats of 16 and 64 bits."""
+
+    def build_model(self):
+        return tf.keras.Sequential([L.Dense(3)])
+
+    def forward(self, features, training=False):
+        scores = self.model(features, training=training)
+        best = tf.argmax(scores, -1)
+        return {
+            "id": tf.gather(tf.constant([9007199254740993, 16777217, 33554435], tf.int64), best),
+            "label": tf.gather(tf.constant(["cat", "dog", "fox"]), best),
+            "is_first": best == 0,
+            "half": tf.cast(scores, tf.bfloat16),
+            "double": tf.cast(scores, tf.float64) + 1e-9,
+            "scores": scores,
+        }
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.square(outputs["scores"]), -1))
+
+
+def test_outputs_are_served_in_the_dtypes_that_the_run_predicts(tmp_path):
+    points = rng.normal(size=(16, 4)).astype(np.float32)
+    how = {"data": (points,), "run_dir": tmp_path / "run", "global_batch_size": 8, **QUIET}
+    expected = run(Typed, train_steps=1, **how).predict(points)
+    dtypes = {"id": "i8", "is_first": "?", "half": "f4", "double": "f8", "scores": "f4"}
+    assert {name: expected[name].dtype for name in dtypes} == {name: np.dtype(each) for name, each in dtypes.items()}
+    loaded = load_model(tmp_path / "run", trainer_class=Typed).predict(points, verbose=0)
+    for outputs in (served(run(Typed, mode="export", **how).result["export"], features=points), loaded):
+        assert outputs.keys() == expected.keys()
+        for name, values in expected.items():
+            assert outputs[name].dtype == values.dtype or name == "label"
+            np.testing.assert_array_equal(outputs[name].astype(values.dtype), values)
