@@ -8,8 +8,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -98,10 +98,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
 def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     """Writes a SavedModel, and in its `assets.extra/data.json` the data's description (`input.known`).
 
-    The signature `serving_default` takes the features of a batch: one array as `features`, a dictionary's by their
-    names made `_fit`, those of tuples and lists as `features_0` and so on; as text those that were looked up. It
-    returns `outputs`: what `Run.predict` returns; where there are several, each by its name if they are a dict, else as
-    `outputs_0` and so on.
+    The signature `serving_default` takes the features of a batch: one array as `features`, others by the names of
+    `_leaves`; as text those that were looked up. It returns `outputs`: what `Run.predict` returns, several likewise.
 
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
@@ -109,18 +107,13 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     trainer, preprocessing = weights.alone(run), run.known.preprocessing
     forward, taken = predictions.computed(trainer, run.example, name)
     model, features = weights.named(trainer, name) if name else trainer.model, preprocessing.raw(taken)
-    named = _named(features)
-    fit = _fit(named)
-    specs = {fit[name]: tf.TensorSpec(x.shape, x.dtype, name=fit[name]) for name, x in named.items()}
-    # A batch of one example; an axis of any size has one.
-    inputs = {
-        name: form.zeros(Spec(tuple(size or 1 for size in spec.shape[1:]), spec.dtype.as_numpy_dtype))
-        for name, spec in specs.items()
-    }
+    inputs = _inputs(features)
+    specs = {name: tf.TensorSpec(leaf.value.shape, leaf.value.dtype, name) for name, leaf in inputs.items()}
 
     def serve(**features_by_name):
-        packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in inputs])
-        return _by_name(forward(preprocessing(packed)))
+        packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in specs])
+        outputs = [*_leaves(forward(preprocessing(packed)), "outputs")]
+        return dict(zip(_unique(leaf.name for leaf in outputs), (leaf.value for leaf in outputs), strict=True))
 
     signature = tf.function(serve, autograph=False).get_concrete_function(**specs)
     functions = getattr(model, "export_signatures", dict)()
@@ -132,9 +125,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), known.as_json(run.known))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            others = {name: own for name, own in fit.items() if name != own}
-            readme = _readme(model.name, inputs, list(signature.structured_outputs))
-            file.write(readme + _more(more, run.known, others))
+            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, run.known))
 
 
 def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) -> tf.Module:
@@ -175,62 +166,85 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
     return module
 
 
-def _named(features) -> dict[str, Any]:
-    """Names the features for a signature, whose inputs are flat, in the order of `tf.nest.flatten`."""
-    flat = tf.nest.flatten(features)
-    if isinstance(features, dict) and len(flat) == len(features):
-        return {name: features[name] for name in sorted(features)}
-    return (
-        {"features": features} if not tf.nest.is_nested(features) else {f"features_{i}": x for i, x in enumerate(flat)}
-    )
+class _Leaf(NamedTuple):
+    """A tensor of a nest, or its spec, by its name."""
+
+    name: str
+    value: Any
+    is_lengths: bool = False
+
+    @property
+    def example(self) -> np.ndarray:
+        """A batch of one example, of zeros; an axis of any size has one, and so lengths are 1."""
+        zeros = form.zeros(Spec(tuple(self.value.shape[1:]), self.value.dtype.as_numpy_dtype))
+        return np.ones_like(zeros) if self.is_lengths else zeros
 
 
-def _fit(names: Iterable[str]) -> dict[str, str]:
-    """Returns by each feature's name one that a signature can have, each once: a letter, then letters, digits and _."""
-    fit: dict[str, str] = {}
-    for name in sorted(names, key=lambda name: (not _SIGNATURE_NAME.fullmatch(name), name)):  # first those that keep it
-        own = re.sub("[^A-Za-z0-9_]", "_", name)
-        own = own if _SIGNATURE_NAME.fullmatch(own) else f"x{own}"
-        numbered = (f"{own}_{number}" for number in itertools.count(2))
-        fit[name] = next(each for each in itertools.chain([own], numbered) if each not in fit.values())
-    return fit
+def _leaves(nest: Any, name: str, path: str = "") -> Iterator[_Leaf]:
+    """Yields the tensors of a nest in the order of `tf.nest.flatten`, for a signature, which is flat.
 
-
-def _by_name(outputs) -> dict[str, tf.Tensor]:
-    """Names the outputs for a signature, whose outputs are flat."""
-    if isinstance(outputs, dict) and len(tf.nest.flatten(outputs)) == len(outputs):
-        named = outputs
-    elif tf.nest.is_nested(outputs):
-        named = {f"outputs_{index}": each for index, each in enumerate(tf.nest.flatten(outputs))}
+    Their names are the keys of dictionaries, and `name` with the number in a tuple; at several levels all of them. The
+    lengths of a `Padded` have its name and "_lengths".
+    """
+    if isinstance(nest, form.Padded):
+        yield _Leaf(path or name, nest.values)
+        yield _Leaf(f"{path or name}_lengths", nest.lengths, is_lengths=True)
+    elif isinstance(nest, dict):
+        for key in sorted(nest):
+            yield from _leaves(nest[key], name, f"{path}_{key}" if path else key)
+    elif isinstance(nest, (tuple, list)):
+        for number, part in enumerate(nest):
+            yield from _leaves(part, name, f"{path or name}_{number}")
     else:
-        named = {"outputs": outputs}
-    return dict(named)
+        yield _Leaf(path or name, nest)
 
 
-def _readme(model: str, inputs: dict, outputs: list[str]) -> str:
-    dtypes = {name: tf.as_dtype(x.dtype).name for name, x in inputs.items()}
-    shapes = ", ".join(f"{name} {list(np.shape(x)[1:])} {dtypes[name]}" for name, x in inputs.items())
-    arrays = ", ".join(f'{name}=tf.zeros({list(np.shape(x))}, "{dtypes[name]}")' for name, x in inputs.items())
+def _inputs(features: Any) -> dict[str, _Leaf]:
+    """Returns the features by names that a signature can have: a letter, then letters, digits and _."""
+    leaves = [*_leaves(features, "features")]
+    fits = [bool(_SIGNATURE_NAME.fullmatch(leaf.name)) for leaf in leaves]
+    order = sorted(range(len(leaves)), key=lambda number: (not fits[number], leaves[number].is_lengths))
+    plain = [re.sub("[^A-Za-z0-9_]", "_", leaves[number].name) for number in order]
+    unique = _unique(name if _SIGNATURE_NAME.fullmatch(name) else f"x{name}" for name in plain)
+    names = dict(zip(order, unique, strict=True))
+    return {names[number]: leaf for number, leaf in enumerate(leaves)}
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    """Returns names, of which those that were there before have a number."""
+    unique: list[str] = []
+    for name in names:
+        numbered = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        unique.append(next(each for each in numbered if each not in unique))
+    return unique
+
+
+def _readme(model: str, inputs: Mapping[str, _Leaf], outputs: list[str]) -> str:
+    specs = {name: leaf.value for name, leaf in inputs.items()}
+    shapes = ", ".join(f"{name} {_dims(spec.shape[1:])} {spec.dtype.name}" for name, spec in specs.items())
+    examples = {name: leaf.example for name, leaf in inputs.items()}
+    calls = [f'{name}=tf.{_fill(x)}({[*x.shape]}, "{specs[name].dtype.name}")' for name, x in examples.items()]
     names = ", ".join(f"`{name}`" for name in outputs)
-    return (
+    text = (
         f"# {model}\n\nSignature `serving_default`: a batch of {shapes} in, {names} out.\n\n"
         "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
         "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
-        f"print(serve({arrays})['{outputs[0]}'])\n```\n\n"
+        f"print(serve({', '.join(calls)})['{outputs[0]}'])\n```\n\n"
         "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of one "
-        f"example, zeros:\n\n```sh\n{_request(inputs)}\n```\n"
+        f"example, zeros:\n\n```sh\n{_request(examples)}\n```\n"
     )
+    features = {name: leaf.name for name, leaf in inputs.items() if not leaf.is_lengths}
+    if others := [f"`{name}` is {feature!r}" for name, feature in features.items() if name != feature]:
+        text += f"\nInputs of other names than their features: {', '.join(others)}.\n"
+    for values, lengths in itertools.pairwise(inputs):
+        if inputs[lengths].is_lengths:
+            text += f"\n`{lengths}` has the lengths of the examples in `{values}`, which is padded to the longest.\n"
+    return text
 
 
-def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data, others: Mapping[str, str]) -> str:
-    """Describes further signatures, classes and the data's description, for the README.
-
-    `others` are the inputs' names by those of the features, where they differ.
-    """
+def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data) -> str:
+    """Describes further signatures, classes and the data's description, for the README."""
     text = ""
-    if others:
-        shown = ", ".join(f"`{own}` is {name!r}" for name, own in others.items())
-        text += f"\nInputs of other names than their features: {shown}.\n"
     for name, function in signatures.items():
         specs = function.structured_input_signature[0]
         taken = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
@@ -251,19 +265,21 @@ def _dims(shape: tf.TensorShape) -> str:
     return str(["any" if size is None else size for size in shape]).replace("'", "")
 
 
-def _request(inputs: dict) -> str:
+def _request(examples: Mapping[str, np.ndarray]) -> str:
     """Returns a shell command for TensorFlow Serving's REST API (https://www.tensorflow.org/tfx/serving/api_rest)."""
     url = "http://localhost:8501/v1/models/NAME:predict"
-    if sum(np.size(x) for x in inputs.values()) <= _WRITTEN_OUT:
-        zeros = {
-            name: np.asarray(x).astype(str if x.dtype == object else x.dtype).tolist() for name, x in inputs.items()
-        }
-        return f"curl -d '{json.dumps({'inputs': zeros})}' {url}"
+    if sum(map(np.size, examples.values())) <= _WRITTEN_OUT:
+        values = {name: x.astype(str if x.dtype == object else x.dtype).tolist() for name, x in examples.items()}
+        return f"curl -d '{json.dumps({'inputs': values})}' {url}"
     # JSON distinguishes integers from other numbers, and so does the server.
-    arrays = ", ".join(f'"{name}": np.zeros({list(np.shape(x))}, {_kind(x)}).tolist()' for name, x in inputs.items())
-    build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{arrays}}}}}))'
+    arrays = [f'"{name}": np.{_fill(x)}({[*x.shape]}, {_kind(x)}).tolist()' for name, x in examples.items()]
+    build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{", ".join(arrays)}}}}}))'
     return f"python -c '{build}' | curl -d @- {url}"
 
 
-def _kind(x) -> str:
-    return {"b": "bool", "i": "int", "u": "int", "O": "str"}.get(np.dtype(x.dtype).kind, "float")
+def _fill(x: np.ndarray) -> str:
+    return "ones" if x.any() else "zeros"
+
+
+def _kind(x: np.ndarray) -> str:
+    return {"b": "bool", "i": "int", "u": "int", "O": "str"}.get(x.dtype.kind, "float")

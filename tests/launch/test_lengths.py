@@ -69,7 +69,7 @@ def test_a_call_takes_other_lengths_and_predictions_are_in_order(tmp_path):
         mode="export",
     )
     serve = tf.saved_model.load(str(tmp_path / "run" / "export" / "9")).signatures["serving_default"]
-    served = serve(features_0=tf.constant(values), features_1=tf.constant(lengths))["outputs"]
+    served = serve(features=tf.constant(values), features_lengths=tf.constant(lengths))["outputs"]
     np.testing.assert_allclose(served, kept, rtol=1e-6)
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import json
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Trainer, UsageError, load_model, mean, run
+from crankshaft import Padded, Source, Spec, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.data import form
 from crankshaft.engine.keras_trainer import KerasTrainer
 
@@ -75,7 +80,7 @@ def family(tmp_path_factory):
 
 def served(folder, **features):
     """The outputs of an exported model by name, NumPy arrays."""
-    serve = tf.saved_model.load(folder).signatures["serving_default"]
+    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
     return {name: x.numpy() for name, x in serve(**{name: tf.constant(x) for name, x in features.items()}).items()}
 
 
@@ -87,7 +92,7 @@ def test_a_compiled_model_is_loaded_and_exported_as_it_was_trained(tmp_path):
     np.testing.assert_allclose(loaded.predict(words, verbose=0), expected, rtol=1e-5)
     how = {"data": ((words, LABELS), None), "run_dir": tmp_path / "run", **QUIET}
     folder = run(trainer_class, mode="export", **how).result["export"]
-    outputs = served(folder, features_0=words.to_tensor(), features_1=LENGTHS)["outputs"]
+    outputs = served(folder, features=words.to_tensor(), features_lengths=LENGTHS)["outputs"]
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
 
 
@@ -207,3 +212,95 @@ def test_outputs_are_served_in_the_dtypes_that_the_run_predicts(tmp_path):
         for name, values in expected.items():
             assert outputs[name].dtype == values.dtype or name == "label"
             np.testing.assert_array_equal(outputs[name].astype(values.dtype), values)
+
+
+class Walks(Source):
+    """Features that differ in length: one's lengths have another's name, and one has a name that no signature can."""
+
+    element_spec = (
+        {
+            "words": Spec((None,), "int64"),
+            "walk": Spec((None, 2), "float32"),
+            "walk_lengths": Spec((), "float32"),
+            "2nd": Spec((None,), "float32"),
+        },
+        Spec((1,), "float32"),
+    )
+
+    def __len__(self):
+        return 16
+
+    def read(self, indices):
+        words, walk = (
+            [np.full([LENGTHS[i], *more], i + 1, dtype) for i in indices]
+            for more, dtype in (((), "int64"), ((2,), "float32"))
+        )
+        return {
+            "words": words,
+            "walk": walk,
+            "walk_lengths": LENGTHS[indices].astype("float32"),
+            "2nd": [x[:, 0] for x in walk],
+        }, LABELS[indices]
+
+
+class OfWalks(Trainer):
+    """Predicts from all positions that are an example's own; its outputs are a nest."""
+
+    def build_model(self):
+        return tf.keras.Sequential([L.Input([4]), L.Dense(1)])
+
+    def forward(self, features, training=False):
+        columns = [features["walk_lengths"]]
+        for padded in (features[name] for name in ("words", "walk", "2nd")):
+            values = tf.cast(padded.values, tf.float32)
+            values = values if values.shape.rank == 2 else values[..., 0]
+            columns.append(tf.reduce_sum(tf.where(padded.mask, values, 0.0), 1) / tf.cast(padded.lengths, tf.float32))
+        height = self.model(tf.stack(columns, 1), training=training)
+        return {"plane": {"height": height}, "both": (height, -height)}
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs["plane"]["height"] - batch[1])[:, 0])
+
+
+def test_features_of_varying_length_and_nested_outputs_keep_their_names(tmp_path):
+    how = {"data": (Walks(), None), "run_dir": tmp_path / "run", "global_batch_size": 8, **QUIET}
+    done = run(OfWalks, train_steps=2, **how)
+    expected = done.predict(Walks())
+    folder = pathlib.Path(run(OfWalks, mode="export", **how).result["export"])
+    given = Walks().read(np.arange(16))[0]
+    rows = {name: tf.ragged.stack(x).to_tensor().numpy() for name, x in given.items() if name != "walk_lengths"}
+    features = {name if name != "2nd" else "x2nd": x for name, x in rows.items()}
+    features |= {f"{name}_lengths": LENGTHS for name in ("words", "x2nd")}
+    features |= {"walk_lengths": given["walk_lengths"], "walk_lengths_2": LENGTHS}
+    outputs = served(folder, **features)
+    for name, values in {
+        "plane_height": expected["plane"]["height"],
+        "both_0": expected["both"][0],
+        "both_1": expected["both"][1],
+    }.items():
+        np.testing.assert_allclose(outputs[name], values, rtol=1e-5)
+
+    readme = (folder / "README.md").read_text()
+    for line in (
+        "a batch of x2nd [any] float32, ",
+        "`x2nd` is '2nd'.",
+        "`x2nd_lengths` has the lengths of the examples in `x2nd`, which is padded to the longest.",
+        "`walk_lengths_2` has the lengths of the examples in `walk`, ",
+    ):
+        assert line in readme, readme
+    zero = {name: Padded(np.zeros([1, 1, *x.shape[2:]], x.dtype), np.ones([1], np.int32)) for name, x in rows.items()}
+    height = done.predict({**zero, "walk_lengths": np.zeros([1], np.float32)})["both"][0]
+    assert printed(folder, readme) == pytest.approx(float(height[0, 0]), rel=1e-5)
+    request = json.loads(re.search(r"^curl -d '(.*)' http", readme, re.MULTILINE)[1])["inputs"]
+    np.testing.assert_allclose(
+        served(folder, **{name: np.array(x, features[name].dtype) for name, x in request.items()})["both_0"],
+        height,
+        rtol=1e-6,
+    )
+
+
+def printed(folder, readme) -> float:
+    """The number that an export's example in Python prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1], {"FOLDER": str(folder)})
+    return float(re.search(r"\[\[(.*?)\]\]", out.getvalue())[1])
