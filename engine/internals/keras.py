@@ -226,6 +226,12 @@ def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | N
         update_alone(own, terms, update)
 
 
+def with_states_of_zero(layers: Iterable[tf.keras.layers.Layer]) -> contextlib.AbstractContextManager:
+    """Returns a context in which stateful layers begin with zeros, and leave their states as they were."""
+    states = states_of(layers)
+    return _Scope([(each, tf.zeros(each.shape, each.dtype)) for each in states]) if states else contextlib.nullcontext()
+
+
 def without_assignments() -> contextlib.AbstractContextManager:
     """Returns a context in which layers and metrics compute, and assign no variable."""
     return _Scope(())

@@ -19,7 +19,7 @@ from ...engine.data import form
 from ...engine.data.data import Data
 from ...engine.data.source import Spec
 from ...engine.hooks.evaluation import averaged_weights
-from ...engine.internals.keras import all_layers_in, layers_in
+from ...engine.internals import keras
 from ...engine.internals.variables import own_copy, tf_variable
 from ...engine.inventory import Inventory
 from ...engine.machine import files
@@ -85,7 +85,7 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
                 f"it one, or give {setting('output')} a folder, for a SavedModel"
             ) from error
         shutil.copyfile(model_path, temporary)
-    kinds = {f"{type(each).__module__}.{type(each).__name__}" for each in layers_in(model)}
+    kinds = {f"{type(each).__module__}.{type(each).__name__}" for each in keras.layers_in(model)}
     if own := sorted(kind for kind in kinds if not kind.startswith("keras.")):
         logging.warning(
             "%s has layers that are not Keras's, %s: import %s before load_model; a SavedModel needs TensorFlow alone",
@@ -106,13 +106,19 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     """
     trainer, preprocessing = weights.alone(run), run.known.preprocessing
     forward, taken = predictions.computed(trainer, run.example, name)
-    model, features = weights.named(trainer, name) if name else trainer.model, preprocessing.raw(taken)
+    model = weights.named(trainer, name) if name else trainer.model
+    layers = [model] if name else Inventory(trainer).own_layers
+    batch = next((state.shape[0] for state in keras.states_of(layers)), None)
+    features = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype), preprocessing.raw(taken)
+    )
     inputs = _inputs(features)
     specs = {name: tf.TensorSpec(leaf.value.shape, leaf.value.dtype, name) for name, leaf in inputs.items()}
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in specs])
-        outputs = [*_leaves(forward(preprocessing(packed)), "outputs")]
+        with keras.with_states_of_zero(layers):  # requests have nothing to do with each other
+            outputs = [*_leaves(forward(preprocessing(packed)), "outputs")]
         return dict(zip(_unique(leaf.name for leaf in outputs), (leaf.value for leaf in outputs), strict=True))
 
     signature = tf.function(serve, autograph=False).get_concrete_function(**specs)
@@ -145,7 +151,7 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
     root = tf.Module()
     root.parts = [
         trainer,
-        *all_layers_in(Inventory(trainer).layers.values()),
+        *keras.all_layers_in(Inventory(trainer).layers.values()),
         dict(tables),
     ]  # layers have lists of lists
     variables = [variable for function in functions for variable in function.graph.variables]
@@ -175,9 +181,9 @@ class _Leaf(NamedTuple):
 
     @property
     def example(self) -> np.ndarray:
-        """A batch of one example, of zeros; an axis of any size has one, and so lengths are 1."""
+        """A batch of zeros; an axis of any size has one, and so lengths are 1."""
         zeros = form.zeros(Spec(tuple(self.value.shape[1:]), self.value.dtype.as_numpy_dtype))
-        return np.ones_like(zeros) if self.is_lengths else zeros
+        return np.repeat(np.ones_like(zeros) if self.is_lengths else zeros, self.value.shape[0] or 1, axis=0)
 
 
 def _leaves(nest: Any, name: str, path: str = "") -> Iterator[_Leaf]:
@@ -225,14 +231,17 @@ def _readme(model: str, inputs: Mapping[str, _Leaf], outputs: list[str]) -> str:
     examples = {name: leaf.example for name, leaf in inputs.items()}
     calls = [f'{name}=tf.{_fill(x)}({[*x.shape]}, "{specs[name].dtype.name}")' for name, x in examples.items()]
     names = ", ".join(f"`{name}`" for name in outputs)
+    batch = next(iter(specs.values())).shape[0]
     text = (
         f"# {model}\n\nSignature `serving_default`: a batch of {shapes} in, {names} out.\n\n"
         "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
         "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
         f"print(serve({', '.join(calls)})['{outputs[0]}'])\n```\n\n"
-        "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of one "
-        f"example, zeros:\n\n```sh\n{_request(examples)}\n```\n"
+        "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of "
+        f"{batch or 1}, zeros:\n\n```sh\n{_request(examples)}\n```\n"
     )
+    if batch:
+        text += f"\nA layer has a state, so a batch has {batch} examples; each request begins with a state of zeros.\n"
     features = {name: leaf.name for name, leaf in inputs.items() if not leaf.is_lengths}
     if others := [f"`{name}` is {feature!r}" for name, feature in features.items() if name != feature]:
         text += f"\nInputs of other names than their features: {', '.join(others)}.\n"

@@ -299,8 +299,39 @@ def test_features_of_varying_length_and_nested_outputs_keep_their_names(tmp_path
     )
 
 
+class Remembers(Trainer):
+    """Has a layer with a state, of batches of 4."""
+
+    def build_model(self):
+        return tf.keras.Sequential([L.Input(batch_shape=(4, 5, 2)), L.GRU(6, stateful=True), L.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def test_requests_of_a_stateful_model_are_of_its_batch_size_and_begin_with_zeros(tmp_path):
+    walks = rng.normal(size=(16, 5, 2)).astype(np.float32)
+    how = {"data": ((walks, LABELS), None), "run_dir": tmp_path / "run", "global_batch_size": 4, **QUIET}
+    done = run(Remembers, train_steps=3, **how)
+    folder = pathlib.Path(run(Remembers, mode="export", **how).result["export"])
+    model = done.model
+    assert np.abs(model.layers[0].states[0]).sum() > 0
+    model.layers[0].reset_state()
+    expected = model(walks[:4])
+    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    assert serve.structured_input_signature[1]["features"].shape == [4, 5, 2]
+    for _ in range(2):
+        np.testing.assert_allclose(serve(features=tf.constant(walks[:4]))["outputs"], expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises((tf.errors.InvalidArgumentError, TypeError)):
+        serve(features=tf.constant(walks[:1]))
+    readme = (folder / "README.md").read_text()
+    assert "a batch has 4 examples; each request begins with a state of zeros." in readme
+    model.layers[0].reset_state()
+    assert printed(folder, readme) == pytest.approx(float(model(np.zeros([4, 5, 2]))[0, 0]), abs=1e-6)
+
+
 def printed(folder, readme) -> float:
-    """The number that an export's example in Python prints."""
+    """The first number that an export's example in Python prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1], {"FOLDER": str(folder)})
-    return float(re.search(r"\[\[(.*?)\]\]", out.getvalue())[1])
+    return float(re.search(r"\[\[(.*?)\]", out.getvalue())[1])
