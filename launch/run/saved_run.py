@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from ...engine import StepOptions, Trainer, logging, optimizers
 from ...engine.build import make_optimizer, prepare
 from ...engine.checkpoints import Checkpoints, Manifest
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.data import entry, frames
+from ...engine.data import entry, form, frames
 from ...engine.data.data import Data
 from ...engine.data.source import Source
 from ...engine.data.streamed import Stream
@@ -313,7 +314,9 @@ def _with_predict(
     """
     inputs = keras.inputs_of(model)
     features = features if inputs is None else inputs
-    of_keras = functools.partial(type(model).predict, model)
+    of_keras, padded = functools.partial(type(model).predict, model), list[form.Padded]()
+    form.map_padded(padded.append, features)
+    needs_lengths = any(type(each) is form.Padded for each in padded)
 
     def checked(x: Any) -> Any:
         if isinstance(x, dict) and isinstance(features, dict):
@@ -327,16 +330,24 @@ def _with_predict(
 
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
         with environment.defaults(), explanations.explained_errors():
-            if columns or split or x is None or isinstance(x, str) or entry.has_whole_examples(x):
+            is_ours = columns or split or x is None or isinstance(x, str) or needs_lengths
+            if is_ours or entry.has_whole_examples(x):
                 examples = predictions.examples(run, features, x, split)
                 outputs = predictor()(examples, batch_size or _BATCH_SIZE)
                 return prediction_files.columns(run, examples, outputs, name) if columns else outputs
             preprocessing = run.known.preprocessing
             if isinstance(features, dict) or preprocessing.array:  # else a frame is one array, as Keras has it
                 x = frames.as_arrays(x, may_lack=preprocessing.may_lack or not isinstance(features, dict))
-            x = checked(run.names.ids(x))
+            elif isinstance(x, (list, tuple)):
+                x = frames.as_arrays(x, as_one=True)
+            x = tf.nest.map_structure(_text_as_tensor, checked(run.names.ids(x)))
         with environment.defaults():
             return of_keras(x, batch_size, *arguments, **keywords)
 
     model.names, model.predict = run.names, predict
     return model
+
+
+def _text_as_tensor(x: Any) -> Any:
+    """Returns an array of text as a tensor, which Keras takes in any form of text; anything else unchanged."""
+    return tf.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind in "SUO" else x

@@ -268,7 +268,11 @@ def test_features_of_varying_length_and_nested_outputs_keep_their_names(tmp_path
     expected = done.predict(Walks())
     folder = pathlib.Path(run(OfWalks, mode="export", **how).result["export"])
     given = Walks().read(np.arange(16))[0]
-    rows = {name: tf.ragged.stack(x).to_tensor().numpy() for name, x in given.items() if name != "walk_lengths"}
+    varying = {name: np.concatenate(x) for name, x in given.items() if name != "walk_lengths"}
+    ragged = {name: tf.RaggedTensor.from_row_lengths(x, LENGTHS) for name, x in varying.items()}
+    rows = {name: x.to_tensor().numpy() for name, x in ragged.items()}
+    loaded = load_model(tmp_path / "run", trainer_class=OfWalks).predict({**given, **ragged})
+    np.testing.assert_allclose(loaded["both"][0], expected["both"][0], rtol=1e-5)
     features = {name if name != "2nd" else "x2nd": x for name, x in rows.items()}
     features |= {f"{name}_lengths": LENGTHS for name in ("words", "x2nd")}
     features |= {"walk_lengths": given["walk_lengths"], "walk_lengths_2": LENGTHS}

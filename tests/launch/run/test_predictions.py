@@ -83,6 +83,27 @@ def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
         np.testing.assert_allclose(model.predict(**split), expected, rtol=1e-5, atol=1e-6)
 
 
+class Spelled(crankshaft.Trainer):
+    """Takes text, which a layer of its model looks up."""
+
+    def build_model(self):
+        look_up = tf.keras.layers.StringLookup(vocabulary=[*PETS[:2]], output_mode="one_hot")
+        word = tf.keras.Input([], dtype="string")
+        return tf.keras.Model(word, tf.keras.layers.Dense(1)(look_up(word)))
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+def test_text_is_predicted_in_every_form_by_every_model_of_a_run(tmp_path):
+    words = np.array(PETS)[LABELS]
+    done = run(Spelled, data=((words, FEATURES[:, 0]), None), train_steps=2, run_dir=tmp_path / "run", **QUIET)
+    expected = done.predict(words)
+    for model in (done.model, load_model(tmp_path / "run", trainer_class=Spelled)):
+        for given in (words, words.astype("S"), words.astype(object), words.tolist(), tf.constant(words)):
+            np.testing.assert_allclose(model.predict(given, verbose=0), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [
