@@ -122,7 +122,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         return dict(zip(_unique(leaf.name for leaf in outputs), (leaf.value for leaf in outputs), strict=True))
 
     signature = tf.function(serve, autograph=False).get_concrete_function(**specs)
-    functions = getattr(model, "export_signatures", dict)()
+    functions: dict[str, Any] = getattr(model, "export_signatures", dict)()
     more = {name: function.get_concrete_function() for name, function in functions.items()}
     module = _module(trainer, preprocessing.tables, [signature, *more.values()])
     with files.replacing(path, os.mkdir) as temporary:
@@ -149,11 +149,8 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
       UsageError: a function reads something else, such as a global table.
     """
     root = tf.Module()
-    root.parts = [
-        trainer,
-        *keras.all_layers_in(Inventory(trainer).layers.values()),
-        dict(tables),
-    ]  # layers have lists of lists
+    layers = keras.all_layers_in(Inventory(trainer).layers.values())  # TensorFlow does not see those in lists of lists
+    root.parts = [trainer, *layers, dict(tables)]
     variables = [variable for function in functions for variable in function.graph.variables]
     owners: dict[int, Any] = {}
     for part in (*tf.train.TrackableView(root).descendants(), *variables):
@@ -189,8 +186,8 @@ class _Leaf(NamedTuple):
 def _leaves(nest: Any, name: str, path: str = "") -> Iterator[_Leaf]:
     """Yields the tensors of a nest in the order of `tf.nest.flatten`, for a signature, which is flat.
 
-    Their names are the keys of dictionaries, and `name` with the number in a tuple; at several levels all of them. The
-    lengths of a `Padded` have its name and "_lengths".
+    Their names are the keys of dictionaries, and `name` with the number in a tuple; those of nested ones are joined.
+    The lengths of a `Padded` have its name and "_lengths".
     """
     if isinstance(nest, form.Padded):
         yield _Leaf(path or name, nest.values)
@@ -208,12 +205,11 @@ def _leaves(nest: Any, name: str, path: str = "") -> Iterator[_Leaf]:
 def _inputs(features: Any) -> dict[str, _Leaf]:
     """Returns the features by names that a signature can have: a letter, then letters, digits and _."""
     leaves = [*_leaves(features, "features")]
-    fits = [bool(_SIGNATURE_NAME.fullmatch(leaf.name)) for leaf in leaves]
-    order = sorted(range(len(leaves)), key=lambda number: (not fits[number], leaves[number].is_lengths))
-    plain = [re.sub("[^A-Za-z0-9_]", "_", leaves[number].name) for number in order]
-    unique = _unique(name if _SIGNATURE_NAME.fullmatch(name) else f"x{name}" for name in plain)
-    names = dict(zip(order, unique, strict=True))
-    return {names[number]: leaf for number, leaf in enumerate(leaves)}
+    # Those that keep their names come first, and features before lengths.
+    order = sorted(leaves, key=lambda leaf: (not _SIGNATURE_NAME.fullmatch(leaf.name), leaf.is_lengths))
+    plain = (re.sub("^(?![A-Za-z])", "x", re.sub("[^A-Za-z0-9_]", "_", leaf.name)) for leaf in order)
+    names = dict(zip(map(id, order), _unique(plain), strict=True))
+    return {names[id(leaf)]: leaf for leaf in leaves}
 
 
 def _unique(names: Iterable[str]) -> list[str]:
