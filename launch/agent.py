@@ -114,6 +114,7 @@ class _Agent:
                 return self._end(fail(error.exit_code, with_flags(error.message)))
             if self._stop:
                 break
+            recorded_bytes = self._record_bytes()
             # In the task the signal handlers are those of before.
             self._child = child = self._children.fork(functools.partial(self._task, self._config))
             if self._members and self._config.cluster.lock:
@@ -129,6 +130,8 @@ class _Agent:
             if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
                 has_no_code = ending.code < 0 or ending.code == EXIT_REGROUP
                 return self._end(EXIT_CODES[self._stop[1].name] if self._stop and has_no_code else ending.code)
+            if ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
+                return self._end(ending.code)  # the run is complete; what failed came after it, such as its output
             newest = self._newest_step()
             settled = self._rule.settle([ending], newest > step)
             step = max(newest, step)
@@ -157,6 +160,9 @@ class _Agent:
         if self._stop and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config
+
+    def _record_bytes(self) -> int:
+        return os.path.getsize(self._events) if self._events and os.path.isfile(self._events) else 0
 
     def _newest_step(self) -> int:
         return max(events.newest_step(self._events), self._memory.newest_step())

@@ -6,6 +6,8 @@ import json
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -18,7 +20,7 @@ from tests.distributed import weighing
 from tests.distributed.jobs import newest_snapshot
 from tests.launch.conftest import crank, inside
 from tests.runs import assert_equal_bits, newest, tensors
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 _ = inside, crank  # the fixtures
 RUN = (
@@ -111,6 +113,16 @@ def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(cra
     program.send(signal.SIGHUP)
     ended = program.wait()
     assert (ended.code, "error" in ended.err) == (128 + signal.SIGHUP, False), ended.err
+
+
+def test_a_complete_run_whose_output_is_lost_does_not_start_again(tmp_path):
+    flags = (*RUN, "--train_steps=4", f"--run_dir={tmp_path / 'run'}", "--max_restarts=9")
+    command = [sys.executable, "-m", "crankshaft", "train", *flags]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert (ended.returncode, "starts again" in ended.stderr) == (1, False), ended.stderr
+    assert "a part of the output is lost: No space left on device" in ended.stderr
+    assert has_ended(tmp_path / "run" / "events.jsonl")
 
 
 @pytest.mark.slow
