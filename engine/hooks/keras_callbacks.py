@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,12 +49,12 @@ _IDLE_AT_BATCHES = {
 _KEPT = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
     "History": ("epoch", "history"),
-    "ModelCheckpoint": ("best",),
+    "ModelCheckpoint": ("best", "_last_batch_seen", "_batches_seen_since_last_saving"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "TensorBoard": ("_global_train_batch", "_global_test_batch"),
 }
 _STOP = "stop_training of a Keras callback"
-_WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor")
+_WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor", "TerminateOnNaN")
 # Callbacks that need Keras's own loop, and their equivalents here.
 _INSTEAD = {
     "BackupAndRestore": f"{setting('run_dir')}, from which a run resumes to the same bits,",
@@ -75,7 +76,9 @@ class KerasCallbacks(Windowed):
 
     A resumed run repeats `on_train_begin`, and `on_epoch_begin` within an epoch, so that callbacks create their
     objects; changes of the run by these calls are reverted, since the checkpoint has them. An evaluation that a request
-    to end the run has interrupted begins again, with `on_test_begin`; its epoch ends after it.
+    to end the run has interrupted begins again, with `on_test_begin`; its epoch ends after it. A run that returns to a
+    checkpoint does the same without `on_train_begin`: callbacks have their state of that step, and the rows that a
+    CSVLogger has written since are cut.
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
     value, including layers' losses. Batch methods are called for each batch if a callback overrides them, which makes
@@ -127,7 +130,7 @@ class KerasCallbacks(Windowed):
         self.epoch_steps, self._first_epoch, self._epochs = epoch_steps, first_epoch, epochs
         self.needs_epochs = epoch_steps is None
         self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
-        self._states: list[dict[str, Any]] | None = None  # of a checkpoint
+        self._states: list[dict[str, Any]] = []  # of a checkpoint
         self._model: Any = None
         self._is_evaluating = False
         self._ended: int | None = None  # the step of the batch that callbacks have ended
@@ -136,6 +139,9 @@ class KerasCallbacks(Windowed):
         self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback will restore, in bytes
         self._begun: list[int | None] = [None, None]  # the epoch and the batch's step that callbacks have begun
+        # Each row of a CSVLogger: its step, and where it begins in the file, with the logger's writer by then.
+        self._rows: list[tuple[int, tf.keras.callbacks.CSVLogger, int, Any]] = []
+        self._named: set[str] = set()  # callbacks that do not return with the run
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         super().attach(state, meter)
@@ -195,11 +201,21 @@ class KerasCallbacks(Windowed):
                 "millisecond; on_epoch_end costs nothing",
                 ", ".join(self._at_batches),
             )
-        if status.step:
-            with status.state.kept() if self.callbacks else contextlib.nullcontext():
-                self._begin_again(status)
+        if status.step or self._states:
+            again = self._begin_again(status, "on_train_begin")
+            again += [type(each).__name__ for each in self._called if "CSVLogger" in _kinds(each) and not each.append]
+            if again and status.step:
+                logging.warning(
+                    "Keras callback %s begins again, as the checkpoint lacks its state; your own callbacks keep theirs "
+                    "by get_state() and set_state(state), and a CSVLogger continues with append=True",
+                    ", ".join(again),
+                )
         else:
             self._call("on_train_begin", {})
+        self._continue(status)
+
+    def _continue(self, status: Status) -> None:
+        """Begins the epoch and the batch, unless callbacks have begun them or the run ends here."""
         if self._model.stop_training:
             status.stop = status.stop or _STOP
         elif not (status.last or self.is_pending):
@@ -218,18 +234,36 @@ class KerasCallbacks(Windowed):
             epochs = self._first_epoch + number + (begun > 0)
         return {"epochs": epochs, "steps": steps, "verbose": self._verbose}
 
-    def _begin_again(self, status: Status) -> None:
-        """Repeats the `on_*_begin` calls of a resumed run, and then restores the callbacks' state."""
-        self._call("on_train_begin", {})
-        epoch, batch = self._begun
-        if self.is_pending or epoch == self._epoch(status):
-            self._call("on_epoch_begin", epoch, {})
-        if batch == status.step and self._at_batches:
-            self._call("on_train_batch_begin", self._batch(batch), {})
-        self._take_up()
+    def _begin_again(self, status: Status, *methods: str) -> list[str]:
+        """Calls methods, repeats those that began the epoch and the batch, and restores the callbacks' state.
+
+        What the calls change of the run is reverted. Returns the names of callbacks without a state.
+        """
+        with status.state.kept() if self.callbacks else contextlib.nullcontext():
+            for method in methods:
+                self._call(method, {})
+            epoch, batch = self._begun
+            if self.is_pending or epoch == self._epoch(status):
+                self._call("on_epoch_begin", epoch, {})
+            if batch == status.step and self._at_batches:
+                self._call("on_train_batch_begin", self._batch(batch), {})
+            return self._restore_states()
 
     def rewind(self, status: Status) -> None:
-        """Does not call callbacks: Keras's loop never goes back."""
+        self._model.stop_training = False
+        self._ended, self._is_evaluating, self._logs = None, False, {}
+        while self._rows and self._rows[-1][0] > status.step:
+            _, logger, position, logger.writer = self._rows.pop()
+            logger.csv_file.seek(position)
+            logger.csv_file.truncate()
+        if behind := [name for name in self._begin_again(status) if name not in self._named]:
+            self._named.update(behind)
+            logging.warning(
+                "Keras callback %s has no state, so it does not return to step %d with the run; your own callbacks do "
+                "by get_state() and set_state(state)",
+                *(", ".join(behind), status.step),
+            )
+        self._continue(status)
 
     def period(self, feed: Feed) -> Period:
         """Returns the period of the callbacks' epochs on this training data."""
@@ -262,6 +296,10 @@ class KerasCallbacks(Windowed):
             evaluation = {f"val_{name}": value for name, value in self._logs_of(evaluation or {}).items()}
             self._logs = dict(sorted({**self._logs_of(self._means()), **evaluation}.items()))  # as Keras has them
             self.window.take()
+            for logger in self._called:
+                # A remote file can't be cut.
+                if "CSVLogger" in _kinds(logger) and isinstance(logger.csv_file, io.TextIOBase):
+                    self._rows.append((status.step, logger, logger.csv_file.tell(), logger.writer))
             self._call("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:
                 if "MonitorCallback" in _kinds(callback) and callback.best != callback.best:
@@ -322,7 +360,7 @@ class KerasCallbacks(Windowed):
         return {"callbacks": [*map(_state_of, self._callbacks)], "begun": [*self._begun], **pending}
 
     def restore_host_state(self, values: dict) -> None:
-        self._states = values.get("callbacks")
+        self._states = values.get("callbacks") or []
         self._begun = [*values.get("begun", (None, None))]
         self.is_pending, self._several = values.get("is_pending", False), values.get("several", self._several)
 
@@ -402,27 +440,23 @@ class KerasCallbacks(Windowed):
         if scaled is not None:
             self._loss_scale.copy_from(scaled)
 
-    def _take_up(self) -> None:
-        """Restores callbacks' state from a checkpoint, and names those without any."""
-        again: list[str] = []
-        for callback, state in _matched(self._callbacks, self._states or []):
+    def _restore_states(self) -> list[str]:
+        """Restores the callbacks' state from a checkpoint. Returns the names of those without any."""
+        without: list[str] = []
+        states, self._states = self._states, []
+        for callback, state in _matched(self._callbacks, states):
             weights = self._best[callback].numpy() if callback in self._best else None
             has_best = not hasattr(callback, "set_state") and (state or {}).get("best") is not None
             if state is None or (weights == b"" and has_best):
-                stays = any(name in _WITHOUT_STATE for name in _kinds(callback)) and getattr(callback, "append", True)
-                again += [] if stays or callback is self.history else [type(callback).__name__]
+                needs_none = any(name in _WITHOUT_STATE for name in _kinds(callback))
+                without += [] if needs_none or callback is self.history else [type(callback).__name__]
             else:
                 _set_state(callback, state)
-            if weights:
-                callback.best_weights = _unpacked(weights, self._model.weights)
+            if weights is not None:
+                callback.best_weights = _unpacked(weights, self._model.weights) if weights else None
             if "EarlyStopping" in _kinds(callback) and callback.stopped_epoch and callback.wait >= callback.patience:
                 self._model.stop_training = True  # as it was
-        if again:
-            logging.warning(
-                "Keras callback %s begins again, as the checkpoint lacks its state; your own callbacks keep theirs by "
-                "get_state() and set_state(state), and a CSVLogger continues with append=True",
-                ", ".join(again),
-            )
+        return without
 
 
 def _check(callbacks: Iterable[tf.keras.callbacks.Callback], instead: Mapping[str, str]) -> None:

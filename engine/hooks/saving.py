@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Sequence
 
 from ..checkpoints import Checkpoints, Manifest
@@ -90,10 +91,11 @@ def restore(
         return None
     # Measurements by other rules are discarded like those on other data.
     changed = manifest.other_data(checkpoints.about) if rules_of(manifest) == RULES else {"train", "eval"}
-    kept = manifest.host_state.get("hooks", {})
+    host_state = copy.deepcopy(manifest.host_state)  # which is changed afterwards, and the manifest may be read again
+    kept = host_state.get("hooks", {})
     owner = "state"
     try:
-        state.restore_host_state(manifest.host_state.get("state", {}))
+        state.restore_host_state(host_state.get("state", {}))
         for name, hook in by_name(hooks).items():
             if name in kept:
                 owner = f"hooks.{name}"
@@ -101,7 +103,7 @@ def restore(
                 hook.data_changed(changed)
         if meter is not None:
             owner = "meter"
-            meter.restore_host_state({} if "train" in changed else manifest.host_state.get("meter", {}))
+            meter.restore_host_state({} if "train" in changed else host_state.get("meter", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{manifest.name} in {checkpoints.directory}: its host_state.{owner} can't be restored ({error!r}); "

@@ -130,6 +130,72 @@ def test_weights_that_are_not_finite_though_the_loss_is(tmp_path):
     assert rollback_of(tmp_path / "spoilt", 20) == {"returns": 1, "left_out": []}
 
 
+class Faults(Hook):
+    """Errors of a device: at these steps, one after the other, a weight becomes NaN."""
+
+    def __init__(self, steps):
+        self._steps = [*steps]
+
+    def next_due(self, step, status):
+        return self._steps[0] if self._steps and self._steps[0] > step else None
+
+    def __call__(self, status):
+        if [status.step] == self._steps[:1]:
+            del self._steps[0]
+            kernel = status.state.trainer.model.layers[0].kernel
+            kernel.assign(kernel * np.float32("nan"))
+
+
+class Counts(tf.keras.callbacks.Callback):
+    ended = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ended += 1
+
+    def get_state(self):
+        return {"ended": self.ended}
+
+    def set_state(self, state):
+        self.ended = state["ended"]
+
+
+class Stateless(tf.keras.callbacks.Callback):
+    pass
+
+
+def test_keras_callbacks_return_with_the_run(tmp_path, caplog):
+    """Epochs of 8 steps and a checkpoint every 12: the run returns before its first epoch's end, and twice within one.
+
+    No loss is an improvement, so early stopping ends the run after 5 epochs, and the rate falls after 2 and 4.
+    """
+
+    def fitted(name, faults):
+        tf.keras.utils.set_random_seed(0)
+        model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+        model.compile(tf.keras.optimizers.SGD(0.01), "mse")
+        counts, kwargs = Counts(), {"min_delta": 100.0}
+        called = [
+            tf.keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, **kwargs),
+            tf.keras.callbacks.EarlyStopping("loss", patience=4, restore_best_weights=True, **kwargs),
+            tf.keras.callbacks.CSVLogger(tmp_path / f"{name}.csv"),
+            *(counts, Stateless()),
+        ]
+        where = {"run_dir": str(tmp_path / name), "on_nonfinite": "rollback:3", "checkpoint_every_steps": 12}
+        data = {"epochs": 9, "batch_size": 4, "verbose": 0, "jit": "off"}
+        hooks = [Faults(faults)]
+        history = crankshaft.fit(model, FEATURES, LABELS, callbacks=called, hooks=hooks, **where, **data).history
+        rows = (tmp_path / f"{name}.csv").read_text()
+        return history.epoch, history.history, counts.ended, rows, [each.tolist() for each in model.get_weights()]
+
+    expected = fitted("undisturbed", [])
+    assert expected[0] == [0, 1, 2, 3, 4]
+    with caplog.at_level("WARNING", logger="absl"):
+        assert fitted("returns", [10, 20, 13]) == expected
+    returns = [record.getMessage() for record in caplog.records if " has no state, so it " in record.getMessage()]
+    assert len(returns) == 1 and returns[0].startswith("Keras callback Stateless has no state, so it does not return to")
+    assert rollback_of(tmp_path / "returns", 36) == {"returns": 3, "left_out": []}
+
+
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
