@@ -159,6 +159,7 @@ class KerasTrainer(Trainer):
         self._build_optimizer(source)
         if not self.run_context.only_predicts:
             self._build_losses()
+        self.compiled_state = keras_compile.CompiledState(self.model)
 
     def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
         with _by_configuration(source):

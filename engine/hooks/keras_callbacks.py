@@ -138,6 +138,7 @@ class KerasCallbacks(Windowed):
         self._unreset: Collection[str] = ()  # names of metrics that epochs do not reset
         self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback will restore, in bytes
+        self._refused: dict[str, Any] = {}  # the model's methods that callbacks may call only when training ends
         self._begun: list[int | None] = [None, None]  # the epoch and the batch's step that callbacks have begun
         # Each row of a CSVLogger: its step, and where it begins in the file, with the logger's writer by then.
         self._rows: list[tuple[int, tf.keras.callbacks.CSVLogger, int, Any]] = []
@@ -183,6 +184,11 @@ class KerasCallbacks(Windowed):
         self._model.stop_training, self._model.history = False, self.history
         self._attributes = _attributes_for_callbacks(trainer, self._model)
         strategy, has_own_optimizer = status.strategy, "optimizer" in self._attributes
+        if not has_own_optimizer:
+            is_copy = getattr(trainer, "is_built", False) and not trainer.run_context.in_place
+            when = "after the run" if is_copy else "in on_train_end, or after the run"
+            why = f"of the model that the run trains, which would not change the run; compile it {when}"
+            (self._attributes if is_copy else self._refused)["compile"] = _refusing("compile", why)
         if has_own_optimizer or strategy.num_hosts > 1 or not strategy.updates_here:
             _check(self.callbacks, _OF_MODEL)
         self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
@@ -424,18 +430,21 @@ class KerasCallbacks(Windowed):
         """Calls a method of all callbacks, which may add to the logs for later ones, as Keras's do."""
         *numbers, logs = arguments
         logs = dict(logs)
-        with self._calling():
+        with self._calling(ends=method == "on_train_end"):
             for callback in self._called if of is None else of:
                 getattr(callback, method)(*numbers, logs)
 
     @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Calls callbacks in this context: the model is as they know it from `fit`."""
+    def _calling(self, ends: bool = False) -> Iterator[None]:
+        """Calls callbacks in this context: the model is as they know it from `fit`.
+
+        As in Keras, they may compile it when training ends.
+        """
         optimizer = getattr(self._model, "optimizer", None)
         scaled = optimizer if self._loss_scale and hasattr(optimizer, "dynamic_scale") else None
         if scaled is not None:
             self._loss_scale.copy_to(scaled)
-        with keras.with_attributes(self._model, self._attributes):
+        with keras.with_attributes(self._model, self._attributes if ends else {**self._attributes, **self._refused}):
             yield
         if scaled is not None:
             self._loss_scale.copy_from(scaled)

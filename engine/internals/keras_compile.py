@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import inspect
 import math
@@ -42,23 +41,16 @@ def arguments(model: tf.keras.Model) -> dict[str, Any]:
     return dict(model._compile_config.config)
 
 
-def compiled_state(model: tf.keras.Model) -> list[Any]:
-    """Returns what a model has of the last call of `compile`, and its weights to train, to compare later."""
-    weights = [(id(each), each.trainable) for each in model.weights]
-    return [_Same(model._compile_config), _Same(model.optimizer), weights]
+class CompiledState:
+    """What a model has of the last call of `compile`, and its weights to train, to compare later."""
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Same:
-    """Is equal to another one of the same object, which it keeps."""
-
-    of: Any
+    def __init__(self, model: tf.keras.Model):
+        self._config, self._optimizer = model._compile_config, model.optimizer
+        self._weights = [(id(each), each.trainable) for each in model.weights]
 
     def __eq__(self, other):
-        return self.of is other.of
-
-    def __hash__(self):
-        return id(self.of)
+        is_same = self._config is other._config and self._optimizer is other._optimizer
+        return is_same and self._weights == other._weights
 
 
 def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> None:
@@ -69,14 +61,15 @@ def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimize
 
 @contextlib.contextmanager
 def untracked_optimizer(model: tf.keras.Model) -> Iterator[None]:
-    """Keeps checkpoints that are made in this context from finding a compiled model's optimizer in the model."""
-    optimizer = model.optimizer
-    set_optimizer(model, optimizer)
+    """Keeps checkpoints that are made in this context from finding a compiled model's optimizer in the model.
+
+    The model may be compiled with another one in the context.
+    """
+    set_optimizer(model, model.optimizer)
     try:
         yield
     finally:
-        vars(model).pop("optimizer", None)  # or TensorFlow does not track what is there already
-        model.optimizer = optimizer
+        model.optimizer = vars(model).pop("optimizer")  # TensorFlow does not track what is there already
 
 
 def direction_of(metric: tf.keras.metrics.Metric) -> str | None:

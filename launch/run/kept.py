@@ -70,6 +70,7 @@ def keep(config: Config, inputs: Inputs, strategy: Strategy, train_steps: int | 
     if key is None or not (loops and state.trainer.run_context.in_place):
         return
     compiled = {split: program.compiled for split, program in programs.items()}
+    key = {**key, "model": state.trainer.compiled_state}  # a callback may have compiled the model since
     # Not by `setattr`, so that Keras and checkpoints do not track it.
     vars(state.trainer.model)[KEPT] = Kept(key, state.trainer, state.step_variable, state.jit, compiled)
 
@@ -95,7 +96,7 @@ def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, A
         return None
     return {
         "flags": {name: getattr(config, name) for name in _COMPARED},
-        "model": keras_compile.compiled_state(config.trainer_class.make()),
+        "model": keras_compile.CompiledState(config.trainer_class.make()),
         # The order's seed does not reach a compiled step.
         "feeds": {name: (type(feed), feed.form, dataclasses.replace(feed.order, seed=None)) for name, feed in feeds},
         "classes": inputs.known.num_classes,

@@ -117,8 +117,8 @@ class Run(BaseRun):
     def restore(self, which: str | int) -> None:
         """Takes the run back to a checkpoint: weights, optimizer, step, position in the data, hooks and `extra`.
 
-        Keras callbacks get their state of that step, with `stop_training`, their best weights and the history; rows that
-        a CSVLogger has written since are cut. Those without a state are named, once.
+        Keras callbacks get their state of that step, with `stop_training`, best weights and the history; rows that a
+        CSVLogger has written since are cut. Those without a state are named, once.
 
         Args:
           which: "best", by --monitor, "latest", or the step of a checkpoint that is kept.

@@ -246,6 +246,36 @@ def test_an_optimizer_of_the_engine_takes_what_it_has(inside):
     assert "momentum has no setting beta_1; it has learning_rate, momentum, nesterov" in outcome.error
 
 
+class Compiles(callbacks.Callback):
+    def __init__(self, method):
+        super().__init__()
+        setattr(self, method, self.compile_again)
+
+    def compile_again(self, *_):
+        self.model.compile(tf.keras.optimizers.SGD(0.1), "mae")
+
+
+@pytest.mark.parametrize("method", ["on_epoch_end", "on_train_begin"])
+def test_a_callback_that_compiles_the_model_in_training_is_an_error(method):
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+    data = {"epochs": 2, "batch_size": 8, "verbose": 0, "jit": "off"}
+    with pytest.raises(crankshaft.UsageError, match=r"calls compile of the model .*; compile it in on_train_end, or"):
+        crankshaft.fit(model, POINTS, LABELS, callbacks=[Compiles(method)], **data)
+    assert (type(model.optimizer), model.loss) == (tf.keras.optimizers.Adam, "mse")
+
+
+def test_a_callback_may_compile_the_model_for_the_next_run():
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+    data = {"batch_size": 8, "verbose": 0, "jit": "off"}
+    crankshaft.fit(model, POINTS, LABELS, callbacks=[Compiles("on_train_end")], **data)
+    assert (type(model.optimizer), model.loss) == (tf.keras.optimizers.SGD, "mae")
+    loss = model.evaluate(POINTS, LABELS, verbose=0)
+    assert crankshaft.fit(model, POINTS, LABELS, **data).history.history["loss"][0] < loss
+    assert model.optimizer.iterations.numpy() == 5
+
+
 class Halving(callbacks.Callback):
     """Halves the rate and the weights as an epoch begins, and stops the run, or fails, after a step."""
 

@@ -191,8 +191,8 @@ def test_keras_callbacks_return_with_the_run(tmp_path, caplog):
     assert expected[0] == [0, 1, 2, 3, 4]
     with caplog.at_level("WARNING", logger="absl"):
         assert fitted("returns", [10, 20, 13]) == expected
-    returns = [record.getMessage() for record in caplog.records if " has no state, so it " in record.getMessage()]
-    assert len(returns) == 1 and returns[0].startswith("Keras callback Stateless has no state, so it does not return to")
+    names = "Keras callback Stateless has no state, so it does not return to step"
+    assert sum(record.getMessage().startswith(names) for record in caplog.records) == 1
     assert rollback_of(tmp_path / "returns", 36) == {"returns": 3, "left_out": []}
 
 
