@@ -360,7 +360,7 @@ def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]
     Args:
       steps: the period, 1 or more.
       function: called with a `Status` and the means by name, floats. They always include `loss`; it is NaN if no step
-        counted, since float16's loss scale skipped them all.
+        counted, since all were skipped.
 
     Raises:
       UsageError: the period is not 1 or more.

@@ -14,6 +14,7 @@ from .. import logging
 from ..internals.variables import own_copy, tf_variable
 from ..inventory import Inventory
 from ..metrics.computed import Computed, compute
+from ..metrics.means import is_loss
 from ..metrics.pairs import Confusion
 from ..metrics.predictions import Predictions, Rows
 from ..metrics.sums import Sums, nan_if_missing, values_by_name
@@ -178,7 +179,7 @@ def evaluate(
     values |= computed.metrics
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}
     line = f"{title}: {', '.join(f'{name} is {value}' for name, value in wrong.items())}; {_CURE}"
-    if is_strict and any(map(numerics.is_loss, wrong)):
+    if is_strict and any(map(is_loss, wrong)):
         raise numerics.NonfiniteError(line)
     if wrong and strategy.is_chief:
         logging.warning("%s", line)

@@ -15,6 +15,7 @@ from ..errors import LabelError, NonfiniteError
 from ..internals.variables import CompiledOf, own_copy, path_of, tf_variable
 from ..inventory import Inventory
 from ..mesh.shards import sharding_of
+from ..metrics.means import is_loss
 from ..metrics.pairs import Pair
 from ..metrics.sums import LoopSums
 from ..reduction import per_replica
@@ -22,11 +23,6 @@ from ..step.options import StepOptions
 from .base import Hook, Status
 
 _PIECE_BYTES = 64 << 20
-
-
-def is_loss(name: str) -> bool:
-    """Returns whether a metric is a loss, by its name, such as `loss` or `log_loss`."""
-    return "loss" in name.split("_")
 
 
 def check_labels(pairs: Mapping[str, Pair], title: str) -> None:

@@ -19,6 +19,11 @@ _ONE_NUMBER = (
 )
 
 
+def is_loss(name: str) -> bool:
+    """Returns whether a metric is a loss, by its name, such as `loss` or `log_loss`."""
+    return "loss" in name.split("_")
+
+
 @functools.cache
 def _directed(direction: str | None) -> type[Mean]:
     if direction not in (None, "max", "min"):

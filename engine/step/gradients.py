@@ -11,7 +11,7 @@ from ..errors import UsageError, setting
 from ..internals import keras
 from ..internals.variables import assign_local, path_of, tf_variable, whole_of
 from ..mesh.shards import Sharding
-from ..metrics.means import as_loss, as_losses
+from ..metrics.means import as_loss, as_losses, is_loss
 from ..metrics.pairs import Mean, SumOfMeans
 from ..metrics.sums import without_details
 from . import batches, diagnosis
@@ -230,16 +230,20 @@ class Update:
 
         Returns:
           The metrics with `gradient_norm`, over the steps that computed it, and, if steps may be skipped, their share,
-          `skipped`. A skipped step counts in no other metric, and leaves moving statistics unchanged.
+          `skipped`. A skipped step leaves moving statistics unchanged, and counts in no other metric, unless only the
+          loss scale was too high: its losses are finite.
         """
         step_context().applied.mark("ending")
-        metrics = {**metrics, "gradient_norm": Mean(self.norm, self._has_norm)}
+        norm = {"gradient_norm": Mean(self.norm, self._has_norm)}
         if self.finite is None:
-            return metrics
+            return {**metrics, **norm}
+        counts = self.finite
         if self._loss_scale is not None:
             self._loss_scale.update(self.finite)
+            losses = [tf.reduce_all(tf.math.is_finite(metrics[name].total)) for name in metrics if is_loss(name)]
+            counts |= tf.reduce_all(losses)
         skipped = Mean(1.0 - tf.cast(self.finite, tf.float32), tf.constant(1.0))
-        return {**zero_unless(self.finite, metrics), "skipped": skipped}
+        return {**zero_unless(counts, metrics), **zero_unless(self.finite, norm), "skipped": skipped}
 
 
 def minimize(

@@ -71,6 +71,24 @@ def test_two_replicas_minimize_what_keras_minimizes_on_one_device(weights):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), atol=1e-5, err_msg=theirs.path)
 
 
+def test_the_loss_of_a_step_that_a_loss_scale_skips_counts_as_in_keras():
+    """Labels of this size overflow float16's gradients, by the first scales, in each of an epoch's steps."""
+    features = np.random.default_rng(0).normal(size=(40, 3)).astype("f")
+    data = {"x": features, "y": 100 * features.sum(1, keepdims=True), "shuffle": False, "epochs": 3, "batch_size": 8}
+    histories, scales = [], []
+    for trains, how in ((keras.Model.fit, {}), (fit, {"jit": "off"})):
+        keras.utils.set_random_seed(0)
+        made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, dtype="mixed_float16")])
+        made.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)), "mse", metrics=["mae"])
+        histories.append(trains(made, **data, verbose=0, **how).history)
+        scales.append(float(made.optimizer.dynamic_scale))
+    theirs, ours = (getattr(each, "history", each) for each in histories)
+    assert scales[0] == scales[1] == 2.0**7
+    assert ours["skipped"] == [1.0, 0.6, 0.0]
+    for name in ("loss", "mae"):
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3)
+
+
 def test_a_part_of_a_batch_is_no_batch():
     """Micro-batches: what is no mean over examples is refused, and what is one is computed."""
 
