@@ -385,11 +385,17 @@ class TemporaryVariable(NamedTuple):
     device: str = ""
 
 
-def temporary_variable(value: tf.Tensor) -> TemporaryVariable:
-    """Creates a variable with this value in each run of the graph, for kernels that update one."""
-    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=context.anonymous_name())
+def temporary_variable(value: tf.Tensor, shape: Any = None) -> TemporaryVariable:
+    """Creates a variable with this value in each run of the graph, for kernels that update one.
+
+    Args:
+      value: at first.
+      shape: of all its values; None is that of the first.
+    """
+    shape = value.shape if shape is None else tf.TensorShape(shape)
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=shape, shared_name=context.anonymous_name())
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-    return TemporaryVariable(handle, value.dtype, value.shape)
+    return TemporaryVariable(handle, value.dtype, shape)
 
 
 def allow_compute_on_coordinator(distribution: tf.distribute.ParameterServerStrategy) -> None:

@@ -19,6 +19,7 @@ from ..errors import UsageError
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from .options import Applied
+from .undo import UndoLog
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
 
@@ -82,6 +83,7 @@ class StepContext:
       applied: in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
       outside: their counts so far: (the metric's name, its pair).
+      undo_log: of the rows that a step writes even if it is skipped; None if it can't be.
     """
 
     step: tf.Tensor | None = None
@@ -102,6 +104,7 @@ class StepContext:
     applied: Applied = dataclasses.field(default_factory=Applied)
     counts_ids: bool = False
     outside: list[tuple] = dataclasses.field(default_factory=list)
+    undo_log: UndoLog | None = None
 
     def __enter__(self) -> StepContext:
         self._token = _entered.set(self)

@@ -18,8 +18,9 @@ from ..mesh.mesh import Mesh
 from ..metrics.sums import without_details
 from . import diagnosis
 from .batches import check_weighed, dense, pad_empty_batch, zero_unless
-from .context import Readings, StepContext
+from .context import Readings, StepContext, step_context
 from .options import Applied
+from .undo import UndoLog
 
 
 class StepRunner:
@@ -126,8 +127,8 @@ class StepRunner:
     def _state_restorer(self, present: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
 
-        The forward pass has assigned it even if the step is skipped, as its metrics show, or if the replica has no
-        examples. State shared by replicas is restored only if their sum does not replace it.
+        The forward pass has assigned it, and admitted ids, even if the step is skipped, as its metrics show, or if the
+        replica has no examples. State shared by replicas is restored only if their sum does not replace it.
         """
         inventory, reduction, may_skip = (
             self._inventory,
@@ -139,8 +140,13 @@ class StepRunner:
         with_examples = set() if present is None else set(map(id, local))
         variables = {id(each): each for each in [*state, *local] if may_skip or id(each) in with_examples}
         before = [(each, read_local(each)) for each in variables.values()]
+        admissions = [each for table in inventory.tables.values() for each in table.admissions] if may_skip else []
+        written = [variable for each in admissions for variable in each.undoable]
+        log = step_context().undo_log = UndoLog(written, step_context().step) if written else None
 
         def restore(metrics: dict) -> None:
+            if log is not None and "skipped" in metrics:
+                tf.cond(metrics["skipped"].total > 0.0, log.undo, lambda: None)
             for variable, value in before:
                 counts = [present] if id(variable) in with_examples else []
                 counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ...internals.variables import own_copy, path_of, server_of
+from ...step.context import step_context
 from . import hashing
 
 MAX_ADMIT_AFTER = 255  # higher counts are not reached between two halvings, in a small table
@@ -83,6 +84,11 @@ class Admission(tf.Module):
         with self._beside_shard():
             self._turn = tf.CriticalSection(name="turn") if self._server else None
 
+    @property
+    def undoable(self) -> list[tf.Variable]:
+        """This replica's variables, which a skipped step leaves as they were; none on a server, shared by workers."""
+        return [] if self._server else [own_copy(each) for each in self.variables]
+
     def look_up(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the row of each id [n] in this shard, int64 [n], or -1."""
         with self._beside_shard():
@@ -140,6 +146,7 @@ class Admission(tf.Module):
         chosen, positions = tf.unique(bucket)
         indices = tf.range(tf.size(ids))
         first = tf.math.unsorted_segment_min(indices, positions, tf.size(chosen))
+        _note(self.keys, chosen)
         tf.raw_ops.ResourceScatterNdUpdate(
             ref=own_copy(self.keys).handle,
             indices=tf.stack([chosen, tf.argmax(tf.gather(free, first), 1)], 1),
@@ -156,11 +163,13 @@ class Admission(tf.Module):
         before = tf.raw_ops.ResourceGather(resource=counts, indices=cells, dtype=tf.int32)
         seen = tf.minimum(tf.cast(tf.reduce_min(before, 1), tf.int64) + sightings, MAX_ADMIT_AFTER)
         updates = tf.broadcast_to(tf.cast(seen, tf.int32)[:, None], tf.shape(cells))
+        _note(self.counts, tf.reshape(cells, [-1]))
         tf.raw_ops.ResourceScatterMax(resource=counts, indices=cells, updates=updates)
         self._add_to_tally(Tally(0, 0, tf.reduce_sum(sightings)))
         sighted = self.read_tally().sighted
 
         def halve() -> None:
+            _note(self.counts, tf.range(self.counts.shape[0], dtype=tf.int64))
             all_counts = tf.raw_ops.ReadVariableOp(resource=counts, dtype=tf.int32)
             tf.raw_ops.AssignVariableOp(resource=counts, value=all_counts // 2)
             self._add_to_tally(Tally(0, 0, -(sighted // 2)))
@@ -170,6 +179,7 @@ class Admission(tf.Module):
 
     def _add_to_tally(self, more: Tally) -> None:
         value = tf.stack([tf.cast(x, tf.int64) for x in more])
+        _note(self.tally, tf.range(len(Tally._fields), dtype=tf.int64))
         tf.raw_ops.AssignAddVariableOp(resource=own_copy(self.tally).handle, value=value)
 
     def _buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
@@ -197,6 +207,12 @@ def as_key(ids: tf.Tensor) -> tf.Tensor:
     if ids.dtype == tf.string:
         return hashing.bucket(ids, 2**63 - 1)
     return tf.maximum(tf.cast(ids, tf.int64), _NOBODYS + 1)
+
+
+def _note(variable: tf.Variable, rows: tf.Tensor) -> None:
+    """Notes rows that are written next, by their indices, so that a skipped step can undo it."""
+    if (log := step_context().undo_log) is not None:
+        log.add(own_copy(variable), rows)
 
 
 def _variable(initial_value: Callable, name: str) -> tf.Variable:

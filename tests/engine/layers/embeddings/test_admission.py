@@ -210,6 +210,25 @@ def test_micro_batches_give_rows_on_one_replica_and_are_refused_on_several(bench
         bench(pull(), power_law(), 30, 2, accumulate_steps=3)
 
 
+@pytest.mark.parametrize(("replicas", "micro_batches", "admit_after"), [(1, 3, 2), (2, 1, 2), (2, 1, 1)])
+def test_a_skipped_step_gives_no_rows_and_counts_nothing(bench, replicas, micro_batches, admit_after):
+    """Two batches of 300 new ids, each twice. A label of the second, in which counts are halved, is NaN."""
+    ids = np.repeat(np.random.default_rng(0).choice(FAR, [2, 300], replace=False), 2, 1).reshape(-1)
+    labels = np.ones(1200, np.float32)
+    labels[900] = np.nan
+    options = {"accumulate_steps": micro_batches, "on_nonfinite": "skip", "shuffle": False}
+    made = bench(pull(400, admit_after), (ids, labels), 600, replicas, **options)
+    assert made.train(1)["skipped"] == (0, replicas)
+    before = made.arrays()
+    assert figures(made.trainer.table)[0] > 250
+    assert made.train(2)["skipped"] == (replicas, replicas)
+    made.state.step_variable.assign(1)
+    assert_same(made.arrays(), before)
+    assert not looked_up(made, ids[600:]).any()
+    for variable in made.state.variables():
+        made.held(variable)
+
+
 def test_a_lookup_that_does_not_say_what_it_is_for_is_refused():
     with pytest.raises(ValueError, match="call it with training=training"):
         table()([1, 2])
