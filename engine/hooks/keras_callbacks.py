@@ -259,7 +259,8 @@ class KerasCallbacks(Windowed):
         self._model.stop_training = False
         self._ended, self._is_evaluating, self._logs = None, False, {}
         while self._rows and self._rows[-1][0] > status.step:
-            _, logger, position, logger.writer = self._rows.pop()
+            _, logger, position, writer = self._rows.pop()
+            logger.writer = writer
             logger.csv_file.seek(position)
             logger.csv_file.truncate()
         if behind := [name for name in self._begin_again(status) if name not in self._named]:
