@@ -35,6 +35,7 @@ UPDATED = "_trainable_variables"
 
 _divided_by_replicas = loss_module.scale_loss_for_distribution
 _times_replicas = loss_module.unscale_loss_for_distribution
+_replica_moments = tf.keras.layers.BatchNormalization._moments
 _undivided: contextvars.ContextVar[bool] = contextvars.ContextVar("undivided", default=False)
 _CAN_BE: dict[str, Callable[[Any], bool]] = {
     "floatx": lambda value: value in ("bfloat16", "float16", "float32", "float64"),
@@ -59,8 +60,26 @@ def _whole(value):
     return value if _undivided.get() else _times_replicas(value)
 
 
+def _moments(layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor, mask: tf.Tensor | None):
+    """Replaces Keras's method, which ignores `synchronized` with a mask; sums all replicas' unmasked positions."""
+    replica = tf.distribute.get_replica_context()
+    if mask is None or not layer.synchronized or replica is None or replica.num_replicas_in_sync == 1:
+        return _replica_moments(layer, inputs, mask)
+    axes = layer._reduction_axes
+    unmasked = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+
+    def total(values: tf.Tensor) -> tf.Tensor:
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(values, axes, keepdims=True))
+
+    count = total(tf.cast(unmasked, inputs.dtype)) + backend.epsilon()
+    mean = total(tf.where(unmasked, inputs, 0)) / count
+    variance = total(tf.square(tf.where(unmasked, inputs - mean, 0))) / count
+    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+
 loss_module.scale_loss_for_distribution = _divided
 loss_module.unscale_loss_for_distribution = _whole
+tf.keras.layers.BatchNormalization._moments = _moments
 
 
 @contextlib.contextmanager

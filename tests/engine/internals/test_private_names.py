@@ -44,6 +44,7 @@ OF_OWNERS = {
         "_dtype_policy _flatten_layers _get_own_losses _layers _non_trainable_variables _metrics "
         "_seed_generators _tracker _trainable_variables"
     ),
+    "keras.layers.BatchNormalization": "_moments _reduction_axes",
     "keras.src.losses.losses.LossFunctionWrapper": "_fn_kwargs",
     f"{_COMPILED}.CompileLoss": "_flat_losses",
     f"{_COMPILED}.CompileMetrics": "_flat_metrics _flat_weighted_metrics _flatten_y",

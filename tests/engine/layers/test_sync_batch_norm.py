@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import Trainer, mean
 from crankshaft.engine.layers import BatchNormalization
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models.classification import Classifier
@@ -84,3 +85,35 @@ def test_a_resnet_learns_on_two_replicas_what_it_learns_on_one(bench):
     np.testing.assert_allclose(two.curve(5), one.curve(5), rtol=1e-5)
     for variable in two.trainer.model.variables:
         two.held(variable)
+
+
+class Words(Trainer):
+    """Sentences padded with zeros, normalized by Keras's layer over their words."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        normalized, pooled = layers.BatchNormalization(synchronized=True, momentum=0.0), layers.GlobalAveragePooling1D()
+        return tf.keras.Sequential([tf.keras.Input([6, 3]), layers.Masking(), normalized, pooled, layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+def test_masked_positions_count_on_no_replica(bench):
+    rng = np.random.default_rng(0)
+    lengths = np.array([6, 1, 1, 1, 5, 1, 1, 2, 1, 6, 1, 1, 1, 1, 1, 6, 4, 1, 1, 2])
+    is_word = np.arange(6) < lengths[:, None]
+    words = rng.normal(size=(20, 6, 3)) * lengths[:, None, None] + 5 * np.sqrt(lengths)[:, None, None]
+    words = (words * is_word[..., None]).astype(np.float32)
+    options = {"optimizer": "sgd", "learning_rate": 0.02, "shuffle": False}
+    labels = rng.normal(size=20).astype(np.float32)
+    one, many = (bench(Words(), (words, labels), 9, replicas, **options) for replicas in (1, 3))
+    for first in (0, 9, 18):  # the last batch has fewer examples than replicas
+        for each in (one, many):
+            each.train(each.state.step + 1)
+        expected, found = ([each.held(v) for v in each.trainer.model.variables] for each in (one, many))
+        seen = words[first : first + 9][is_word[first : first + 9]].astype(np.float64)
+        np.testing.assert_allclose(found[2], seen.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(found[3], seen.var(0), rtol=1e-5)
+        for variable, value in zip(found, expected, strict=True):
+            np.testing.assert_allclose(variable, value, rtol=1e-5, atol=1e-6)
