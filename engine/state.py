@@ -227,8 +227,8 @@ class TrainState:
         """Returns how this state matches by name a checkpoint of a run that may have trained other variables.
 
         A variable's slots are restored with its count of updates, or are new with a count of 0; an average that the
-        checkpoint lacks begins at the variable. A Keras optimizer's state and the reduction's memory, which are not
-        kept by name, are restored if all variables are the same, else they are new.
+        checkpoint lacks begins at the variable, and an `Averaged` model at its model. A Keras optimizer's state and the
+        reduction's memory, which are not kept by name, are restored if all variables are the same, else they are new.
 
         Args:
           manifest: of the checkpoint.
@@ -239,7 +239,8 @@ class TrainState:
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.prefix_of(("trainer", "reduction"))
         moved: dict[str, graph.Moved] = {}
-        tops, together = [memory, graph.prefix_of(("trainer", "loss_scale"))], [memory]
+        averaged = [_averaged_prefix(path) for path in Inventory(self.trainer).averaged]
+        tops, together = [memory, graph.prefix_of(("trainer", "loss_scale")), *averaged], [memory, *averaged]
         of_one_form: list[str] = []
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
@@ -272,7 +273,7 @@ class TrainState:
             if average is not None:
                 average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, str(n)))])
         for path, averaged in Inventory(self.trainer).averaged.items():
-            if is_new(graph.prefix_of(("trainer", *path.split(".")))):
+            if is_new(_averaged_prefix(path)):
                 averaged.reset()
 
     def host_state(self) -> dict:
@@ -297,6 +298,11 @@ class TrainState:
     def freezing(self) -> Freezing:
         """The weights that are frozen at the run's step."""
         return self.trainer.inventory.freezing
+
+
+def _averaged_prefix(path: str) -> str:
+    """Returns the key prefix of an `Averaged` model."""
+    return graph.prefix_of(("trainer", *path.split(".")))
 
 
 def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:

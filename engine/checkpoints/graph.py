@@ -122,8 +122,9 @@ def restore(
         raise CheckpointError(f"{why_not}: {_message(others)}")
     if differences and not allow_changed:
         raise CheckpointError(
-            f"{prefix} has the variables of this model and another optimizer state ({_message(differences)}); use "
-            f"the former variables and optimizer, or set {setting('allow_changed_config')} to restore only what matches"
+            f"{prefix} has the variables of this model, and other averages or another optimizer state "
+            f"({_message(differences)}); use the former variables, averages and optimizer, or set "
+            f"{setting('allow_changed_config')} to restore only what matches"
         )
     lacking = [each.key for each in differences if each.kind != _EXTRA]
     new = (*lacking, *(each for each in matching.together if any(key.startswith(each) for key in lacking)))
@@ -227,10 +228,7 @@ def _compare(
     dtypes = reader.get_variable_to_dtype_map()
     forms = {key: (shape, dtypes[key]) for key, shape in reader.get_variable_to_shape_map().items()}
     stored = TrackableObjectGraph.FromString(reader.get_tensor(KEY)).nodes
-    start: int | None = 0
-    for name in at:
-        start = _stored_children(stored, start).get(name) if start is not None else None
-    together, walked = _match_graphs(root, stored, start), [*walk(root)]
+    together, walked = _match_graphs(root, stored, _stored_at(stored, at)), [*walk(root)]
     shards = _shards(walked, together, stored, forms, may_grow)
     matched: set[str] = set()
     fitting: dict[str, tuple[str, Any, Key]] = {}
@@ -314,6 +312,19 @@ def _match_graphs(root, stored, start: int | None) -> dict[int, tuple[tuple[str,
         return {}
     reached = _breadth_first(root, start, lambda number, name: _stored_children(stored, number).get(name))
     return {id(node): (path, number) for path, node, number in reached}
+
+
+def has(prefix: str, at: Sequence[str]) -> bool:
+    """Returns whether a checkpoint has an object at a path of attributes from its root."""
+    graph = tf.train.load_checkpoint(prefix).get_tensor(KEY)
+    return _stored_at(TrackableObjectGraph.FromString(graph).nodes, at) is not None
+
+
+def _stored_at(stored, at: Sequence[str]) -> int | None:
+    number: int | None = 0
+    for name in at:
+        number = _stored_children(stored, number).get(name) if number is not None else None
+    return number
 
 
 def _stored_children(stored, number: int) -> dict[str, int]:

@@ -348,7 +348,9 @@ class Checkpoints:
         _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
         if differences and not self.writer.process:
             logging.warning(
-                "%s has another optimizer state; only what matches is restored: %s", manifest.name, differences
+                "%s has other averages or another optimizer state; only what matches is restored: %s",
+                manifest.name,
+                differences,
             )
         self._begun_step = self._current_step = manifest.step
 

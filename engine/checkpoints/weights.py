@@ -38,10 +38,9 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
     at = tuple(part for part in name.split(".") if part)
 
     def load(prefix: str) -> list[str]:
-        more = ", whose tables may only grow" if may_grow else ""
         why_not = (
             f"the weights in {prefix} do not fit this model; use the same {setting('model')} and "
-            f"{setting('model_arg')} as that run{more}"
+            f"{setting('model_arg')} as that run"
         )
         if (there := _holders(prefix)) and not any(name == each or name.startswith(f"{each}.") for each in there):
             why_not = (

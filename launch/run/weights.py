@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ...engine.inventory import Inventory
 from ...engine.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import Embedding
 from ...engine.mesh import shards
+from ...engine.optimizers.averaging import Averaged, WeightAverage
 from ...engine.reduction import per_replica
 from ...input import known
 from ...models.tabular import Tabular
@@ -83,24 +84,37 @@ def start(run: BaseRun) -> None:
     config, taken = run.config, list[str]()
     if not (source := config.init_from):
         return
-    inventory = Inventory(run.trainer)
+    restarted = Inventory(run.trainer).averages
     if config.init_optimizer:
-        taken = read_newest(source, functools.partial(_continue, run))
+        taken, restarted = read_newest(source, functools.partial(_continue, run)), []
     elif config.init_map:
         rules = [(pattern, new) for pattern, _, new in (each.rpartition("=") for each in config.init_map)]
         taken = read_newest(source, lambda prefix: graph.restore_renamed(prefix, _all_by_path(run), rules))
     elif source.endswith(KERAS_FILES):
         taken = [""] * _load_keras_file(run, source)
     else:
-        layers = {path: layer for path, layer in inventory.layers.items() if path not in inventory.averaged}
-        taken = _load(source, {**layers, **inventory.tables}, functools.partial(_check_source, run))
-    for average in () if config.init_optimizer else inventory.averages:
+        taken, restarted = read_newest(source, functools.partial(_begin, run))
+    for average in restarted:
         average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(run.trainer, setting("init_from", source))
     grown = [name for name in taken if name.endswith(" rows)")]
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
     what = "variables, the optimizer's too," if config.init_optimizer else "weights"
     run.log(f"{len(taken)} {what} taken from {source}{more}")
+
+
+def _begin(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | Averaged]]:
+    """Loads a checkpoint's layers and tables; returns variables' names, and the averages that it did not load."""
+    _check_source(run, prefix)
+    inventory = Inventory(run.trainer)
+    averaged = inventory.averaged
+    layers = {path: layer for path, layer in inventory.layers.items() if path not in averaged}
+    taken = _load(prefix, {**layers, **inventory.tables}, may_grow=True)
+    loaded = {path: each for path, each in averaged.items() if graph.has(prefix, ("trainer", *path.split(".")))}
+    taken += _load(prefix, loaded)
+    if lacking := sorted(averaged.keys() - loaded.keys()):
+        run.log(f"{', '.join(lacking)}: not in {prefix}, so the average begins at the model's weights")
+    return taken, [average for average in inventory.averages if average not in loaded.values()]
 
 
 def _continue(run: BaseRun, prefix: str) -> list[str]:
@@ -115,13 +129,15 @@ def _continue(run: BaseRun, prefix: str) -> list[str]:
     rates = [rate for each in optimizers for whole in each.rate_variables for rate in per_replica.components(whole)]
     first = [rate.numpy() for rate in rates]
     why_not = (
-        f"{setting('init_optimizer')}: {prefix} does not fit this model, whose tables may only grow; use the same "
-        f"{setting('model')} and {setting('model_arg')} as that run"
+        f"{setting('init_optimizer')}: {prefix} does not fit this model; use the same {setting('model')} and "
+        f"{setting('model_arg')} as that run"
     )
     matching, changed = run.state.matching(manifest, may_grow=True), run.config.allow_changed_config
-    taken, _ = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
+    taken, differences = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
     for rate, value in zip(rates, first, strict=True):
         rate.assign(value)
+    if differences:
+        run.log(f"only what matches is taken: {differences}")
     return taken
 
 
@@ -375,25 +391,13 @@ def fresh(run: BaseRun) -> Trainer:
         return prepare(type(run.trainer)(**run.config.configured_arguments("model_arg")), context)
 
 
-def _load(source: str, components: Mapping[str, Any], check: Callable[[str], None] | None = None) -> list[str]:
-    """Loads a checkpoint's weights into components of a trainer, by their paths in it; returns their names.
-
-    Args:
-      source: see `read_newest`.
-      components: of the trainer.
-      check: for the weights that a run begins with: called first with the checkpoint's path; tables may have grown.
-    """
-
-    def load(prefix: str) -> list[str]:
-        taken: list[str] = []
-        if check:
-            check(prefix)
-        for path, component in components.items():
-            if component.variables:
-                taken += load_weights(prefix, component, f"trainer.{path}", may_grow=bool(check))
-        return taken
-
-    return read_newest(source, load)  # all of one checkpoint, also if a run writes the next one meanwhile
+def _load(prefix: str, components: Mapping[str, Any], may_grow: bool = False) -> list[str]:
+    """Loads a checkpoint's weights into components of a trainer, by their paths in it; returns variables' names."""
+    taken = list[str]()
+    for path, component in components.items():
+        if component.variables:
+            taken += load_weights(prefix, component, f"trainer.{path}", may_grow)
+    return taken
 
 
 def take(trainer: Trainer, prefix: str) -> Trainer:

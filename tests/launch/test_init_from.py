@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Trainer, learning_rate, mean
-from crankshaft.engine import Embedding
+from crankshaft.engine import Averaged, Embedding
 from tests import runs
 
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
@@ -150,11 +151,51 @@ def test_what_can_not_continue_is_one_line(tmp_path):
     assert "another optimizer state" in refused(optimizer="sgd")
     assert "set allow_changed_config to restore only what matches" in refused(optimizer="sgd")
     assert "can't be combined with init_optimizer" in refused(source="line.keras")
-    assert "does not fit this model, whose tables may only grow" in refused(tables(9, 1), CLICKS[0])
+    assert "does not fit this model; use the same model and model_arg" in refused(tables(9, 1), CLICKS[0])
     tf.train.Checkpoint(model=tf.Variable(1.0)).write(str(tmp_path / "other"))
     assert "is not a run's checkpoint" in refused(source="other")
     with pytest.raises(crankshaft.UsageError, match="has no use without init_from"):
         crankshaft.run(Line, data=(DAYS[0], None), **common, init_optimizer=True)
+
+
+class Taught(Line):
+    def build(self):
+        super().build()
+        self.teacher = Averaged(self.model, decay=0.9)
+
+
+@pytest.mark.parametrize("where", [{}, TWO], ids=["one device", "two replicas"])
+def test_a_teacher_is_the_source_s_or_begins_at_the_model_and_a_line_says_so(tmp_path, capsys, where):
+    common = {"data": (DAYS[0], None), "global_batch_size": 16, "jit": "off", **where}
+    for trainer in (Taught, Line):
+        crankshaft.run(trainer, **common, train_steps=3, mode="train", run_dir=tmp_path / trainer.__name__)
+
+    def begun(source=None, **flags):
+        """The model's weights and the teacher's as a run begins, and what it printed."""
+        flags |= {"init_from": tmp_path / source} if source else {"run_dir": tmp_path / "Line"}
+        with crankshaft.open_run(Taught, **common, train_steps=3, **flags) as run:
+            weights = [run.models[name].get_weights() for name in ("model", "teacher")]
+        return *(np.concatenate([np.ravel(each) for each in arrays]) for arrays in weights), capsys.readouterr().out
+
+    kept = runs.tensors(tmp_path / "Taught")
+    averages = [np.ravel(value) for key, value in kept.items() if key.startswith("trainer/teacher/")]
+    model, teacher, printed = begun("Taught")
+    np.testing.assert_array_equal(np.sort(teacher), np.sort(np.concatenate(averages)))
+    assert (model != teacher).all()
+    assert "4 weights taken from" in printed
+    assert "teacher: not in" not in printed
+    student, teacher, printed = begun("Line")
+    np.testing.assert_array_equal(teacher, student)
+    assert "teacher: not in" in printed
+    differences = r"missing in the checkpoint \(2\): trainer\.teacher\."
+    with pytest.raises(crankshaft.UsageError, match=rf"other averages or another optimizer state \({differences}"):
+        begun("Line", init_optimizer=True)
+    np.testing.assert_array_equal(begun(allow_changed_config=True)[:2], [student, student])  # resumed
+    *weights, printed = begun("Line", init_optimizer=True, allow_changed_config=True)
+    np.testing.assert_array_equal(weights, [student, student])
+    assert re.search(rf"only what matches is taken: {differences}", printed)
+    with pytest.raises(crankshaft.UsageError, match=r"only in the checkpoint \(2\): trainer\.teacher\."):
+        crankshaft.run(Line, **common, train_steps=1, init_from=tmp_path / "Taught", init_optimizer=True)
 
 
 class Net(Trainer):
