@@ -130,16 +130,16 @@ def test_truncated_and_trailing_bytes_are_counted(tmp_path, name, compressed):
     path = tmp_path / (name + ".gz" if compressed else name)
     pack = gzip.compress if compressed else bytes
     whole = idx_bytes(arrays[name])
-    cut, longer = (whole[:-1], "truncated", len(whole) - 1), (whole + b"\0\0", "trailing bytes", "more")
-    for content, problem, found in (cut, longer):
+    size = arrays[name].size
+    for content, found in ((whole[:-1], f"{size - 1:,} bytes"), (whole + b"\0\0", "more")):
         path.write_bytes(pack(content))
         message = refusal(tmp_path)
-        assert all(w in message for w in (str(path), problem, f"{len(whole)} bytes", f"found {found} bytes"))
+        assert all(w in message for w in (str(path), f"expected {size:,} bytes", f"found {found}"))
 
 
 def test_no_more_is_unpacked_than_a_header_means(folder):
     bomb = gzip.compress(bytes(1 << 26))  # 64 MB of zeros
-    for header, problem in ((b"", "not an IDX file"), (idx_bytes(np.zeros(1, np.uint8)), "trailing bytes")):
+    for header, problem in ((b"", "not an IDX file"), (idx_bytes(np.zeros(1, np.uint8)), "another length")):
         (folder / TRAIN_LABELS).write_bytes(gzip.compress(header) + bomb)
         tracemalloc.start()
         try:
@@ -155,23 +155,23 @@ def of_labels(values, dtype=np.uint8) -> bytes:
 
 LABELS = of_labels([0] * 7)
 WRONG = {
-    "empty": (TRAIN_LABELS, b"", "empty"),
-    "a gzip of nothing": (TRAIN_LABELS, gzip.compress(b"", mtime=0), "empty"),
-    "no examples": (TRAIN_LABELS, of_labels([]), "found 0"),
-    "a page": (TRAIN_LABELS, b"<htm" + LABELS[4:], "not an IDX file", "number 0x00000801", "found 0x3c68746d"),
-    "no such type": (TRAIN_LABELS, b"\0\0\x07\x01" + LABELS[4:], "not an IDX file", "found 0x00000701"),
-    "turned bytes": (TRAIN_LABELS, b"\x08\x01\0\0" + LABELS[4:], "not an IDX file", "found 0x08010000"),
-    "another type": (TRAIN_LABELS, of_labels([0] * 7, np.int32), "holds int32, not uint8"),
-    "images": (TRAIN_LABELS, idx_bytes(np.zeros((7, 28, 28), np.uint8)), "3 axes, not 1"),
-    "another size": (EVAL_IMAGES, idx_bytes(np.zeros((3, 32, 28), np.uint8)), "expected 28x28", "found 32x28"),
+    "empty": (TRAIN_LABELS, b"", "found [] in 0 bytes"),
+    "a gzip of nothing": (TRAIN_LABELS, gzip.compress(b"", mtime=0), "found [] in 0 bytes"),
+    "no examples": (TRAIN_LABELS, of_labels([]), "[2049, N] with N above 0, found [2049, 0] in 8 bytes"),
+    "a page": (TRAIN_LABELS, b"<htm" + LABELS[4:], "not an IDX file", "header of [2049, N]", f"[{0x3C68746D}, 7]"),
+    "no such type": (TRAIN_LABELS, b"\0\0\x07\x01" + LABELS[4:], "not an IDX file", f"found [{0x0701}, 7]"),
+    "turned bytes": (TRAIN_LABELS, b"\x08\x01\0\0" + LABELS[4:], "not an IDX file", f"found [{0x08010000}, 7]"),
+    "another type": (TRAIN_LABELS, of_labels([0] * 7, np.int32), f"found [{0x0C01}, 7]"),
+    "images": (TRAIN_LABELS, idx_bytes(np.zeros((7, 28, 28), np.uint8)), "found [2051, 7]"),
+    "another size": (EVAL_IMAGES, idx_bytes(np.zeros((3, 32, 28), np.uint8)), "[2051, N, 28, 28]", "[2051, 3, 32, 28]"),
     "another count": (TRAIN_LABELS, of_labels([0] * 6), TRAIN_IMAGES, "7 images", "6 labels"),
     "a label of 10": (EVAL_LABELS, of_labels([9, 0, 10]), "expected 0..9", "found 10 at example 2"),
     "more than memory": (
         *(TRAIN_LABELS, LABELS[:4] + b"\xff\xff\xff\xff" + bytes(3)),
-        "truncated: its header (4294967295) means 4294967303 bytes, found 11 bytes",
+        "another length than its header means: expected 4,294,967,295 bytes, found 3 bytes",
     ),
     **{
-        f"{length} bytes": (TRAIN_IMAGES, idx_bytes(np.zeros((7, 28, 28), np.uint8))[:length], "truncated")
+        f"{length} bytes": (TRAIN_IMAGES, idx_bytes(np.zeros((7, 28, 28), np.uint8))[:length], f"in {length} bytes")
         for length in (1, 3, 4, 7, 15)
     },
 }
