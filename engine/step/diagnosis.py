@@ -27,7 +27,6 @@ _PIECE_BYTES = 64 << 20  # checked at once
 _OF_FIRST = {"Cast", "ExpandDims", "GatherV2", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
 _OF_ALL = {"ConcatV2", "Pack"}
 _OF_SHAPES = {"Rank", "Shape", "ShapeN", "Size"}  # ops whose values are not the examples'
-_PYTHON = {"EagerPyFunc", "PrintV2", "PyFunc", "PyFuncStateless"}  # that pass a batch to Python, or print it
 # Ops whose CPU kernels accumulate 16-bit values in 16 bits.
 _SUMS = {
     "Cumsum",
@@ -42,10 +41,6 @@ _SUMS = {
 # Ops whose ids or labels XLA and GPUs do not check to be in range, and the word for them. TensorFlow's CPU kernels
 # raise; XLA takes another row instead, GPUs zeros.
 _NUMBERED = {"GatherV2": "ids", "ResourceGather": "ids", "SparseSoftmaxCrossEntropyWithLogits": "labels"}
-_PADDED = (
-    "the step prints or calls Python (%s): a replica without examples, as in an epoch's smaller last batch, passes it "
-    "one example of zeros, which counts in nothing; ignore it there by its values"
-)
 _STATEFUL_SAMPLING = (
     "the step samples random numbers that differ in a resumed run (%s, of tf.random); use tf.random.stateless_* "
     "with step_context().seed(), or Keras's layers"
@@ -149,12 +144,6 @@ def warn_of_step(graph: tf.Graph) -> None:
         logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
         logging.warning_once(_SUMS_IN_16_BITS, ", ".join(inexact[:5]))
-
-
-def warn_of_padding(graph: tf.Graph) -> None:
-    """Warns if a step passes its batch to Python or prints it, since an empty batch is padded."""
-    if python := _PYTHON & {op.type for op in operations(graph)}:
-        logging.warning_once(_PADDED, ", ".join(sorted(python)))
 
 
 def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:

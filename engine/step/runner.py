@@ -16,7 +16,6 @@ from ..internals.tensorflow import is_only_replica, replica_id
 from ..internals.variables import assign_local, read_local, server_of
 from ..mesh.mesh import Mesh
 from ..metrics.sums import without_details
-from . import diagnosis
 from .batches import check_weighed, dense, pad_empty_batch, zero_unless
 from .context import Readings, StepContext, step_context
 from .options import Applied
@@ -71,8 +70,6 @@ class StepRunner:
             if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
                 self._applied.mark("precision")
             self._applied.check(self._trainer, self._mesh.shard_optimizer)
-            if present is not None:
-                diagnosis.warn_of_padding(graph)
             return zero_unless(self._counted(present), metrics)
 
     def eval_step(
