@@ -1,4 +1,4 @@
-"""JPEG, PNG, GIF, BMP and PPM files: in --data_dir a folder for each class, or a list of path,label.
+"""JPEG, PNG, GIF and BMP files: in --data_dir a folder for each class, or a list of path,label.
 
 They are read, decoded and augmented during the run, and never kept. Host code; decoding is TensorFlow's.
 """
@@ -21,8 +21,8 @@ from .files import image_headers, labelled_files, listing, storage
 from .known import as_bytes, ids_of
 
 _KIND = listing.FileKind(
-    ".jpg, .jpeg, .jpe, .jfif, .png, .gif, .bmp, .ppm, .pgm",
-    (r".*\.(jpe?g|jpe|jfif|png|gif|bmp|ppm|pgm)|[^.]+",),
+    ".jpg, .jpeg, .jpe, .jfif, .png, .gif, .bmp",
+    (r".*\.(jpe?g|jpe|jfif|png|gif|bmp)|[^.]+",),
     subfolders=".*",
 )
 _ENDS = (b"\xff\xd9", b"IEND\xae\x42\x60\x82")  # of JPEG and PNG
@@ -156,7 +156,6 @@ class Images(Source):
         content = self._files.read(example)
         if why := image_headers.unreadable_reason(content):
             raise self._bad(example, why)
-        content = image_headers.decodable(content)
         header = image_headers.read(content)
         if header.pixels > (most := self._form.max_pixels):
             fault = f"has {header.pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is to be read"

@@ -1,6 +1,6 @@
-"""Reads the headers of image files: their format, size in pixels and EXIF orientation. Host code, NumPy only.
+"""Reads the headers of image files: their format, size in pixels and EXIF orientation. Host code.
 
-Formats: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, https://www.w3.org/TR/png-3, https://netpbm.sourceforge.net/doc.
+Formats: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, https://www.w3.org/TR/png-3.
 EXIF: CIPA DC-008, tag 0x0112 of the first directory of a TIFF structure.
 """
 
@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-import numpy as np
-
 JPEG, PNG, GIF, BMP = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM"
-_PNM = re.compile(rb"P([56])(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,5})\s")
 # Where libjpeg finds the next marker, markers with an image's size after them, and markers that stand alone.
 _MARKER = re.compile(rb"\xff+([^\0\xff])")
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
@@ -20,7 +17,6 @@ _ALONE = {0x01, *range(0xD0, 0xDA)}
 _APP1, _EXIF = 0xE1, b"Exif\0\0"
 _ORIENTATION = 0x0112
 _SHORT = 3  # a TIFF type: two bytes
-_BMP_HEADER = 54
 
 
 class Header(NamedTuple):
@@ -37,7 +33,7 @@ class Header(NamedTuple):
 
 def is_image(head: bytes) -> bool:
     """Returns whether a file's first bytes are those of a supported image format."""
-    return head.startswith((JPEG, PNG, GIF, BMP)) or re.match(rb"P[56]\s", head) is not None
+    return head.startswith((JPEG, PNG, GIF, BMP))
 
 
 def read(content: bytes) -> Header:
@@ -95,32 +91,9 @@ def _orientation(tiff: bytes) -> int:
 def unreadable_reason(content: bytes) -> str | None:
     """Returns why no decoder reads a file; None if one does."""
     if not is_image(content[:16]):
-        return f"begins with {content[:8]!r}, as no JPEG, PNG, GIF, BMP or PPM does" if content else "is empty"
+        return f"begins with {content[:8]!r}, as no JPEG, PNG, GIF or BMP does" if content else "is empty"
     if content.startswith(BMP):
         bits, packing = int.from_bytes(content[28:30], "little"), int.from_bytes(content[30:34], "little")
         if bits not in (24, 32) or packing not in (0, 3):
             return f"is a BMP of {bits} bits a pixel{', compressed' * (packing not in (0, 3))}; 24 and 32 are read"
-    if re.match(rb"P[56]\s", content):
-        match = _PNM.match(content)
-        if match is None or match[4] != b"255":
-            return "is a PPM or PGM of other than 255 shades, or with a damaged header"
-        wanted = int(match[2]) * int(match[3]) * (3 if match[1] == b"6" else 1)
-        if len(content) - match.end() < wanted:
-            return f"is cut off: {len(content) - match.end():,} of {wanted:,} bytes of pixels are there"
     return None
-
-
-def decodable(content: bytes) -> bytes:
-    """Returns an image file that TensorFlow can decode: PPM and PGM are converted to BMP."""
-    match = _PNM.match(content)
-    if match is None:
-        return content
-    channels, width, height = 3 if match[1] == b"6" else 1, int(match[2]), int(match[3])
-    pixels = np.frombuffer(content, np.uint8, width * height * channels, match.end()).reshape(height, width, channels)
-    rows = np.broadcast_to(pixels[::-1, :, ::-1], (height, width, 3)).reshape(
-        height, 3 * width
-    )  # bottom up, blue first
-    rows = np.pad(rows, ((0, 0), (0, -3 * width % 4)))
-    fields = [(_BMP_HEADER + rows.size, 4), (0, 4), (_BMP_HEADER, 4), (40, 4), (width, 4), (height, 4), (1, 2), (24, 2)]
-    header = BMP + b"".join(value.to_bytes(size, "little") for value, size in fields)
-    return header.ljust(_BMP_HEADER, b"\0") + rows.tobytes()

@@ -15,7 +15,8 @@ from ..checks import InputError
 from . import listing, storage
 
 _LISTS = (".txt", ".csv", ".tsv", ".lst")
-_NOT_READ = (".webp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl")  # image formats that can't be decoded
+# Image formats that are not decoded.
+_NOT_READ = (".webp", ".tif", ".tiff", ".heic", ".avif", ".jp2", ".jxl", ".ppm", ".pgm")
 _NUMBER = re.compile(r"\d{1,9}")  # fits into int32
 _HEADERS = ({"path", "label"}, {"file", "label"}, {"filename", "label"}, {"image", "label"})
 

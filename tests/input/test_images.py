@@ -258,13 +258,11 @@ def test_each_format_gives_the_pixels_of_pillow(tmp_path, channels):
         "2.JFIF": "JPEG",
         "3.bmp": "BMP",
         "4.gif": "GIF",
-        "5.ppm": "PPM",
-        "6.pgm": "PPM",
-        "7": "JPEG",
+        "5": "JPEG",
     }
     for name, form in forms.items():
         write(tmp_path / "a" / name, b"")
-        Image.fromarray(shades).convert("L" if name == "6.pgm" else "RGB").save(tmp_path / "a" / name, form)
+        Image.fromarray(shades).convert("RGB").save(tmp_path / "a" / name, form)
     source = loaded(tmp_path, size=7, augment=False, crop=1.0, pixels="uint8", channels=channels).train
     found, _ = examples(source)
     assert len(found) == len(forms)
@@ -272,27 +270,14 @@ def test_each_format_gives_the_pixels_of_pillow(tmp_path, channels):
         right = Image.open(path).convert("L" if channels == 1 else "RGB")
         wanted = np.asarray(right).reshape(7, 10, channels)[:, 1:8]
         np.testing.assert_allclose(pixels.astype(int), wanted.astype(int), atol=2 if channels == 1 else 0)
-    source.verify(np.arange(7), source.read(np.arange(7)))
+    source.verify(np.arange(5), source.read(np.arange(5)))
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (lambda: saved("BMP", "P"), "is a BMP of 8 bits a pixel; 24 and 32 are read"),
-        (lambda: saved("PPM")[:-1], "is cut off: 11 of 12 bytes of pixels are there"),
-        (lambda: b"P6 2 2 65535 " + bytes(24), "is a PPM or PGM of other than 255 shades"),
-    ],
-)
-def test_what_no_decoder_takes_is_a_bad_record(tmp_path, content, said):
-    write(tmp_path / "a" / "1", content())
-    with pytest.raises(BadRecordError, match=said):
+def test_what_no_decoder_takes_is_a_bad_record(tmp_path):
+    write(tmp_path / "a" / "1", b"")
+    Image.new("P", (2, 2)).save(tmp_path / "a" / "1", "BMP")
+    with pytest.raises(BadRecordError, match="is a BMP of 8 bits a pixel; 24 and 32 are read"):
         examples(loaded(tmp_path).train)
-
-
-def saved(form: str, mode: str = "RGB") -> bytes:
-    content = io.BytesIO()
-    Image.new(mode, (2, 2)).save(content, form)
-    return content.getvalue()
 
 
 def test_grey_of_a_cmyk_jpeg_is_that_of_its_colours(tmp_path):
@@ -348,6 +333,7 @@ MISTAKES = [
     (lambda here: write(here / "1.jpg", b""), {}, "expected a folder of classes .* found 1.jpg"),
     (lambda here: write(here / "train/a/1.jpg", b""), {}, "the class folder train has no .* file, but a; each"),
     (lambda here: write(here / "a/1.webp", b""), {}, r"a/1\.webp is of a kind that is not read; convert it"),
+    (lambda here: write(here / "a/1.ppm", b""), {}, r"a/1\.ppm is of a kind that is not read; convert it"),
     (listed(b""), {}, "names no file"),
     (listed(b"a.jpg,1\nb.jpg\n"), {}, "line 2: expected path,label, found 'b.jpg'"),
     (listed(b"a.jpg,\n"), {}, "line 1: expected path,label"),
