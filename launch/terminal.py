@@ -17,7 +17,6 @@ from ..engine.errors import visible, with_flags, with_keywords
 
 _ESCAPE = "backslashreplace"
 _LEAST_COLUMNS = 16
-_BORDERS = str.maketrans("━─│┃…" + "┏┳┓┡╇┩├┼┤└┴┘", "--||." + 12 * "+")
 
 
 def stream_errors() -> list[tuple[Any, str]]:
@@ -37,15 +36,6 @@ def set_stream_errors(streams: list[tuple[Any, str]]) -> None:
         with contextlib.suppress(OSError):
             if stream.errors != errors:
                 stream.reconfigure(errors=errors)
-
-
-def drawable(text: str, file: TextIO) -> str:
-    """Returns a table's text, its borders in ASCII if the file's encoding lacks them."""
-    try:
-        "━┃…".encode(getattr(file, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return text.translate(_BORDERS)
-    return text
 
 
 def columns() -> int:

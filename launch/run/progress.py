@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import itertools
 import math
 import os
 import sys
@@ -29,7 +28,6 @@ _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN gu
 _LEAST_BAR = 1  # columns
 _RECENT_SECONDS = 3.0  # of the rate that is shown
 _SUMMARY_COLUMNS, _LEAST_SUMMARY = 100, 32  # columns; Keras refuses to print it in less
-_ENDS = dict(zip("┳╇┃│┼┴", "┓┩┃│┤┘", strict=True))  # of a table's inner borders
 
 
 class Progress(Hook):
@@ -231,11 +229,11 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
       tables: `engine.layers.embeddings.Embedding`s, built.
     """
     file = file or sys.stdout
-    width, most = _SUMMARY_COLUMNS, math.inf
+    width = _SUMMARY_COLUMNS
     if file.isatty():
-        width = most = min(max(terminal.columns(), _LEAST_SUMMARY), _SUMMARY_COLUMNS)
+        width = min(max(terminal.columns(), _LEAST_SUMMARY), width)
     for model in (each for each in models if hasattr(each, "summary")):
-        print(terminal.drawable(_summary(model, width, most), file), file=file, flush=True)
+        print(_summary(model, width), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
         if (whole := sum(map(shards.size, model.variables))) != held:
             print(f"Of {whole:,} parameters, each replica holds these {held:,}.", file=file, flush=True)
@@ -244,40 +242,16 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
         print(f"Embedding: {table.name!r}, {size}, shards: {len(table.shards)}", file=file, flush=True)
 
 
-def _summary(model, width: int, most: float) -> str:
-    """Returns Keras's summary of a model; where it would cut words, with columns that are as wide as these need.
-
-    Then it may have `most` columns.
-    """
-    lines = _summary_lines(model, width)
-    if not any("…" in line for line in lines):
-        return "\n".join(lines)
-    names = max(len(layer.name) for layer in model.layers)
-    kinds = max(len(f"({type(layer).__name__})") for layer in model.layers)
-    counts = max(len(f"{layer.count_params():,}") for layer in model.layers if layer.built)
-    # Layer, output shape, parameters, connected to; each has a border and two spaces. The last is left out where it
-    # does not fit, and the shape has the rest.
-    widths = [max(names, kinds), len("Output Shape"), max(counts, len("Param #")), names + len("[0][0],")]
-    shown = 4 if sum(widths) + 13 <= most else 3
-    widths[1] += max(0, width - sum(widths[:shown]) - 3 * shown - 1)
-    total = sum(widths) + 13
-    lines = _summary_lines(model, total, [(end + 0.5) / total for end in itertools.accumulate(widths)])
-    if shown == 3:
-        end = sum(widths[:3]) + 9
-        lines = [line[:end] + _ENDS[line[end]] if line[end : end + 1] in [*_ENDS] else line for line in lines]
-    return "\n".join(lines)
-
-
-def _summary_lines(model, width: int, column_ends: list[float] | None = None) -> list[str]:
+def _summary(model, width: int) -> str:
     texts: list[str] = []
     with PROCESS:
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = str(width)  # Keras would truncate wider lines otherwise
         try:
-            model.summary(width, column_ends, lambda text, **_: texts.append(text))
+            model.summary(width, print_fn=lambda text, **_: texts.append(text))
         finally:
             os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
-    return "".join(texts).rstrip("\n").split("\n")
+    return "".join(texts).rstrip("\n")
 
 
 def duration(seconds: float) -> str:

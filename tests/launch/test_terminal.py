@@ -53,6 +53,7 @@ def test_a_terminal_of_few_columns_is_enough(terminal, monkeypatch, columns):
     print(help.short_help_text("train", "Doc"), help.help_text("train", "Doc", [], []))
     model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
     progress.print_model_summary([model], file)
+    assert os.environ["COLUMNS"] == str(columns)
     bar = progress.Bar(file, "step 1/9", 9)
     bar.draw(1, "2/9", "loss 0.5")
     bar.print("step 2/9  evaluation")

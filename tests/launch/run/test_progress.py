@@ -258,25 +258,6 @@ def test_model_summary_is_printed_once_and_fits(bound, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_summary_cuts_no_word_in_a_pipe_and_in_80_columns_where_it_fits(terminal, monkeypatch):
-    """Keras cuts these layers' names, at 80 columns and at 100."""
-    inputs = tf.keras.Input((8,), name="features")
-    one, other = (tf.keras.layers.Dense(1000, name=f"a_layer_with_a_name_of_its_own_{n}")(inputs) for n in "ab")
-    models = [tf.keras.Model(inputs, tf.keras.layers.Add(name="sum")([one, other]))]
-    piped = io.StringIO()
-    print_model_summary(models, piped)
-    for words in ("a_layer_with_a_name_of_its_own_b[0][0]", "Connected to", "│ features", "Total params: 18,000"):
-        assert words in piped.getvalue()
-    monkeypatch.setenv("COLUMNS", "80")
-    file, read = terminal
-    print_model_summary(models, file)
-    lines = read().splitlines()
-    assert "…" not in piped.getvalue() + "".join(lines)
-    assert {len(line) for line in lines if line[:1] in "┏┃┡│├└" and line} == {80}
-    assert any("a_layer_with_a_name_of_its_own_b" in line for line in lines)
-    assert os.environ["COLUMNS"] == "80"
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (3599, "59m59s"), (3600, "1h00m"), (90000, "1d01h")],
