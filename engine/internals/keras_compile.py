@@ -45,12 +45,12 @@ class CompiledState:
     """What a model has of the last call of `compile`, and its weights to train, to compare later."""
 
     def __init__(self, model: tf.keras.Model):
-        self._config, self._optimizer = model._compile_config, model.optimizer
-        self._weights = [(id(each), each.trainable) for each in model.weights]
+        self.config, self.optimizer = model._compile_config, model.optimizer
+        self.weights = [(id(weight), weight.trainable) for weight in model.weights]
 
     def __eq__(self, other):
-        is_same = self._config is other._config and self._optimizer is other._optimizer
-        return is_same and self._weights == other._weights
+        is_same = self.config is other.config and self.optimizer is other.optimizer
+        return is_same and self.weights == other.weights
 
 
 def set_optimizer(model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> None:

@@ -26,6 +26,11 @@ OF_OWNERS = {
     f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher": "_all_gather _next_instance_key _ordering_token",
     f"{_REDUCE}.parameter_server_strategy_v2.ParameterServerStrategyV2Extended": "_allow_run_without_coordinator",
     _OPTIMIZER: (
+        "_all_reduce_sum_gradients _apply_weight_decay _backend_apply_gradients "
+        "_backend_increment_gradient_accumulators _backend_reset_gradient_accumulators _clip_by_norm _clip_gradients "
+        "_distributed_tf_update_step _filter_empty_gradients _overwrite_model_variables_with_average_value "
+        "_overwrite_variable_with_gradient _overwrite_variables_directly_with_gradients "
+        "_update_model_variables_moving_average "
         "_backend_update_step _distribution_strategy _exclude_from_weight_decay "
         "_exclude_from_weight_decay_pattern _iterations _learning_rate _model_variables_moving_average "
         "_use_weight_decay"
@@ -98,8 +103,11 @@ OWNERS = {name: owner for owner, names in OF_OWNERS.items() for name in names.sp
 
 # Of Python's library, in its documentation.
 DOCUMENTED = {"_current_frames"}
-# Of Python's library, which has no others for the end of a process; its `multiprocessing` ends forks by the like.
-OF_PYTHON = {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"}
+# Of Python's library, which has no others for forks and the end of a process; its own modules use them for the like.
+OF_PYTHON = {
+    "launch/host/exits.py": {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"},
+    "launch/host/process.py": {"_at_fork_reinit"},
+}
 
 
 def found(owner: str):
@@ -183,7 +191,7 @@ def test_no_other_folder_uses_a_private_name_or_imports_a_private_module():
         shown, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         attributes = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
         used = {name for name in attributes if re.match(r"_[a-zA-Z]", name)} | (foreign(path) & private)
-        allowed = defined | DOCUMENTED | (OF_PYTHON if shown == "launch/host/exits.py" else set())
+        allowed = defined | DOCUMENTED | OF_PYTHON.get(shown, set())
         astray += [f"{shown}: {name}" for name in sorted(used - allowed)]
         astray += [
             f"{shown}: {line.strip()}"
