@@ -167,8 +167,10 @@ def split(kind: str, count: int) -> None:
         tf.config.set_logical_device_configuration(physical[0], [each] * count)
     except RuntimeError:
         raise UsageError(
-            f"{setting('num_virtual_devices', count)} came too late: this process has used TensorFlow's devices by "
-            "now; request them in its first run, or move what uses them into build_model or the data function"
+            f"{setting('num_virtual_devices', count)} came too late: models and tensors that exist have started "
+            f"TensorFlow, after which the {kind} can't be split. Make them in functions (give fit one that makes and "
+            "compiles the model; a Trainer has build_model; data may be a function too), or request the devices in the "
+            "process's first run"
         ) from None
 
 

@@ -94,6 +94,7 @@ MISTAKES = {
     "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
     "give one array for each output, or None": (mlp, {"sample_weight": {"a": WEIGHTS}}),
     "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
+    "give fit one that makes and compiles the model": (mlp, {"strategy": "mirrored", "num_virtual_devices": BATCH}),
     "epochs=0 can't be used": (mlp, {"epochs": 0}),
     "epochs='3' can't be used": (mlp, {"epochs": "3"}),
     "initial_epoch=-1 can't be used; give a whole number of 0": (mlp, {"initial_epoch": -1}),
