@@ -59,7 +59,6 @@ class KerasTrainer(Trainer):
       **arguments: the keywords of the function that makes the model.
 
     Attributes:
-      unreset: names of metrics whose `reset_state` does nothing, so that callbacks get their values over the run.
       wants_jit: whether it is compiled with `jit_compile`.
       weighs_outputs: whether weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
         `WeighedLabels`; weights of whole examples are the data's.
@@ -230,6 +229,12 @@ class KerasTrainer(Trainer):
             self.inventory.loss_scale.copy_to(self.model.optimizer)
         return self.model.optimizer.variables
 
+    @property
+    def unreset(self) -> list[str]:
+        """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run. Host code."""
+        by_name = self._metrics.by_name if self._metrics else {}
+        return [name for name, each in by_name.items() if keras.is_unreset(each.metric)]
+
     def _build_losses(self) -> None:
         def trace(features, labels, of_examples):
             with self._kept.noted() as updates:
@@ -281,7 +286,6 @@ class KerasTrainer(Trainer):
                 self.model, *tf.nest.map_structure(keras.symbol, (self._weighed(specs[1])[0], outputs))
             )
             sums |= {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
-            self.unreset = [name for name, each in self._metrics.by_name.items() if keras.is_unreset(each.metric)]
         self._sums = sums
 
     def _sums_of_updates(self, updates: dict[str, list[tuple]]) -> dict[str, KerasMetric]:

@@ -6,6 +6,7 @@ Host code, and nothing is run. The engine's own code is traced, on a mesh whose 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -237,8 +238,13 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
       data: of the run; None: it is loaded.
 
     Raises:
-      UsageError: the strategy has no such layout, or a step's cost differs by step.
+      UsageError: the strategy has no such layout, a step's cost differs by step, or a Keras model has been made.
     """
+    if getattr(config.trainer_class, "is_built", False):
+        raise UsageError(
+            f"the model {config.model_entry.name} exists, and a plan needs the function that makes it; pass that to "
+            "KerasTrainer.for_model"
+        )
     config = dataclasses.replace(config, run_dir=None)
     record = _Record()
     options = FeedOptions(
@@ -264,6 +270,8 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         """Creates a variable without a value where it would be."""
         shape, dtype = shape_and_dtype(keywords)
         made = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
+        if not shape.rank:  # Keras reads an optimizer's rate on the host
+            made.numpy = functools.partial(tf.get_static_value, keywords.get("initial_value"))
         variables.append(made)
         return made
 

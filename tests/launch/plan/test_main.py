@@ -103,6 +103,12 @@ if __name__ == "__main__":
 """
 
 
+MADE = """from crankshaft.engine.keras_trainer import KerasTrainer
+    mine = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    mine.compile("adam", "mse")
+    """
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch, script_flags):
     """`script(text)`: the path of a script, plane.py, which can be imported where the test now is."""
@@ -144,10 +150,11 @@ def test_flags_of_train_may_stand_behind_its_name(plan):
         ("crankshaft.run(Plane, data=data)", "a run in Python is not planned, and would train; plan a script that "),
         ("None", "plane.py has ended without crankshaft.main, which is what is planned; call it there"),
         ("crankshaft.main(Plane, data=lambda: 1 / 0)", "ZeroDivisionError: division by zero, at "),
+        ("crankshaft.main(KerasTrainer.for_model(mine), data=data)", "Sequential exists, and a plan needs the "),
     ],
 )
 def test_a_script_that_cannot_be_planned_is_one_line_and_trains_nothing(plan, script, last, line):
-    path = script(SCRIPT.replace("crankshaft.main(Plane, data=data)", last))
+    path = script(SCRIPT.replace("crankshaft.main(Plane, data=data)", MADE + last if "mine" in last else last))
     code, out, errors = plan("--", path, *last.partition("# ")[2].split())
     assert (code, out) == (2, "")
     assert len(errors) == 1

@@ -56,6 +56,31 @@ def test_an_mlp_by_hand():
     assert (work.replicas, work.examples, work.steps, work.input_bytes, work.messages) == (1, 32, 8, 0.0, ())
 
 
+COMPILED = """
+import keras
+import numpy as np
+
+
+def model():
+    made = keras.Sequential([keras.Input([784]), keras.layers.Dense(16, "relu"), keras.layers.Dense(10, "sigmoid")])
+    made.compile("adam", "binary_crossentropy", metrics=["AUC"])
+    return made
+
+
+def load(data_dir, seed):
+    return (np.zeros([64, 784], "float32"), np.zeros([64, 10], "float32")), None
+"""
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_compiled_model_is_planned_as_a_trainer_is(tmp_path, servers):
+    (path := tmp_path / "compiled.py").write_text(COMPILED)
+    work = quantified(f"--model={path}", f"--input={path}", "--train_steps=8", hosts=1 + servers, servers=servers)
+    assert 12 * VALUES <= work.checkpoint_bytes < 12 * VALUES + FEW
+    if not servers:
+        assert 8 * VALUES <= work.memory.optimizer < 8 * VALUES + FEW
+
+
 def test_two_workers_and_servers_by_hand():
     (sent,) = quantified(*MLP, hosts=2).messages  # gathered, since it is small; with the number of examples
     assert (sent.kind, sent.bytes, sent.members, sent.link) == ("all_gather", 2 * 4 * (VALUES + 1), 2, "hosts")
