@@ -367,6 +367,13 @@ def _length(arguments: Arguments, train: Source | Stream | None) -> dict[str, An
         if _never_ends(train):
             raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
         return {"train_epochs": max(1, arguments.run_epochs)}
+    alone = arguments.flags.get("strategy") not in _OF_PROCESSES  # others count it
+    if alone and isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY:
+        logging.warning(
+            "steps_per_epoch=%d: where the dataset ends, which only reading shows, it begins again within an epoch, and "
+            "Keras would end the epoch; dataset.apply(tf.data.experimental.assert_cardinality(batches)) ends epochs",
+            steps,
+        )
     return {"train_steps": max(1, arguments.run_epochs) * steps, **({"eval_every_steps": steps} if evaluates else {})}
 
 

@@ -230,11 +230,8 @@ class KerasCallbacks(Windowed):
     def _params(self, status: Status) -> dict[str, Any]:
         """Returns the callbacks' `params`: Keras's of `fit`."""
         epochs, steps = None, self.epoch_steps or self._period.steps
-        if self._period.within or steps > self._period.steps:
-            logging.warning(
-                "steps_per_epoch=%d: an epoch ends early where the data does, after %d steps",
-                *(steps, self._period.within or self._period.steps),
-            )
+        if (ends := self._period.within or self._period.steps) % steps:
+            logging.warning("steps_per_epoch=%d: an epoch ends early where the data does, after %d steps", steps, ends)
         if status.until_step is not None:
             number, begun = self._period.position(status.until_step)
             epochs = self._first_epoch + number + (begun > 0)

@@ -223,6 +223,21 @@ def test_epochs_of_so_many_steps_end_where_the_data_does(name):
         assert seen[2].calls == seen[0].calls
 
 
+def test_a_dataset_of_unknown_length_ends_epochs_if_its_batches_are_asserted(caplog):
+    read = tf.data.Dataset.from_generator(
+        lambda: zip(X, Y, strict=True), output_signature=(tf.TensorSpec(X.shape[1:]), tf.TensorSpec(Y.shape[1:]))
+    ).batch(4)
+    asserted, seen = read.apply(tf.data.experimental.assert_cardinality(5)), [Called() for _ in range(3)]
+    how = {"epochs": 3, "steps_per_epoch": 4, "verbose": 0}
+    model().fit(asserted, **how, callbacks=[seen[0]])
+    crankshaft.fit(model(), asserted, **how, callbacks=[seen[1]])
+    assert seen[1].calls == seen[0].calls
+    assert "begins again" not in caplog.text
+    crankshaft.fit(model(), read, **how, callbacks=[seen[2]])
+    assert [each for each in seen[2].calls if isinstance(each, int)] == [0, 1, 2, 3] * 3
+    assert "it begins again within an epoch, and Keras would end the epoch; dataset.apply(" in caplog.text
+
+
 def test_epochs_of_so_many_steps_continue_in_a_resumed_run(tmp_path):
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -275,11 +290,12 @@ class Endless(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize("data", [lambda: batches(6), Endless])
-def test_batches_that_python_makes_are_read_once(data):
+def test_batches_that_python_makes_are_read_once(data, caplog):
     theirs, ours = model(), model()
     how = {"steps_per_epoch": 2, "epochs": 3, "verbose": 0}
     theirs.fit(data(), **how)
     assert len(crankshaft.fit(ours, data(), **how).history.history["loss"]) == 3
+    assert "ends early" not in caplog.text  # of the 6 steps that it reads
     check_alike(ours, theirs)
 
 
