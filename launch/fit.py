@@ -370,7 +370,7 @@ def _length(arguments: Arguments, train: Source | Stream | None) -> dict[str, An
     alone = arguments.flags.get("strategy") not in _OF_PROCESSES  # others count it
     if alone and isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY:
         logging.warning(
-            "steps_per_epoch=%d: where the dataset ends, which only reading shows, it begins again within an epoch, and "
+            "steps_per_epoch=%d: where the dataset ends, which only reading shows, it begins again within an epoch; "
             "Keras would end the epoch; dataset.apply(tf.data.experimental.assert_cardinality(batches)) ends epochs",
             steps,
         )

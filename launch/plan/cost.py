@@ -186,12 +186,12 @@ def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation
     """
     for op in needed(graph):
         if op.type in CALLS:
-            yield from executed(_callee(op, "f"), times)
+            yield from executed(callee(op, "f"), times)
         elif op.type in BRANCHES:
             yield from executed(max(graphs.all_called(op), key=lambda each: graph_cost(each).total_flops), times)
         elif op.type in LOOPS:
-            body = _callee(op, "body")
-            yield from executed(body, times * (_trips(op) if graph_cost(body).flops else 1.0))
+            body = callee(op, "body")
+            yield from executed(body, times * (trips(op) if graph_cost(body).flops else 1.0))
         else:
             yield op, times
 
@@ -258,9 +258,13 @@ def _einsum_operations(op: tf.Operation) -> int | None:
     return 2 * math.prod(sizes.values())
 
 
-def _trips(op: tf.Operation) -> int:
-    """Returns how often a loop runs, if it counts by ones up to a constant of the graph."""
-    condition = _callee(op, "cond")
+def trips(op: tf.Operation) -> int:
+    """Returns how often a loop runs, if it counts by ones up to a constant of the graph.
+
+    Raises:
+      NotCountableError: it does not.
+    """
+    condition = callee(op, "cond")
     ends = [_trips_by(op, condition, each) for each in _conjuncts(condition.outputs[0])]
     if not (known := [end for end in ends if end is not None]):
         raise NotCountableError(f"{op.name} is a loop whose length is not in its graph")
@@ -281,16 +285,16 @@ def _trips_by(op: tf.Operation, condition: tf.Graph, less: tf.Operation) -> int 
         return None
     first, last = _counts_from(op, index), tf.get_static_value(less.inputs[1])
     if (outside := _index_of(condition.inputs, less.inputs[1])) is not None:  # handed in, and the same in each turn
-        body = _callee(op, "body")
-        if _through_identities(body.outputs[outside]) is body.inputs[outside]:
+        body = callee(op, "body")
+        if through_identities(body.outputs[outside]) is body.inputs[outside]:
             last = _value(op.inputs[outside])
     return None if first is None or last is None else max(0, int(last) - first)
 
 
 def _counts_from(op: tf.Operation, index: int) -> int | None:
     """Returns the first value of a loop's variable, if it is known and each turn adds one."""
-    body = _callee(op, "body")
-    after = _through_identities(body.outputs[index]).op
+    body = callee(op, "body")
+    after = through_identities(body.outputs[index]).op
     others = [part for part in after.inputs if part is not body.inputs[index]]
     if after.type not in ("Add", "AddV2") or len(others) != 1 or tf.get_static_value(others[0]) != 1:
         return None
@@ -303,7 +307,7 @@ def _value(tensor: tf.Tensor) -> int | None:
     known = tf.get_static_value(tensor)
     if known is None and tensor.op.type in LOOPS:
         first = _counts_from(tensor.op, tensor.value_index)
-        return None if first is None else first + _trips(tensor.op)
+        return None if first is None else first + trips(tensor.op)
     return known
 
 
@@ -311,13 +315,15 @@ def _index_of(tensors, wanted: tf.Tensor) -> int | None:
     return next((i for i, tensor in enumerate(tensors) if tensor is wanted), None)
 
 
-def _through_identities(tensor: tf.Tensor) -> tf.Tensor:
+def through_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """Follows a tensor to the op that computes it."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _callee(op: tf.Operation, attribute: str) -> tf.Graph:
+def callee(op: tf.Operation, attribute: str) -> tf.Graph:
+    """Returns the graph that an attribute of an op names."""
     return graphs.called(op, op.get_attr(attribute).name)
 
 

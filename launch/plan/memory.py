@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
 from ...engine.internals import graphs
-from .cost import BRANCHES, CALLS, LOOPS, bytes_of, needed, server_of
+from .cost import (
+    BRANCHES,
+    CALLS,
+    LOOPS,
+    NotCountableError,
+    bytes_of,
+    callee,
+    needed,
+    server_of,
+    through_identities,
+    trips,
+)
 
 # Ops whose outputs are their inputs' memory, or a variable's, or the caller's.
 VIEWS = {
     *("Bitcast", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze"),
-    *("StopGradient",),
+    *("StopGradient", "TensorListFromTensor", "TensorListPushBack", "TensorListSetItem"),
 }
 OUTSIDE = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
 # Ops that write to an input's memory if nothing else uses it (TensorFlow's forward_input).
@@ -24,6 +35,10 @@ _IN_PLACE = {
     *("Square", "Sub", "Tanh", "TanhGrad"),
 }
 
+_ADD = ("TensorListPushBack", "TensorListSetItem")  # an item to a list: for gradients, which stay longest, and others
+# See docs/plan.md.
+_KEPT = "loops keep tensors of all turns for their gradients, and processes took up to half as much again as is planned"
+
 
 @dataclasses.dataclass(frozen=True)
 class Peak:
@@ -32,10 +47,12 @@ class Peak:
     Attributes:
       total: bytes of all tensors that the step makes; without variables and the batch.
       gradients: those of them that are gradients of variables, and what is made of them to be sent.
+      uncertain: a line for each part of `total` that may differ much.
     """
 
     total: float
     gradients: float
+    uncertain: tuple[str, ...] = ()
 
 
 def peak(graph: tf.Graph, gradients: Collection[int] = ()) -> Peak:
@@ -44,6 +61,7 @@ def peak(graph: tf.Graph, gradients: Collection[int] = ()) -> Peak:
     Ops run in the order in which they become ready, as TensorFlow's executor starts them: parts of a graph that do not
     wait for each other, such as parallel micro-batches, hold their tensors at the same time. Tensors on parameter
     servers are not counted, but those that come from there are, from their arrival on. Of branches the larger counts.
+    Of a loop, its largest turn counts, and what all turns add to lists, which its gradient's loop removes again.
 
     Args:
       graph: of a function.
@@ -57,7 +75,54 @@ def peak(graph: tf.Graph, gradients: Collection[int] = ()) -> Peak:
     held.uses.update(id(tensor) for tensor in graph.outputs)
     for op in ops:
         held.execute(op)
-    return held.peak
+    return dataclasses.replace(held.peak, uncertain=tuple(sorted(held.uncertain)))
+
+
+def _added_to_lists(loop: tf.Operation) -> dict[int, float]:
+    """Returns the bytes that a loop's turns add to its lists, by the number of the loop's output.
+
+    A tensor that several lists have, or that the next turn starts from, is in memory once; variables, and what is the
+    same in each turn, are there anyway.
+
+    Raises:
+      NotCountableError: the number of turns is unknown.
+    """
+    body = callee(loop, "body")
+    inputs = {id(tensor): number for number, tensor in enumerate(body.inputs)}
+
+    def source(tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns what has the memory of a turn's tensor; None if the turn does not make it."""
+        tensor = _origin(tensor)
+        if (number := inputs.get(id(tensor))) is not None:
+            tensor = _origin(body.outputs[number])  # of the turn before
+        return None if tensor.op.type in OUTSIDE else tensor
+
+    found: list[tuple[int, int, tf.Tensor]] = []
+    for number, output in enumerate(body.outputs):
+        queue = [output.op] if output.dtype == tf.variant else []
+        for op in queue:  # back to the list as the turn got it
+            if op.type in _ADD and (item := source(op.inputs[-1])) is not None:
+                found.append((_ADD.index(op.type), number, item))
+            if op.type not in (*LOOPS, *BRANCHES, *CALLS):
+                lists = op.inputs[:1] if op.type in _ADD else op.inputs
+                queue += [each.op for each in lists if each.dtype == tf.variant and each.op not in queue]
+    added, seen = collections.defaultdict[int, float](float), set[int]()
+    for _, number, item in sorted(found, key=lambda each: each[:2]):
+        added[number] += 0 if id(item) in seen else _item_bytes(item)
+        seen.add(id(item))
+    return {number: size * trips(loop) for number, size in added.items() if size}
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type in VIEWS:
+        tensor = tensor.op.inputs[min(tensor.value_index, len(tensor.op.inputs) - 1)]
+    return tensor
+
+
+def _item_bytes(item: tf.Tensor) -> float:
+    """Returns the bytes of a list's item, which may be a list of a loop within."""
+    is_list = item.dtype == tf.variant and item.op.type in LOOPS
+    return _added_to_lists(item.op).get(item.value_index, 0.0) if is_list else float(bytes_of(item))
 
 
 def _in_turn(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
@@ -82,7 +147,7 @@ class _Held:
     """The tensors that are held as a graph's ops are executed in turn."""
 
     def __init__(self, gradients: Collection[int]):
-        self.peak = Peak(0.0, 0.0)
+        self.peak, self.uncertain = Peak(0.0, 0.0), set[str]()
         self.uses: collections.Counter[int] = collections.Counter()  # that are still to come
         self._gradients = gradients
         self._buffer: dict[int, int] = {}  # of a tensor, the one whose memory it shares
@@ -99,14 +164,41 @@ class _Held:
                     self._make(tensor)
             inputs = [self._buffer.get(id(each), id(each)) for each in op.inputs]
             called = graphs.all_called(op) if op.type in (*CALLS, *BRANCHES, *LOOPS) else ()
-            inner = max((peak(each, self._gradients) for each in called), key=lambda each: each.total, default=None)
-            if inner:
+            peaks = [peak(each, self._gradients) for each in called]
+            self.uncertain.update(line for each in peaks for line in each.uncertain)
+            if inner := max(peaks, key=lambda each: each.total, default=None):
                 self._note(inner.total, inner.gradients)
+            if op.type in LOOPS:
+                self._end_loop(op, inputs)
+                return
             self._outputs(op, inputs)
+        self._release(inputs)
+
+    def _release(self, inputs: Iterable[int]) -> None:
         for buffer in inputs:
             self._left[buffer] -= 1
             if self._left[buffer] == 0:
                 self._free(buffer)
+
+    def _end_loop(self, loop: tf.Operation, inputs: list[int]) -> None:
+        """Replaces what a loop begins with by what it ends with: turns free the one as they make the other."""
+        body = callee(loop, "body")
+        try:
+            added = _added_to_lists(loop)
+        except NotCountableError:
+            added = {}
+            without = f"without what turns of {loop.name} keep: their number is not in the graph"
+            self.uncertain.add(f"the memory is a lower bound, {without}")
+        if added:
+            self.uncertain.add(_KEPT)
+        for number, tensor in enumerate(loop.outputs):
+            if through_identities(body.outputs[number]) is body.inputs[number]:
+                self._share(tensor, inputs[number])
+        self._release(inputs)
+        for number, tensor in enumerate(loop.outputs):
+            if id(tensor) not in self._buffer:
+                self._make(tensor, added.get(number))
+        self._free_unused(loop)
 
     def _outputs(self, op: tf.Operation, inputs: list[int]) -> None:
         uses = collections.Counter(inputs)
@@ -123,12 +215,15 @@ class _Held:
                 self._make(tensor)
             else:
                 self._share(tensor, reused)
+        self._free_unused(op)
+
+    def _free_unused(self, op: tf.Operation) -> None:
         for tensor in op.outputs:
             if not self.uses[id(tensor)] and self._buffer.get(id(tensor)) == id(tensor):
                 self._free(id(tensor))
 
-    def _make(self, tensor: tf.Tensor) -> None:
-        self._bytes[id(tensor)] = size = bytes_of(tensor)
+    def _make(self, tensor: tf.Tensor, size: float | None = None) -> None:
+        self._bytes[id(tensor)] = size = bytes_of(tensor) if size is None else size
         self._now += size
         self._share(tensor, id(tensor))
         self._note()

@@ -57,11 +57,12 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     if strategy.updates_here:
         moved += cost.update_cost(rehearsal.state.trainer).bytes
     messages = [*rehearsal.messages, *_crossing(rehearsal)]
+    memory, uncertain = _memory(rehearsal)
     return Work(
         hosts=layout.hosts,
         replicas=layout.replicas,
         servers=layout.servers,
-        memory=_memory(rehearsal),
+        memory=memory,
         server_bytes=float(max(strategy.placement.loads)) if isinstance(strategy, ParameterServer) else 0.0,
         products=products,
         operations=operations,
@@ -73,6 +74,7 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
         checkpoint_bytes=float(sum(tf_variable(v).dtype.size * shards.size(v) for v in rehearsal.state.variables())),
         steps=rehearsal.steps,
         host_bytes=sum(map(_host_bytes, rehearsal.inputs.splits.values())) + _program_bytes(rehearsal.graph),
+        uncertain=uncertain,
     )
 
 
@@ -82,8 +84,12 @@ def _layout(config: Config, hosts: int, devices: int) -> Layout:
     return Layout(config.strategy, hosts, 1 if has_one else config.num_virtual_devices or devices, servers)
 
 
-def _memory(rehearsal: Rehearsal) -> Memory:
-    """Returns the bytes on a replica's device: variables, and what a step holds, or a sync if that holds more."""
+def _memory(rehearsal: Rehearsal) -> tuple[Memory, tuple[str, ...]]:
+    """Computes the bytes on a replica's device: variables, and what a step holds, or a sync if that holds more.
+
+    Returns:
+      (memory, a line for each part of it that may differ much).
+    """
     graphs = filter(None, (rehearsal.graph, rehearsal.sync))
     most = max((peak(graph, rehearsal.gradients) for graph in graphs), key=lambda each: each.total)
     of_optimizer = {id(v) for v in _slots(rehearsal)}
@@ -91,7 +97,8 @@ def _memory(rehearsal: Rehearsal) -> Memory:
     optimizer = sum(variable_bytes(v) for v in here if id(v) in of_optimizer)
     weights = sum(variable_bytes(v) for v in here if id(v) not in of_optimizer)
     weights += sum(map(bytes_of, _pulled(rehearsal)))
-    return Memory(float(weights), float(optimizer), most.gradients, most.total - most.gradients, _data(rehearsal))
+    activations = most.total - most.gradients
+    return Memory(float(weights), float(optimizer), most.gradients, activations, _data(rehearsal)), most.uncertain
 
 
 def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:

@@ -99,6 +99,7 @@ class Work:
       checkpoint_bytes: of one checkpoint, over all hosts.
       steps: of the whole run; None if unknown.
       host_bytes: of one worker's host, beside its devices: examples in arrays, and the step's program.
+      uncertain: a line for each part of the memory that may differ much.
     """
 
     hosts: int
@@ -116,6 +117,7 @@ class Work:
     checkpoint_bytes: float
     steps: int | None
     host_bytes: float = 0.0
+    uncertain: tuple[str, ...] = ()
 
     @property
     def flops(self) -> dict[str, float]:

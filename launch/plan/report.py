@@ -27,6 +27,7 @@ def entry(found: Estimate, strategy: str, hardware: Hardware) -> dict[str, Any]:
         "replicas": work.replicas,
         "servers": work.servers,
         "fits": found.fits,
+        "uncertain": list(work.uncertain),
         "memory": {**dataclasses.asdict(memory), "total": memory.total},
         "host_bytes": found.host_bytes,
         "server_bytes": work.server_bytes,
@@ -50,6 +51,7 @@ def text(plan: dict[str, Any], machine: Hardware, columns: int) -> str:
     lines = [title, "", table(plan["hosts"], machine, columns)]
     if plan["jit"] == "auto" and machine.kind != "tpu":
         lines += ["", "One device is planned without XLA; --jit=auto times steps with it too, and takes the faster."]
+    lines += [f"\nUncertain: {line}." for line in dict.fromkeys(x for each in plan["hosts"] for x in each["uncertain"])]
     if machine.assumed:
         lines += ["", f"Assumptions: {', '.join(machine.assumed)}."]
     if "simulated" in plan["hosts"][0]:

@@ -160,6 +160,34 @@ def test_tensors_are_held_from_their_making_to_their_last_use():
     assert peak(graph).total == pytest.approx(2e6, rel=1e-5)
 
 
+def kept_by_a_loop(turns):
+    """A gradient through turns of two tensors of a megabyte, of which the second begins the next turn."""
+
+    @tf.function(autograph=False)
+    def step(x, w, turns):
+        def turn(i, x):
+            y = tf.sin(x)
+            return i + 1, tf.tanh(y * w)
+
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            _, last = tf.while_loop(lambda i, _: i < turns, turn, (0, x))
+            loss = tf.reduce_sum(last)
+        return tape.gradient(loss, w)
+
+    specs = tf.TensorSpec([250, 1000]), tf.TensorSpec([250, 1000])
+    return peak(step.get_concrete_function(*specs, turns).graph)
+
+
+def test_what_turns_keep_for_their_gradients_is_held_once_each():
+    found = {turns: kept_by_a_loop(turns) for turns in (50, 100)}
+    assert found[100].total - found[50].total == pytest.approx(50 * 2e6, rel=0.01)
+    assert 200e6 < found[100].total < 210e6
+    assert "loops keep tensors of all turns for their gradients" in "".join(found[100].uncertain)
+    (line,) = kept_by_a_loop(tf.TensorSpec([], tf.int32)).uncertain
+    assert "the memory is a lower bound, without what turns of while keep: their number is not in the graph" in line
+
+
 def test_recompute_holds_less():
     kept, again = (quantified(*LM, f"--recompute={recompute}").memory for recompute in ("false", "true"))
     assert again.activations < 0.8 * kept.activations
