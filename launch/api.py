@@ -61,9 +61,12 @@ def run(
         return run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
 
 
-def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), **keywords) -> Run:
-    """Runs a model as `run` does; its caller explains exceptions (`explanations.explained_errors`)."""
-    config, own = _configured(trainer_class, data, may_change, keywords)
+def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), awaited=(), **keywords) -> Run:
+    """Runs a model as `run` does; its caller explains exceptions (`explanations.explained_errors`).
+
+    `awaited` are the names of flags that the data decides (`Data.flags`).
+    """
+    config, own = _configured(trainer_class, data, may_change, keywords, awaited=awaited)
     made = execute(config, data, hooks, own)
     if made.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(made.code - 128)

@@ -47,6 +47,8 @@ _COUNTS = {  # the minimum of each, and whether it may be None
 _CHOICES = {"verbose": ("auto", 0, 1, 2), "shuffle": (True, False, None)}
 _PROGRESS = {0: "off", 1: "auto", 2: "plain", "auto": "auto"}
 _BATCH_SIZE = 32  # Keras's
+_BY_DATA = ("global_batch_size", "eval_batch_size", "shuffle_buffer")  # flags
+_COMPONENTS = ("x", "y", "sample_weight")  # of what a function returns
 _OF_AN_INPUT = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
 _RULES = entry.Rules(as_keras=True, weighs_outputs=True)
 _OF_PROCESSES = ("multi_worker", "parameter_server")  # they have to connect before TensorFlow starts
@@ -184,25 +186,23 @@ def _train(arguments: Arguments) -> api.Run:
             batch_stride=arguments.stride,
             verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
-        train = None if arguments.names_input or _makes_data(arguments.x) else _entered(arguments, arguments.x)
-        batch_size = _batch_size(arguments, train)
         _check_used(arguments)
-        own_order = {} if arguments.shuffle and (train is None or train.by_index) else {"shuffle_buffer": 0}
-        backed_up = _backed_up(backups[0], arguments, _pass(arguments, train, batch_size)) if backups else {}
+        awaits = _makes_data(arguments.x)
+        train = None if arguments.names_input or awaits else _entered(arguments)
+        backed_up = _backed_up(backups[0], arguments, _pass(arguments, train)) if backups else {}
         flags = {
             "input": arguments.x if arguments.names_input else None,
-            "global_batch_size": batch_size,
-            "eval_batch_size": arguments.validation_batch_size or batch_size,
             "validation_split": arguments.share,
             "progress": _PROGRESS[arguments.verbose],
             **_strategy(trainer_class),
-            **own_order,
-            **_length(arguments, train),
+            **({} if awaits else _by_data(arguments, train)),
+            **_length(arguments),
             **arguments.flags,
             **backed_up,
         }
-        data = None if arguments.names_input else functools.partial(_data, arguments, train, batch_size)
-        how: dict[str, Any] = {"data": data, "hooks": [*arguments.hooks, hook]}
+        data = None if arguments.names_input else functools.partial(_data, arguments, train)
+        awaited = {name for name in _BY_DATA if flags.get(name) is None} if awaits else ()
+        how: dict[str, Any] = {"data": data, "hooks": [*arguments.hooks, hook], "awaited": awaited}
         # A run's checkpoints have the optimizer once, as the engine's.
         with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
             run = api.run_within(trainer_class, **how, **flags)
@@ -258,18 +258,41 @@ def _makes_data(x: Any) -> bool:
     return callable(x) and not isinstance(x, tf.keras.utils.PyDataset)
 
 
-def _entered(arguments: Arguments, x: Any) -> Source | Stream:
+def _called(arguments: Arguments) -> Arguments:
+    """Returns the arguments with what x returns, if it is a function: x, or (x, y) or (x, y, weights)."""
+    if not _makes_data(arguments.x):
+        return arguments
+    x = arguments.x()
+    if not isinstance(x, tuple) or arguments.y is not None:
+        return dataclasses.replace(arguments, x=x)
+    if not 1 <= len(x) <= len(_COMPONENTS):
+        raise UsageError(f"x returned {len(x)} values; return x, (x, y) or (x, y, weights)")
+    return dataclasses.replace(arguments, **dict(zip(_COMPONENTS, x, strict=False)))
+
+
+def _entered(arguments: Arguments) -> Source | Stream:
     """Returns the training data as a source or a stream."""
-    x = x() if (made := _makes_data(x)) else x
-    data = x if made and isinstance(x, tuple) and arguments.y is None else (x, arguments.y, arguments.sample_weight)
+    data = (arguments.x, arguments.y, arguments.sample_weight)
     return entry.split("x", data, dataclasses.replace(_RULES, is_even=True, ends=arguments.steps_per_epoch is None))
 
 
-def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) -> Data:
+def _by_data(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
+    """Returns the flags that the form of the training data decides; None: it is an input's."""
+    size = _batch_size(arguments, train)
+    if not arguments.epoch_steps and _never_ends(train):
+        raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
+    keeps_order = not arguments.shuffle or (train is not None and not train.by_index)
+    sizes = {"global_batch_size": size, "eval_batch_size": arguments.validation_batch_size or size}
+    return {**sizes, **({"shuffle_buffer": 0} if keeps_order else {})}
+
+
+def _data(arguments: Arguments, train: Source | Stream | None) -> Data:
     """Returns the run's data."""
-    train = _entered(arguments, arguments.x) if train is None else train
+    arguments = _called(arguments)
+    train = _entered(arguments) if train is None else train
+    by_data = _by_data(arguments, train)
     if _never_ends(train):
-        examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * (train.batch_examples or batch_size)
+        examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * by_data["global_batch_size"]
         train = views.first(train, examples)
     evaluation, steps, columns = None, arguments.validation_steps, frames.columns_of(arguments.x)
     if arguments.validation_data is not None:
@@ -286,9 +309,8 @@ def _data(arguments: Arguments, train: Source | Stream | None, batch_size: int) 
         size = evaluation.batch_examples or arguments.validation_batch_size or arguments.batch_size
         if steps is not None and size:  # Keras divides arrays without a size by the steps, so that all are evaluated
             evaluation = views.first(evaluation, steps * size)
-    return Data(
-        train, evaluation, preprocessing=Preprocessing(array=columns or ()), class_weight=arguments.class_weight
-    )
+    of_columns = Preprocessing(array=columns or ())
+    return Data(train, evaluation, preprocessing=of_columns, class_weight=arguments.class_weight, flags=by_data)
 
 
 def _check(arguments: Arguments) -> None:
@@ -360,12 +382,10 @@ def _examples(arguments: Arguments, train: Source) -> int:
     return math.floor(len(train) * (1 - arguments.share))
 
 
-def _length(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
+def _length(arguments: Arguments) -> dict[str, Any]:
     """Returns the flags of a run's length, which `Hook.last_step` limits, and of the interval between evaluations."""
     evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
     if not (steps := arguments.epoch_steps):
-        if _never_ends(train):
-            raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
         return {"train_epochs": max(1, arguments.run_epochs)}
     alone = arguments.flags.get("strategy") not in _OF_PROCESSES  # others count it
     if alone and isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY:
@@ -381,8 +401,8 @@ def _never_ends(train: Source | Stream | None) -> bool:
     return isinstance(train, Stream) and train.length == tf.data.INFINITE_CARDINALITY
 
 
-def _pass(arguments: Arguments, train: Source | Stream | None, batch_size: int) -> int | None:
+def _pass(arguments: Arguments, train: Source | Stream | None) -> int | None:
     """Returns the steps per epoch; None if counting them would take reading the data."""
     if train is None or not train.by_index:
         return None
-    return -(-_examples(arguments, train) // batch_size)
+    return -(-_examples(arguments, train) // _batch_size(arguments, train))

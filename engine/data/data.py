@@ -31,6 +31,7 @@ class Data:
       class_weight: weights of training classes, by class; 1 for classes without one. None: all are 1.
       batch_sizes: with several inputs, examples per step by name, across replicas; the global batch size for the first
         and for those without one. {} says that a dict whose values are all tuples of arrays is several inputs.
+      flags: values of a run's flags that wait for the data, by name. `crankshaft.fit` sets them.
 
     Example:
       >>> import numpy as np
@@ -49,3 +50,4 @@ class Data:
     preprocessing: Preprocessing = UNCHANGED
     class_weight: Mapping[int, float] | None = None
     batch_sizes: Mapping[str, int] | None = None
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)

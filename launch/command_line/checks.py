@@ -92,6 +92,23 @@ def check_named(config: Config) -> None:
         )
 
 
+def decide(config: Config, by_data: Mapping[str, Any]) -> None:
+    """Sets the flags that waited for the data, and makes the checks that did.
+
+    Args:
+      config: of the run.
+      by_data: the flags' values by name.
+
+    Raises:
+      UsageError: they can't be used with the other flags.
+    """
+    for name in config.awaited & by_data.keys():
+        setattr(config, name, by_data[name])
+    config.awaited = frozenset()
+    check_strategy(config)
+    _check_amounts(config)
+
+
 def _check_fitted(config: Config, before: Mapping[str, Any]) -> None:
     """Raises `UsageError` for arguments that would have no effect, since a trained run's preprocessing is used."""
     entry, known = config.input_entry, config.trained_on
@@ -167,15 +184,19 @@ def check_generation(config: Config) -> None:
         )
 
 
-def check_batch(global_batch_size: int, replicas: int) -> None:
+def check_batch(config: Config, replicas: int) -> None:
     """Raises `UsageError` if a batch does not divide over the replicas, naming the nearest that do."""
-    if global_batch_size % replicas == 0:
+    if _is_divided(config, replicas):
         return
-    below = global_batch_size // replicas * replicas
+    below = config.global_batch_size // replicas * replicas
     near = " or ".join(str(n) for n in (below, below + replicas) if n)
     raise UsageError(
-        f"{setting('global_batch_size', global_batch_size)} does not divide over {replicas} replicas; use {near}"
+        f"{setting('global_batch_size', config.global_batch_size)} does not divide over {replicas} replicas; use {near}"
     )
+
+
+def _is_divided(config: Config, replicas: int) -> bool:
+    return "global_batch_size" in config.awaited or config.global_batch_size % replicas == 0
 
 
 def check_tables(config: Config, model: str) -> None:
@@ -205,14 +226,14 @@ def check_strategy(config: Config) -> None:
         )
     mesh = rules.mesh_shape(config.mesh)
     if config.strategy == "multi_worker" and not mesh:
-        check_batch(config.global_batch_size, config.cluster.num_workers)
+        check_batch(config, config.cluster.num_workers)
     if config.min_workers:
         _check_min_workers(config)
     if config.strategy == "parameter_server":
         _check_servers(config)
     virtual = config.num_virtual_devices
     if virtual:
-        check_batch(config.global_batch_size, mesh.get("data") or max(1, virtual // mesh.get("model", 1)))
+        check_batch(config, mesh.get("data") or max(1, virtual // mesh.get("model", 1)))
         if virtual > 1 and config.jit == "on":
             raise UsageError(
                 f"{setting('jit')}=on needs one replica, and there are {virtual}; use {setting('jit')}=auto or off"
@@ -230,7 +251,7 @@ def fits(config: Config, workers: int) -> bool:
     own, mesh = config.gpu_numbers, rules.mesh_shape(config.mesh)
     gpus = len(resources.visible_gpus(os.environ) if own is None else own)
     data, left = divmod(workers * max(1, gpus), mesh.get("model", 1))
-    return data > 0 and not left and mesh.get("data", data) == data and config.global_batch_size % data == 0
+    return data > 0 and not left and mesh.get("data", data) == data and _is_divided(config, data)
 
 
 def _check_min_workers(config: Config) -> None:
@@ -290,7 +311,7 @@ def _check_amounts(config: Config) -> None:
             f"{setting('warmup_steps', config.warmup_steps)} leaves nothing of "
             f"{setting('train_steps', config.train_steps)}; use fewer"
         )
-    if config.accumulate_steps > config.global_batch_size:
+    if "global_batch_size" not in config.awaited and config.accumulate_steps > config.global_batch_size:
         raise UsageError(
             f"{setting('accumulate_steps', config.accumulate_steps)} is more than the {config.global_batch_size} "
             f"examples of {setting('global_batch_size')}; use fewer"
@@ -495,8 +516,9 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
         then, now = then | {"keras": before["keras"]}, now | {"keras": config.keras}
     if "script_flags" not in then:
         now.pop("script_flags", None)  # of a run before they were kept
-    if config.mode == "generate":
-        now["seed"] = then["seed"]  # here it is the seed of sampling alone
+    # Of generating, the seed is of the samples alone. What the data decides is compared when it is restored.
+    for name in ("seed",) if config.mode == "generate" else config.awaited & now.keys():
+        now[name] = then[name]
     if changed := differences(then, now):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); "

@@ -66,6 +66,7 @@ class Config(Flags):
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
       is_endless: whether only the run's caller knows its length.
       taken: names of the flags that have the values of the run that is read.
+      awaited: names of the flags that the data decides, once it is loaded: `Data.flags`.
     """
 
     own_class: type | None = None
@@ -75,6 +76,7 @@ class Config(Flags):
     remote: RemoteFolder | None = None
     is_endless: bool = False
     taken: frozenset[str] = frozenset()
+    awaited: frozenset[str] = frozenset()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -344,6 +346,7 @@ def configure(
     owns_process: bool = True,
     remote: RemoteFolder | None = None,
     may_be_endless: bool = False,
+    awaited: Collection[str] = (),
 ) -> Config:
     """Returns the configuration that flags' values ask for; imports nothing that it names. Raises `UsageError`.
 
@@ -357,6 +360,7 @@ def configure(
       owns_process: see `Config`.
       remote: see `Config`.
       may_be_endless: whether a run without a length has no end; else it has the default one.
+      awaited: see `Config`.
     """
     values = {**vars(Flags()), **passed}
     script, taken = dict(script_flags or {}), dict[str, Any]()
@@ -386,6 +390,7 @@ def configure(
         remote=remote,
         is_endless=is_endless,
         taken=frozenset(taken),
+        awaited=frozenset(awaited),
     )
 
 

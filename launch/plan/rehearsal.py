@@ -258,7 +258,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         mesh = _mesh(layout, model, config.shard_optimizer, record)
         strategy = _Replicas(layout, micro_batches, options, config.steps_per_loop, mesh)
     shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
-    checks.check_batch(config.global_batch_size, shares)
+    checks.check_batch(config, shares)
     inputs = run_inputs.build(config, data or datas.load(config), strategy)
     if unknown_dimensions(form.element_spec(inputs.example)):
         raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")

@@ -73,6 +73,9 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     Raises:
       UsageError: the model or the flags can't work with the data, or workers differ.
     """
+    if config.awaited:
+        checks.decide(config, data.flags)
+        checks.check_batch(config, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
     data, lines = datas.enter(config, data)
     train, evaluation = data.train, data.evaluation
     # Predictions and evaluations are of one input: of several, that of the evaluation data, or the first.

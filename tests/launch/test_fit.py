@@ -564,3 +564,49 @@ def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):
     if not by_word:
         of_one_length = (np.ones([3, 6], np.int64), np.ones([3, 1], np.float32))
         by_us(ours, x=data, validation_data=of_one_length, verbose=0)
+
+
+class LastBatch(keras.callbacks.Callback):
+    """Notes each batch's loss."""
+
+    def on_train_begin(self, logs=None):
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(logs["loss"])
+
+
+@pytest.mark.parametrize("form", ["dataset", "PyDataset", "arrays", "frame"])
+def test_a_function_of_data_trains_as_the_data_itself(tmp_path, form):
+    """Batch size, order and columns are those of what it returns, also in a run that is resumed."""
+    x, y = np.arange(24, dtype="float32")[:, None] / 24, np.ones([24, 1], "float32")
+
+    def data():
+        return {
+            "dataset": lambda: tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
+            "PyDataset": lambda: Batches(x, y),
+            "arrays": lambda: (x, y),
+            "frame": lambda: (pytest.importorskip("pandas").DataFrame(x, columns=["height"]), y),
+        }[form]()
+
+    def trained(x, **how):
+        keras.utils.set_random_seed(1)
+        model, noted = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)]), LastBatch()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        how |= {"steps_per_epoch": 4} if form == "arrays" else {}
+        run = crankshaft.fit(model, *x, epochs=2, verbose=0, callbacks=[noted], jit="off", **how)
+        return noted.losses, run
+
+    itself, _ = trained(data() if isinstance(data(), tuple) else (data(),))
+    returned, run = trained((data,), run_dir=tmp_path / "run")
+    assert returned == itself
+    assert run.known.preprocessing.array == (("height",) if form == "frame" else ())
+    assert trained((data,), run_dir=tmp_path / "run")[0] == []
+    if form == "dataset":
+        with pytest.raises(crankshaft.UsageError, match="batch_size=6, and x comes in batches of 8"):
+            trained((data,), batch_size=6)
+        with pytest.raises(crankshaft.UsageError, match="accumulate_steps=9 is more than the 8 examples"):
+            trained((data,), accumulate_steps=9)
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(6)
+        with pytest.raises(crankshaft.UsageError, match="batch_size=6 does not divide over 4 replicas"):
+            trained((lambda: batches,), strategy="mirrored", num_virtual_devices=4)

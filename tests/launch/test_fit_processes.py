@@ -54,6 +54,7 @@ STOPPED = """
 import json
 import crankshaft
 import keras
+import tensorflow as tf
 from fit import model, x, y
 
 
@@ -65,8 +66,10 @@ class Ends(keras.callbacks.Callback):
 
 
 if __name__ == "__main__":
-    how = dict(batch_size=16, epochs=3, verbose=0, strategy="parameter_server", jit="off")
-    run = crankshaft.fit(model, x, y, callbacks=[Ends()], **how)
+    how = dict(epochs=3, verbose=0, strategy="parameter_server", jit="off")
+    data = lambda: tf.data.Dataset.from_tensor_slices((x, y)).batch(15)
+    run = crankshaft.fit(model, data, callbacks=[Ends()], **how)
+    assert run.result["step"] == 3 * 5, run.result
     weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
     print(json.dumps([run.history.history, weights]))
 """
