@@ -16,14 +16,17 @@ from .. import logging
 from ..machine import files
 
 
+_END = b"."
+
+
 class Predictions(dict[str, Any]):
     """The values that `Trainer.predictions` has returned of each example of an evaluation, by name.
 
     Values are nests of NumPy arrays [examples, ...], row i that of example i, in the data's own order, or in that of
     batches, if they are made by length (`bucket_by`) or of workers' own files (`auto_shard_policy`); of a partial
-    evaluation, the first examples. Text is of NumPy's fixed-width bytes, bfloat16 is converted to float32. Values whose
-    lengths differ among batches are padded with zeros, or b"", to the longest. Large ones are read-only and in a file
-    (`numpy.memmap`): compute with a slice of them at a time.
+    evaluation, the first examples. Text is in arrays of `bytes` objects, bfloat16 is converted to float32. Values whose
+    lengths differ among batches are padded with zeros, or b"", to the longest. Large ones, but for text, are read-only
+    and in a file (`numpy.memmap`): compute with a slice of them at a time.
 
     Attributes:
       num_examples: number of examples.
@@ -96,23 +99,21 @@ class _Column:
 
     def __init__(self):
         self.file: IO[bytes] | None = None
+        self.bytes_in_memory = 0
         self._written: list[np.ndarray] = []  # of no memory, with the chunks' shapes and dtypes
         self._chunks: list[np.ndarray] = []
 
     def add(self, array: np.ndarray) -> None:
         self._chunks.append(array)
-
-    @property
-    def bytes_in_memory(self) -> int:
-        return sum(chunk.nbytes for chunk in self._chunks)
+        self.bytes_in_memory += array.nbytes + (sum(map(len, array.flat)) if array.dtype == object else 0)
 
     def write(self, opened: Callable[[], IO[bytes]]) -> None:
         """Writes the chunks in memory to the file."""
         self.file = self.file or opened()
-        for chunk in self._chunks:
+        for chunk in map(_fixed_width, self._chunks):
             self.file.write(np.ascontiguousarray(chunk).data)
             self._written.append(np.broadcast_to(np.zeros([], chunk.dtype), chunk.shape))
-        self._chunks = []
+        self._chunks, self.bytes_in_memory = [], 0
 
     def all(self, opened: Callable[[], IO[bytes]]) -> np.ndarray:
         """Returns all chunks in one array."""
@@ -123,7 +124,8 @@ class _Column:
             self._widen(opened())
         self.file.flush()
         shape, dtype = _common(self._written)
-        return np.memmap(self.file, dtype, "r", shape=shape) if math.prod(shape) else np.zeros(shape, dtype)
+        array = np.memmap(self.file, dtype, "r", shape=shape) if math.prod(shape) else np.zeros(shape, dtype)
+        return _objects(array)
 
     def _widen(self, wider: IO[bytes]) -> None:
         """Copies the file's chunks to another file, padded to the largest."""
@@ -149,9 +151,9 @@ def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[b
     columns = [joined([_array(x) for x in chunks]) for chunks in zip(*pieces, strict=True)]
     if exchange is not None:
         file = io.BytesIO()
-        np.savez(file, *columns)
+        np.savez(file, *map(_fixed_width, columns))
         everyones = [np.load(io.BytesIO(content)) for content in exchange(file.getvalue())]
-        columns = [joined([each[name] for each in everyones]) for name in everyones[0].files]
+        columns = [joined([_objects(each[name]) for each in everyones]) for name in everyones[0].files]
     keys, *columns = columns
     if (np.diff(keys) >= 0).all():
         return columns
@@ -171,7 +173,17 @@ def _array(tensor: Any) -> np.ndarray:
     array = np.asarray(tensor)
     if array.dtype == tf.bfloat16.as_numpy_dtype:  # NumPy's files lose this type
         return array.astype(np.float32)
-    return array.astype("S") if array.dtype == object else array
+    return array
+
+
+def _fixed_width(array: np.ndarray) -> np.ndarray:
+    """Returns text in NumPy's fixed-width type for files, with an end: NumPy removes the zero bytes at a value's end."""
+    return np.frompyfunc(lambda text: text + _END, 1, 1)(array).astype("S") if array.dtype == object else array
+
+
+def _objects(array: np.ndarray) -> np.ndarray:
+    """Returns the text that `_fixed_width` was called with; its padding is b""."""
+    return np.frompyfunc(lambda text: text[:-1], 1, 1)(array) if array.dtype.kind == "S" else array
 
 
 def _common(chunks: Sequence[np.ndarray]) -> tuple[tuple[int, ...], np.dtype]:
@@ -183,6 +195,6 @@ def _common(chunks: Sequence[np.ndarray]) -> tuple[tuple[int, ...], np.dtype]:
 def _widened(chunk: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     if chunk.shape[1:] == tuple(shape) and chunk.dtype == dtype:
         return np.ascontiguousarray(chunk)
-    wide = np.zeros((len(chunk), *shape), dtype)  # of text b"", where np.pad would write b"0"
+    wide = np.full((len(chunk), *shape), b"" if dtype == object else np.zeros([], dtype), dtype)
     wide[tuple(map(slice, chunk.shape))] = chunk
     return wide

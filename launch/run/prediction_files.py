@@ -77,11 +77,27 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
                 writer.writerow(table)
                 for first in range(0, len(next(iter(table.values()))), _ROWS):
                     # As text, numbers have as many digits as identify them.
-                    rows = [column[first : first + _ROWS].astype(str) for column in table.values()]
+                    rows = [_as_text(column[first : first + _ROWS]) for column in table.values()]
                     writer.writerows(zip(*rows, strict=True))
         else:
             with open(temporary, "wb") as file:
-                np.savez(file, **table)  # type: ignore[arg-type]
+                np.savez(file, **{name: _fixed_width(path, name, array) for name, array in table.items()})
+
+
+def _as_text(column: np.ndarray) -> np.ndarray:
+    if column.dtype == object:
+        return np.frompyfunc(lambda text: text.decode(errors="surrogateescape"), 1, 1)(column)
+    return column.astype(str)
+
+
+def _fixed_width(path: str, name: str, array: np.ndarray) -> np.ndarray:
+    """Returns text in NumPy's fixed-width type: without pickles .npz has no other."""
+    fixed = array.astype("S") if array.dtype == object else array
+    if array.dtype == object and (fixed != array).any():
+        raise UsageError(
+            f"{setting('output', path)}: {name} has text that ends in zero bytes, which .npz can't hold; write .parquet"
+        )
+    return fixed
 
 
 def _escaped(text: str) -> str:

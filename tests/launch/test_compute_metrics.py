@@ -20,6 +20,7 @@ FEATURES = {
     "x": RNG.normal(size=(53, 3)).astype(np.float32),
 }
 LABELS = RNG.integers(0, 3, 53).astype(np.float32)
+TEXTS = [b"a" * i + b"\0" * (i % 3) for i in range(9)]
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 
 
@@ -38,12 +39,12 @@ class Ranking(crankshaft.Trainer):
         return crankshaft.mean(tf.square(outputs - batch[1]))
 
     def predictions(self, outputs, batch):
-        name = tf.strings.join(["0", tf.strings.as_string(batch[0]["user"])])
+        name = tf.strings.join(["0", tf.strings.as_string(batch[0]["user"]), "\0\0"])  # as bytes of any kind may end
         return {"score": outputs, "label": batch[1], "user": batch[0]["user"], "name": name}
 
     def compute_metrics(self, predictions):
         score, label = predictions["score"], predictions["label"]
-        assert np.array_equal(predictions["name"], [b"0%d" % user for user in predictions["user"]])
+        assert predictions["name"].tolist() == [b"0%d\0\0" % user for user in predictions["user"]]
         values = []
         for rows in predictions.groups("user"):
             discount = 1 / np.log2(np.arange(len(rows)) + 2)
@@ -208,7 +209,7 @@ def test_beyond_its_bound_predictions_are_in_a_file(most, tmp_path, caplog):
     rows = Rows(most, str(tmp_path), "evaluation at step 1")
     parts = [
         {"id": np.arange(10 * i, 10 * i + 10), "tokens": np.full((10, 2 + i % 3), i, np.int32), "text": text}
-        for i, text in enumerate([np.array([b"a" * (1 + i)] * 10) for i in range(9)])
+        for i, text in enumerate([np.array([TEXTS[i]] * 10, object) for i in range(9)])
     ]
     with caplog.at_level(logging.INFO):
         for part in parts:
@@ -217,7 +218,7 @@ def test_beyond_its_bound_predictions_are_in_a_file(most, tmp_path, caplog):
     assert (found.num_examples, list(tmp_path.iterdir())) == (90, [])
     assert sum("are in temporary files" in line for line in caplog.messages) == (most < 1 << 20)
     np.testing.assert_array_equal(found["id"], np.arange(90))
-    np.testing.assert_array_equal(found["text"], np.repeat([b"a" * (1 + i) for i in range(9)], 10))
+    assert found["text"].tolist() == [text for text in TEXTS for _ in range(10)]
     padded = [[i] * (2 + i % 3) + [0] * (2 - i % 3) for i in range(9)]
     np.testing.assert_array_equal(found["tokens"], np.repeat(padded, 10, 0))
     assert isinstance(found["id"], np.memmap) == (most < 1 << 20)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import UsageError
-from crankshaft.engine.metrics.predictions import Rows
+from crankshaft.engine.metrics.predictions import Rows, in_order
 from crankshaft.engine.strategies.base import Prediction
 
 RNG = np.random.default_rng(0)
@@ -37,7 +37,7 @@ class Ragged(Line):
 
     def predictions(self, outputs, batch):
         values = tf.RaggedTensor.from_row_lengths(tf.repeat(batch[1], batch[1]), batch[1])
-        return {"padded": values, "text": tf.strings.as_string(values), "half": tf.cast(batch[1], tf.bfloat16)}
+        return {"padded": values, "text": tf.strings.as_string(values) + "\0", "half": tf.cast(batch[1], tf.bfloat16)}
 
 
 def all_of(strategy, program=None, batches=None):
@@ -74,7 +74,7 @@ def test_values_of_several_lengths_are_padded(bench, options):
     made = bench(Ragged(), (X, Y), 8, eval_source=(X, Y), eval_batch_size=2, **options)
     found = all_of(made.strategy)[0]
     np.testing.assert_array_equal(found["padded"], PADDED)
-    np.testing.assert_array_equal(found["text"], np.where(PADDED > 0, PADDED.astype("S1"), b""))
+    assert found["text"].tolist() == [[b"%d\0" % y if y else b"" for y in row] for row in PADDED.tolist()]
     assert found["half"].dtype == np.float32
     np.testing.assert_array_equal(found["half"], Y)
 
@@ -99,3 +99,9 @@ def test_a_sharded_model_takes_predictions_of_its_own(bench):
         bench(whole(), (X, Y), 8, 2, model=2, eval_source=(X, Y))
     made = bench(Line(), (X, Y), 8, 2, model=2, eval_source=(X, Y))
     np.testing.assert_array_equal(all_of(made.strategy)[0]["of"][1], Y)
+
+
+def test_text_of_several_processes_keeps_its_last_bytes():
+    numbers, text = tf.constant([2, 0], tf.int64), tf.constant([b"a\0\0", b""])
+    (found,) = in_order([[numbers, text]], lambda content: [content] * 2)  # of two that have the same
+    assert found.tolist() == [b"", b"", b"a\0\0", b"a\0\0"]

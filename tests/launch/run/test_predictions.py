@@ -13,6 +13,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Data, UsageError, load_model, open_run, run
 from crankshaft.engine import Embedding
+from crankshaft.launch.run.prediction_files import write
 from crankshaft.models.mlp import Model
 from tests.launch.conftest import MLP
 
@@ -310,3 +311,23 @@ def test_a_loaded_model_is_of_the_newer_checkpoint_if_its_own_was_removed_meanwh
     np.testing.assert_array_equal(
         load_model(tmp_path / "run", trainer_class=Written).predict(SEEN_AND_NOT, verbose=0), expected
     )
+
+
+def test_files_have_bytes_as_they_are_or_name_the_format_that_has(tmp_path):
+    columns = {"mask": np.array([b"\0a", b"b\0"], object), "name": np.array([b"caf\xe9", b""], object)}
+    for ending in ("csv", "parquet"):
+        write(str(tmp_path / f"p.{ending}"), columns, None)
+    with open(tmp_path / "p.csv", encoding="latin-1") as file:
+        assert file.read() == "mask,name\n\0a,caf\xe9\nb\0,\n"
+    import pyarrow.parquet
+
+    assert pyarrow.parquet.read_table(tmp_path / "p.parquet").to_pydict() == {
+        name: column.tolist() for name, column in columns.items()
+    }
+    with pytest.raises(
+        UsageError, match=r"mask has text that ends in zero bytes, which .npz can't hold; write .parquet"
+    ):
+        write(str(tmp_path / "p.npz"), columns, None)
+    write(str(tmp_path / "p.npz"), {"name": columns["name"]}, None)
+    with np.load(tmp_path / "p.npz") as arrays:
+        assert arrays["name"].tolist() == [b"caf\xe9", b""]
