@@ -246,7 +246,7 @@ def in_windows(examples: tf.data.Dataset, buckets: Buckets, batch_size: int, see
                 moved = permuted(among_whole[tf.newaxis], key, tf.maximum(whole, 2))[0]
                 index = tf.where((index < whole) & (whole > 1), moved, index)  # a smaller one stays the last
             rows = shortest_first[index * batch_size : (index + 1) * batch_size]
-            longest = tf.reduce_max(tf.gather(lengths, rows), 0)
+            longest = tf.maximum(tf.reduce_max(tf.gather(lengths, rows), 0), 1)
             bucket = tf.searchsorted(boundaries, longest[buckets.axis : buckets.axis + 1])[0]
             is_short_enough = bucket < len(buckets.boundaries)
             message = ["an example is of length", longest[buckets.axis], f"and {_NO_BUCKET}"]

@@ -141,7 +141,7 @@ class Varying(WrappedSource):
 
 
 class VaryingStream(WrappedStream):
-    """A stream of examples of varying length, with their lengths.
+    """A stream of examples of varying length, with their lengths; an empty one is padded to 1, as batches of a source.
 
     Args:
       stream: its `element_spec` has unknown dimensions.
@@ -153,8 +153,12 @@ class VaryingStream(WrappedStream):
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         def beside(values: tf.Tensor, spec: Spec) -> Any:
+            if not spec.unknown:
+                return values
             shape = tf.shape(values)[: spec.unknown]
-            return form.padded_by(spec)(values, shape if spec.unknown > 1 else shape[0]) if spec.unknown else values
+            missing = tf.pad(tf.maximum(1 - shape, 0), [[0, values.shape.rank - spec.unknown]])
+            at_least_one = tf.ensure_shape(tf.pad(values, tf.stack([tf.zeros_like(missing), missing], 1)), values.shape)
+            return form.padded_by(spec)(at_least_one, shape if spec.unknown > 1 else shape[0])
 
         def example(*components: Any) -> Any:
             element = components if isinstance(self._stream.element_spec, tuple) else components[0]

@@ -15,8 +15,7 @@ import tensorflow as tf
 from .. import logging
 from ..machine import files
 
-
-_END = b"."
+_END = b"."  # of text in files
 
 
 class Predictions(dict[str, Any]):
@@ -177,7 +176,7 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 def _fixed_width(array: np.ndarray) -> np.ndarray:
-    """Returns text in NumPy's fixed-width type for files, with an end: NumPy removes the zero bytes at a value's end."""
+    """Returns text in NumPy's fixed-width type, for files, with an end: NumPy removes zero bytes from values' ends."""
     return np.frompyfunc(lambda text: text + _END, 1, 1)(array).astype("S") if array.dtype == object else array
 
 
@@ -195,6 +194,6 @@ def _common(chunks: Sequence[np.ndarray]) -> tuple[tuple[int, ...], np.dtype]:
 def _widened(chunk: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     if chunk.shape[1:] == tuple(shape) and chunk.dtype == dtype:
         return np.ascontiguousarray(chunk)
-    wide = np.full((len(chunk), *shape), b"" if dtype == object else np.zeros([], dtype), dtype)
+    wide = np.full((len(chunk), *shape), b"" if dtype.kind == "O" else np.zeros([], dtype), dtype)
     wide[tuple(map(slice, chunk.shape))] = chunk
     return wide

@@ -13,7 +13,7 @@ import tensorflow as tf
 from crankshaft import Padded, Source, Spec, Trainer, UsageError, mean
 from crankshaft.engine.data import buckets, entry, form, lengths
 from crankshaft.engine.data.source import WithoutBadRecords
-from crankshaft.engine.data.streamed import Endless
+from crankshaft.engine.data.streamed import Endless, batched
 from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.engine.step.context import step_context
 from crankshaft.engine.strategies.base import Processes
@@ -338,6 +338,28 @@ def test_ragged_rows_and_ragged_batches_are_examples_of_any_length():
         assert split.element_spec[0] == form.Ragged(Spec([None], "float32", is_ragged=True), Spec([], "int32"))
         elements = [features for features, _ in split.examples(None, tf.constant(0, tf.int64))]
         assert [(each.values.numpy().tolist(), int(each.lengths)) for each in elements] == [([1.0], 1), ([1.0, 2.0], 2)]
+
+
+@pytest.mark.parametrize("of", [None, buckets.Buckets(2, (1, 5))], ids=["plain", "buckets"])
+def test_empty_examples_of_a_stream_are_padded_as_a_source_s(of):
+    """To 1, in each dimension, so that layers and pooling have something to compute with."""
+
+    def example(i):
+        return {"image": tf.ones([i // 3, i % 1, 1]), "words": tf.repeat("a", i % 3)}, i
+
+    split = entry.split("train", tf.data.Dataset.range(3, 5).map(example))
+    split = lengths.bucketed(split, of) if of else split
+    taken = split.examples(None, tf.constant(0, tf.int64))
+    for count in (1, 2):
+        batches = (
+            buckets.in_windows(taken, of, count, None, tf.constant(0, tf.int64)) if of else batched(split, taken, count)
+        )
+        features, _ = next(iter(batches))
+        assert features["image"].values.shape == [count, 1, 1, 1]
+        assert features["image"].lengths.numpy().tolist() == [[1, 0]] * count
+        assert features["words"].values.numpy().tolist() == ([[b""]] if count == 1 else [[b""], [b"a"]])
+        assert features["words"].lengths.numpy().tolist() == [0, 1][:count]
+        assert not tf.reduce_any(features["image"].mask)
 
 
 def test_padding_is_exact_where_a_batch_is_longer_or_shorter():
