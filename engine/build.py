@@ -116,9 +116,9 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     specs = form.map_padded(lambda padded: padded.values, form.element_spec(features))
     inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape, dtype=tf.as_dtype(x.dtype)), specs)
     try:
-        model(inputs)
+        keras.call_symbolically(model, inputs)
         if not all(each.built for each in keras.layers_in(model)):
-            model(inputs, training=True)  # which may call more layers, such as an auxiliary head
+            keras.call_symbolically(model, inputs, training=True)  # which may call more, such as an auxiliary head
     except (TypeError, ValueError) as error:  # from the model's first layer
         if isinstance(model, tf.keras.Sequential) and isinstance(specs, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())

@@ -252,7 +252,15 @@ class KerasTrainer(Trainer):
                 updates |= self._own_loss(features, labels, outputs, weights, True)[1]
                 masks.extend(mask for x in tf.nest.flatten(outputs) if (mask := keras_compile.mask_of(x)) is not None)
             if self._losses is not None:  # so that Keras finds them here, not in a step
-                self._losses.total(labels, outputs, None, lambda whole: whole.total)
+                try:
+                    self._losses.total(labels, outputs, None, lambda whole: whole.total)
+                except (KeyError, TypeError, ValueError) as error:
+                    if all(x is not None for x in tf.nest.flatten(labels)):
+                        raise
+                    raise UsageError(
+                        f"{type(self.model).__name__}: y is None for an output that has a loss ({reason(error)}); give "
+                        "its labels, or compile with None as its loss"
+                    ) from error
                 if weights is not None:
                     self._losses.total(labels, outputs, weights, lambda whole: whole.total)
             noted.update(updates)
@@ -283,7 +291,10 @@ class KerasTrainer(Trainer):
             self._of_whole_batch = [_OWN] if masks else self._tried(specs, outputs, compared)
         if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
             self._metrics = keras_compile.Metrics(
-                self.model, *tf.nest.map_structure(keras.symbol, (self._weighed(specs[1])[0], outputs))
+                self.model,
+                *tf.nest.map_structure(
+                    lambda x: None if x is None else keras.symbol(x), (self._weighed(specs[1])[0], outputs)
+                ),
             )
             sums |= {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
         self._sums = sums
@@ -392,8 +403,9 @@ class KerasTrainer(Trainer):
         return {"confusion": pair}
 
     def _weighed(self, labels) -> tuple[Any, Any]:
-        """Splits the data's labels into (labels, weights); weights are None if there are none per output."""
-        return labels if isinstance(labels, form.WeighedLabels) else (labels, None)
+        """Splits the data's labels into (labels, weights), of which those that outputs lack, or all, are None."""
+        labels, weights = labels if isinstance(labels, form.WeighedLabels) else (labels, None)
+        return form.with_none(labels), weights
 
     def _sum(self, name: str, metric: keras_compile.Metric, labels, predictions, weights=None) -> Pair:
         """Computes one output's contribution to a metric for a batch; only `weighted_metrics` use weights."""
@@ -563,7 +575,8 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
 
 def _size(batch) -> tf.Tensor:
     """Returns the number of examples of a batch, scalar float32."""
-    return tf.cast(tf.shape(tf.nest.flatten(form.features(batch))[0])[0], tf.float32)
+    first = next(x for x in tf.nest.flatten(batch) if x is not None)  # of outputs, some may be None
+    return tf.cast(tf.shape(first)[0], tf.float32)
 
 
 def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model, updates: int) -> None:

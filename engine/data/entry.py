@@ -254,10 +254,9 @@ def _of_arrays(name: str, data: Any, rules: Rules) -> Any:
         made = without_optional(made)
         made = made[0] if isinstance(made, (tuple, list)) and len(made) == 1 else made
     if labels is not None and any(each is None for each in tf.keras.tree.flatten(labels)):
-        raise UsageError(
-            f"the {name} data: y is None for an output; give the labels of the others by the "
-            "names of their outputs, y={'name': labels}"
-        )
+        if not rules.weighs_outputs:
+            raise UsageError(f"the {name} data: y is None for an output; leave it out, or give a compiled Keras model")
+        labels = _without_missing(labels)
     if rules.weighs_outputs and weights is not None:
         examples = np.shape(tf.nest.flatten((made, 0))[0])[:1]
         weights = views.of_all(labels, weights, lambda: np.ones(examples, np.float32))
@@ -405,7 +404,7 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
         raise UsageError(f"the {name} data is an empty dataset; give at least one example")
     is_batched = rules.as_keras or _comes_in_batches(name, dataset)
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
-        dataset = dataset.map(_batch_without_none if is_batched else _without_none)
+        dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(_with_dense)
     is_ragged = tf.nest.map_structure(lambda spec: isinstance(spec, tf.RaggedTensorSpec), dataset.element_spec)
@@ -448,14 +447,17 @@ def _with_dense(*element):
     return tf.nest.map_structure(lambda x: tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x, element)
 
 
-def _batch_without_none(x, y=None, weights=None) -> tuple:
-    return _without_none(x, y, weights, tf.shape(tf.nest.flatten(x)[0])[:1])
+def _without_missing(labels: Any) -> Any:
+    """Replaces labels of None by (), which has no arrays; see `form.with_none`."""
+    return tf.nest.map_structure(lambda each: () if each is None else each, tf.keras.tree.lists_to_tuples(labels))
 
 
-def _without_none(x, y=None, weights=None, examples=()) -> tuple:
-    """Replaces weights of None in a dataset's element by ones."""
+def _without_none(is_batched: bool, may_lack: bool, x, y=None, weights=None) -> tuple:
+    """Replaces None in a dataset's element: weights by ones, and labels, if some `may_lack`."""
+    y = _without_missing(y) if may_lack and y is not None else y
     if weights is None:
         return (x,) if y is None else (x, y)
+    examples = tf.shape(tf.nest.flatten(x)[0])[:1] if is_batched else ()
     return x, () if y is None else y, views.of_all(y, weights, lambda: tf.ones(examples))
 
 

@@ -165,6 +165,15 @@ class Batches(dict):
     """The batch of a step that has several inputs: a batch of each, by name, with its own number of examples."""
 
 
+def with_none(labels):
+    """Returns labels, or their specs, with None for `()`: outputs without labels, which only Keras models may have."""
+    if isinstance(labels, dict):
+        return {name: with_none(each) for name, each in labels.items()}
+    if isinstance(labels, tuple) and not isinstance(labels, Padded):
+        return tuple(map(with_none, labels)) or None
+    return labels
+
+
 class WeighedLabels(NamedTuple):
     """Labels with weights of outputs or of a sequence's steps, which only trainers of Keras models accept."""
 

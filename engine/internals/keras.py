@@ -123,6 +123,15 @@ def build_for(model: tf.keras.Model, specs: Any) -> None:
     tf.function(lambda inputs: model(inputs), autograph=False).get_concrete_function(specs)
 
 
+def call_symbolically(model: tf.keras.Model, inputs: Any, **options: Any) -> None:
+    """Calls a model with symbolic inputs, which makes its variables; outputs may be None."""
+    try:
+        model(inputs, **options)
+    except ValueError as error:
+        if "returned a non-tensor" not in str(error):  # Keras has called it, and only has no node for such outputs
+            raise
+
+
 def overrides(model: tf.keras.layers.Layer, method: str) -> bool:
     """Returns whether a model has a method of Keras's trainer in a form of its own."""
     own = getattr(model, method)

@@ -118,7 +118,10 @@ def on_one_device(trainer: Trainer) -> Strategy:
 
 def _predict(forward: Callable[..., Any], features: Any) -> Any:
     """Computes outputs as users get them: those of 16-bit floats are float32, and others keep their dtypes."""
-    return keras.halves_in_float32(forward(features, training=False))
+    outputs = forward(features, training=False)
+    if any(output is None for output in tf.nest.flatten(outputs)):
+        raise UsageError("an output of the model is None, so it has no predictions; predict with a model of the others")
+    return keras.halves_in_float32(outputs)
 
 
 def _outputs(

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from tests.launch.test_fit import assert_close
+from tests.launch.test_fit import TWO, assert_close, compare
 from tests.logical_cpus import make_four
 
 keras = tf.keras
@@ -133,10 +133,10 @@ def compiled(*parts, loss="mse"):
     return made
 
 
-def of_two():
+def of_two(loss=("mse", None)):
     inputs = keras.Input([3])
     made = keras.Model(inputs, [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)])
-    made.compile("sgd", ["mse", None])
+    made.compile("sgd", [*loss])
     return made
 
 
@@ -145,7 +145,10 @@ MISTAKES = {
         lambda: compiled(keras.Input([3], dtype="float64"), layers.Dense(1, dtype="float64")),
         {},
     ),
-    r"y is None for an output; .* by the names of their outputs, y=\{'name': labels\}": (of_two, {"y": [Y, None]}),
+    r"y is None for an output that has a loss .*; give its labels, or compile with None as its loss": (
+        lambda: of_two(["mse", "mae"]),
+        {"y": [Y, None]},
+    ),
     r"give the model batch_shape=\[n, \.\.\.\], n being batch_size over .* and accumulate_steps": (
         lambda: compiled(keras.Input(batch_shape=[12, 3, 1]), layers.LSTM(2, stateful=True), layers.Dense(1)),
         {"accumulate_steps": 2, "x": X[..., np.newaxis]},
@@ -164,12 +167,47 @@ def test_what_a_model_cannot_be_is_one_line(line):
         crankshaft.fit(make, **{"x": X, "y": Y, **HOW, "jit": "off", **more})
 
 
-def test_an_output_without_labels_is_left_out_by_name():
+@pytest.mark.parametrize("labels", [{"a": Y}, (Y, None)], ids=["by name", "None"])
+def test_an_output_without_labels_is_left_out(labels):
     theirs, ours = (of_two() for _ in range(2))
     ours.set_weights(theirs.get_weights())
-    theirs.fit(X, {"a": Y}, **HOW)
-    crankshaft.fit(ours, X, {"a": Y}, **HOW, jit="off")
+    theirs.fit(X, labels, **HOW)
+    crankshaft.fit(ours, X, labels, **HOW, jit="off")
     assert_close(ours, theirs, 1e-5, 1e-6)
+
+
+class Several(keras.Model):
+    """Some of its outputs are None, as those that only training or another task computes."""
+
+    def __init__(self, by_name, **more):
+        super().__init__(**more)
+        self.by_name = by_name
+        self.a, self.b = (layers.Dense(size, "sigmoid", kernel_initializer="ones") for size in (1, 3))
+
+    def get_config(self):
+        return {"by_name": self.by_name}
+
+    def call(self, inputs):
+        a, b = self.a(inputs), self.b(inputs)
+        return {"a": a, "b": b, "none": None} if self.by_name else (None, a, b)
+
+
+@pytest.mark.parametrize("how", [{}, TWO], ids=["one device", "two replicas"])
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "in order"])
+def test_outputs_and_labels_may_be_none_as_in_keras(by_name, how):
+    def trained(fit, **more):
+        model = Several(by_name)
+        losses = (None, "mse", keras.losses.Dice())  # the last of the whole batch
+        names = ("none", "a", "b")
+        loss = dict(zip(names[1:], losses[1:], strict=True)) if by_name else [*losses]
+        metrics = None if by_name else [None, ["mae"], ["mae"]]
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics)
+        y = (None, np.abs(Y), np.eye(3, dtype="float32")[np.arange(len(Y)) % 3])
+        given = dict(zip(names, y, strict=True)) if by_name else y
+        return model, fit(model, X, given, **{**HOW, "epochs": 2}, validation_data=(X, given), **more)
+
+    (theirs, history), (ours, run) = trained(keras.Model.fit), trained(crankshaft.fit, jit="off", **how)
+    compare((theirs, history), (ours, run.history), 1e-5)
 
 
 def test_prediction_names_what_it_cannot_take_or_give():
