@@ -121,7 +121,8 @@ class Trainer(tf.Module):
 
         Returns:
           By name: numbers, which are metrics; and for TensorBoard text (Markdown) and images, arrays [height, width,
-          channels] or [n, height, width, channels], uint8 or of numbers in [0, 1], of 1, 3 or 4 channels.
+          channels] or [n, height, width, channels] of 1, 3 or 4 channels, uint8 or numbers in [0, 1], to which others
+          are clipped.
 
         Example:
           >>> def compute_metrics(self, predictions):  # of a Trainer whose outputs and labels are [examples, 1]

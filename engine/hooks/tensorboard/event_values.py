@@ -87,20 +87,25 @@ def looks_like_images(features) -> bool:
 def images(tag: str, pictures: np.ndarray) -> list[tf.compat.v1.Summary.Value]:
     """Returns one value of pictures [n, height, width, 1, 3 or 4].
 
-    uint8 is unchanged; other numbers in [0, 1] are shades from black to white; larger ranges are scaled to it.
+    uint8 is unchanged; other numbers in [0, 1] are shades from black to white; those outside are clipped, NaN is black.
     """
     pictures = np.asarray(pictures)
     if pictures.dtype != np.uint8:
-        pictures = pictures.astype(np.float32)
-        low, high = float(pictures.min()), float(pictures.max())
-        if low < 0 or high > 1:
-            pictures = (pictures - low) / max(high - low, 1e-12)
-        pictures = np.rint(pictures * 255).astype(np.uint8)
+        clipped = np.clip(np.nan_to_num(pictures.astype(np.float32)), 0, 1)
+        pictures = np.rint(clipped * 255).astype(np.uint8)
     _, height, width, _ = pictures.shape
     with tf.device("CPU:0"):
         encoded = [tf.io.encode_png(picture).numpy() for picture in pictures]
     tensor = tf.make_tensor_proto([str(width).encode(), str(height).encode(), *encoded])
     return [Summary.Value(tag=tag, metadata=_IMAGES, tensor=tensor)]
+
+
+def shades(features: np.ndarray) -> np.ndarray:
+    """Returns features as pictures: numbers of a larger range than [0, 1], such as standardized ones, scaled to it."""
+    finite = features[np.isfinite(features)].astype(np.float32)
+    if features.dtype == np.uint8 or not finite.size or (finite.min() >= 0 and finite.max() <= 1):
+        return features
+    return (features.astype(np.float32) - finite.min()) / max(finite.max() - finite.min(), 1e-12)
 
 
 def evaluation(means: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:

@@ -171,7 +171,7 @@ class TensorBoard(Windowed):
             return True
         features = self.probe.features(status.program, status.step)
         if features is not None and len(pictures := np.asarray(features[:_PICTURES])):
-            self._files.put("train", 0, lambda: event_values.images("inputs", pictures))
+            self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
         return features is not None
 
 

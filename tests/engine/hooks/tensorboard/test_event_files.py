@@ -6,6 +6,7 @@ import os
 import re
 import threading
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -219,3 +220,19 @@ def test_a_file_is_read_after_those_of_a_clock_that_was_ahead(tmp_path):
             (file,) = (tmp_path / "train").iterdir()
             file.rename(file.with_name("events.out.tfevents.3000000000.999999.host.1"))
     assert list(scalars(tmp_path / "train")["a"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_values_of_pictures_outside_of_their_range_are_clipped(dtype):
+    """Also beside a NaN, whose pixel is black."""
+    shown = np.array([0.0, 1.0, 0.4, -0.5, 7.0, np.nan, np.inf, -np.inf], dtype).reshape(1, 2, 4, 1)
+    (value,) = event_values.images("errors", shown)
+    drawn = tf.io.decode_png(tf.make_ndarray(value.tensor)[2])
+    assert drawn.numpy().ravel().tolist() == [0, 255, 102, 0, 255, 0, 255, 0]
+
+
+def test_inputs_of_a_larger_range_are_pictures_of_all_of_it():
+    features = np.array([-2.0, 0.0, 2.0, np.nan], np.float32)
+    np.testing.assert_array_equal(event_values.shades(features), [0.0, 0.5, 1.0, np.nan])
+    for unchanged in (features.clip(0, 1), features.clip(0, 1)[3:], np.array([0, 255], np.uint8)):
+        assert event_values.shades(unchanged) is unchanged
