@@ -132,7 +132,7 @@ def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -
         plot.write(flags.plot, result["hosts"])
     if path := passed.get("result_json"):
         write_json(path, result)
-    print(terminal.drawable(report.text(result, machine, terminal.columns()), sys.stdout), flush=True)
+    print(report.text(result, machine, terminal.columns()), flush=True)
     return 0
 
 
