@@ -29,6 +29,9 @@ def as_json(data: Data) -> dict[str, Any]:
             name: {**each._asdict(), "words": [*map(as_text, each.words)]}
             for name, each in data.preprocessing.columns.items()
         }
+        for column in columns.values():  # like what earlier versions wrote, unless ids are numbered
+            if values := column.pop("values"):
+                column["values"] = numbers_as_text(np.frombuffer(values, np.int64))
         known["preprocessing"] = {"columns": columns, "array": data.preprocessing.array}
     return json.loads(json.dumps(known, default=lambda value: value.item()))  # including NumPy's numbers
 
@@ -59,7 +62,8 @@ def _preprocessing(columns: Mapping[str, Mapping[str, Any]], array: Iterable[str
             raise TypeError(f"{column.kind!r:.40} is not one of {', '.join(KINDS)}")
         np.asarray(column.fill, np.float64)
         words, places = tuple(map(as_bytes, column.words)), tuple(column.places)
-        restored[name] = column._replace(places=places, words=words)
+        values = numbers_from_text(column.values or "").tobytes()
+        restored[name] = column._replace(places=places, words=words, values=values)
     return Preprocessing(restored, tuple(map(_text, array)))
 
 
@@ -76,6 +80,19 @@ def as_text(word: bytes) -> str:
 def as_bytes(word: Any) -> bytes:
     """Reverts `as_text`. Raises TypeError if it is not text."""
     return _text(word).encode(errors="surrogateescape")
+
+
+def numbers_as_text(numbers: np.ndarray) -> str:
+    """Writes integers, of which there may be millions, as one text."""
+    return " ".join(map(str, numbers.tolist()))
+
+
+def numbers_from_text(text: Any) -> np.ndarray:
+    """Reverts `numbers_as_text`, int64. Raises TypeError if it is not such text."""
+    try:
+        return np.array([*map(int, _text(text).split())], np.int64)
+    except (ValueError, OverflowError):
+        raise TypeError(f"expected integers, found {text!r:.40}") from None
 
 
 def _text(value: Any) -> str:

@@ -35,6 +35,7 @@ def load(
     prepared_dir: str = "",
     validation_split: float = 0.0,
     trained_on: Data | None = None,
+    keeps_ids: bool = False,
 ) -> Data:
     """Reads Parquet files by whole row groups.
 
@@ -51,7 +52,7 @@ def load(
       numbers: integer columns to read as float32.
       texts: columns to read as text, whatever they contain.
       text: how text is converted: to `category` ids by the words of the training data (0: others), to 64-bit `hash`
-        ids, for models that hash ids; or `keep`.
+        ids, for models that hash ids; or `keep`. Integers far larger than many are numbered with `category` alone.
       array: whether features are one float32 array, [columns], instead of a dict by name.
       missing: how to read missing values: `refuse` makes the row a bad record; `zero`, `mean` (of the training data) or
         a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but `refuse` are
@@ -60,6 +61,7 @@ def load(
       prepared_dir: where words and means are kept, instead of `.crankshaft` beside the files.
       validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
       trained_on: the data of a trained run, whose words, means and ids are used instead of fitting them again.
+      keeps_ids: whether ids stay as they are, since the model takes any.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -67,7 +69,7 @@ def load(
     Raises:
       InputError: pyarrow is not installed, or files or columns are missing.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, keeps_ids)
     table_files = folders.find(data_dir, _KIND)
     train = columns.read(
         lambda kinds: ParquetTable(table_files, kinds, prepared_dir=prepared_dir or None), choice, trained_on

@@ -45,7 +45,7 @@ class Rules:
       is_even: whether all batches of such a dataset but the last must have one size.
       ends: whether to read a generator to its end first, into memory, since its length is unknown before.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
-      look_up: converts raw features, nests of arrays.
+      look_up: converts raw features, nests of arrays or tensors; a source that its input preprocessed stays.
       may_lack: whether columns of data frames may lack values, which `look_up` fills.
     """
 
@@ -168,7 +168,7 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
         notes.append(f"the {name} data is a {type(data).__name__}: each epoch reads it from its beginning")
         data = frames.loader_dataset(data)
     if isinstance(data, tf.data.Dataset):
-        return _of_dataset(name, data, rules, notes)
+        return _looked_up(_of_dataset(name, data, rules, notes), rules)
     if isinstance(data, tf.keras.utils.PyDataset):
         is_endless = rules.as_keras and data.num_batches is None and not rules.ends
         data = map(data.__getitem__, itertools.count()) if is_endless else OfBatches(data)
@@ -180,9 +180,10 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
         _check_shapes(name, elements)
         _check_weights(name, fields(elements).weights, rules)
         notes.append(f"the {name} data is a stream{names_of(data.files())}: without an index, so it is read in order")
-        return with_lengths(data)
+        return _looked_up(with_lengths(data), rules)
     if isinstance(data, Source) and not isinstance(data, ArraySource):
-        return _checked_source(name, data, rules)
+        checked = _checked_source(name, data, rules)
+        return checked if checked.preprocessing_digest else _looked_up(checked, rules)
     if isinstance(data, ArraySource):
         arrays = data.as_arrays()
         data = arrays if isinstance(arrays, (tuple, dict)) else (arrays,)
@@ -397,6 +398,10 @@ def _check_weights(name: str, weights: Any, rules: Rules) -> None:
 
 
 # -- datasets, streams and sources
+
+
+def _looked_up(split: Source | Stream, rules: Rules) -> Source | Stream:
+    return split if rules.look_up is None else views.with_features(split, rules.look_up)
 
 
 def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[str]) -> Stream:

@@ -45,6 +45,8 @@ class ColumnPreprocessing(NamedTuple):
       places: for an array, the source of each column of the result: the number of the column that is filled, or -1
         minus the number of the column whose missing values it flags by 1.
       words: of a category: the first has id 1, and 0 is text that is empty or was not seen in training.
+      values: of an id that is numbered: its distinct values in training, sorted, as the bytes of an int64 array; the
+        first has id 1, and 0 is any other. b"" leaves ids as they are.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class ColumnPreprocessing(NamedTuple):
     is_flagged: bool = False
     places: tuple[int, ...] = ()
     words: tuple[bytes, ...] = ()
+    values: bytes = b""
 
     @property
     def is_of_text(self) -> bool:
@@ -96,10 +99,10 @@ class ColumnPreprocessing(NamedTuple):
             return values, xp.isnan(values)
         if values.dtype == np.int64:
             return values, values == np.int64(MISSING_ID)
-        if self.fill is None or values.dtype not in (np.float32, np.float64):
+        if values.dtype not in (np.float32, np.float64) or (self.fill is None and not self.values):
             return values, None
         missing = xp.isnan(values)  # pandas converts ids to floats if one is missing
-        return xp.asarray(xp.where(missing, xp.zeros_like(values), values), np.int64), missing
+        return xp.asarray(xp.where(missing, xp.full_like(values, MISSING_ID), values), np.int64), missing
 
     def apply(self, name: str, values: Any, missing: Any) -> dict[str, Any]:
         """Converts a column's values to features by name.
@@ -112,6 +115,8 @@ class ColumnPreprocessing(NamedTuple):
         xp = _namespace(values)
         if self.kind != "id":
             values = xp.asarray(values, np.float32)
+        elif self.values:
+            values = _numbered(values, np.frombuffer(self.values, np.int64))
         if missing is not None and self.fill is not None:
             fill = np.asarray(self.fill, np.float64)  # None is NaN
             values = xp.where(missing, xp.asarray(fill, values.dtype), values)
@@ -130,6 +135,8 @@ class ColumnPreprocessing(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
     """Converts the columns of a table to the features of a model, in training, prediction and exports alike.
+
+    Raw ids that are numbered can't be told from their numbers, so features are converted once.
 
     Attributes:
       columns: the preprocessing by column; others stay unchanged. `""` is the array's.
@@ -161,13 +168,14 @@ class Preprocessing:
 
         def known(each: ColumnPreprocessing) -> tuple:
             fills = [f"{x:.9g}" for x in np.ravel(np.asarray(each.fill, np.float64))]
-            return each.kind, fills, bool(each.is_flagged), *map(tuple, (each.places, each.words))
+            values = [zlib.crc32(each.values)] if each.values else []
+            return each.kind, fills, bool(each.is_flagged), *map(tuple, (each.places, each.words)), *values
 
         columns = {name: known(self.columns[name]) for name in sorted(self.columns)}
         return zlib.crc32(repr((columns, tuple(self.array))).encode())
 
     def __call__(self, features: Any, missing: Mapping[str, Any] | None = None) -> Any:
-        """Converts features; those that are converted already stay unchanged.
+        """Converts features; those that are converted already stay unchanged, except ids that are numbered.
 
         Args:
           features: arrays or tensors by column, or an array of columns.
@@ -281,6 +289,19 @@ def days_and_seconds(micros: Any) -> tuple[Any, Any]:
     xp = _namespace(micros)
     seconds = xp.asarray(micros % _DAY_MICROSECONDS, np.float64) / 1e6
     return xp.asarray(micros // _DAY_MICROSECONDS, np.float32), xp.asarray(seconds, np.float32)
+
+
+def _numbered(ids: Any, values: np.ndarray) -> Any:
+    """Returns the place of each id among sorted values, from 1 on, int64 of the ids' shape; 0 if it is none of them."""
+    if isinstance(ids, np.ndarray):
+        at = np.minimum(np.searchsorted(values, ids), len(values) - 1)
+        return np.where(values[at] == ids, at + 1, 0)
+    import tensorflow as tf
+
+    ids = tf.cast(ids, tf.int64)
+    places = tf.searchsorted(values, tf.reshape(ids, [-1]), out_type=tf.int64)
+    at = tf.reshape(tf.minimum(places, len(values) - 1), tf.shape(ids))
+    return tf.where(tf.equal(tf.gather(values, at), ids), at + 1, tf.zeros_like(at))
 
 
 def _namespace(values: Any) -> Any:

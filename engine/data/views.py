@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ..errors import UsageError, setting
 from .arrays import ArraySource
-from .form import WeighedLabels, example, fields
+from .form import Padded, WeighedLabels, example, fields
 from .source import Source, Spec, Split, WrappedSource
 from .streamed import Stream, WrappedStream, specs
 
@@ -63,10 +63,22 @@ def features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
       split: a `Source` or a `Stream`.
       convert: maps a nest of arrays or tensors [n, ...] to another, also in a graph.
     """
+    return _converted(split, convert, lambda made, _: (made,) if isinstance(made, tuple) else made)
+
+
+def with_features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
+    """Returns a split with the features converted; see `features`."""
+    return _converted(
+        split, convert, lambda made, others: (made, *others) if others or isinstance(made, tuple) else made
+    )
+
+
+def _converted(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, tuple], Any]) -> Source | Stream:
+    """Returns a split whose examples are joined of converted features and the other components."""
 
     def converted(examples):
-        made = convert(fields(examples).features)
-        return (made,) if isinstance(made, tuple) else made
+        is_whole = isinstance(examples, tuple) and not isinstance(examples, Padded)
+        return join(convert(fields(examples).features), examples[1:] if is_whole else ())
 
     def row(*components):
         rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
@@ -74,12 +86,13 @@ def features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
 
     if not split.by_index:
         return _Piped(split, lambda dataset: dataset.map(row))
-    given, made = split.element_spec, tf.nest.map_structure(np.asarray, converted(example(split)))
+    given = split.element_spec
+    made = tf.nest.map_structure(np.asarray, convert(fields(example(split)).features))
     element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
-    of_features = (fields(given).features,) if isinstance(fields(given).features, tuple) else fields(given).features
     with contextlib.suppress(TypeError, ValueError):  # of another structure
-        element_spec = tf.nest.map_structure(_of_any_length, element_spec, of_features)
-    return _Decoded(split, converted, element_spec)
+        element_spec = tf.nest.map_structure(_of_any_length, element_spec, fields(given).features)
+    others = given[1:] if isinstance(given, tuple) and not isinstance(given, Padded) else ()
+    return _Decoded(split, converted, join(element_spec, others))
 
 
 def _of_any_length(made: Spec, own: Spec) -> Spec:

@@ -187,6 +187,8 @@ def splits_of(splits: Sequence[Any], described: Features, num_classes: int, clas
     if classes:
         ids = known.ids_of(classes)
         data = dataclasses.replace(data, classes=tuple(classes), num_classes=len(classes), ids=ids)
+    for split in filter(None, splits if data.preprocessing.columns else ()):
+        split.preprocessing_digest = data.preprocessing.digest
     return dataclasses.replace(data, train=splits[0], evaluation=splits[1], num_classes=num_classes or data.num_classes)
 
 

@@ -29,6 +29,7 @@ FILLS = ("refuse", "zero", "mean", "column")
 TEXT = ("category", "hash", "keep")
 _KEPT_GROUPS = 4  # a chunk may end in the group in which the next begins
 _MOST_CLASSES = 1 << 20
+_MOST_DENSE = 10_000  # ids up to here are not numbered: a table of all costs little
 _MOST_SHOWN = 40  # columns in the table of them
 _LABEL = None  # the labels' key among a group's arrays
 # By the kind of a run's preprocessing: the kind as which `csv_types` reads a column, and those that a column may have.
@@ -146,9 +147,13 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
     ends = train.extremes(integers)
     is_id = {name: ends[name] is None or ends[name][0] >= 0 for name in integers}
     ids = [] if choice.array else [name for name in integers if is_id[name] and name not in choice.numbers]
-    found = fitted(train, choice, ids)
-    vocabulary = {name: (ends[name] or (0, 0))[1] + 1 for name in ids}
-    vocabulary |= {name: len(words) + 1 for name, words in found.words.items()}
+    largest = {name: (ends[name] or (0, 0))[1] for name in ids}
+    is_numbered = choice.text == "category" and not choice.keeps_ids
+    found = fitted(
+        train, choice, ids, {name: most for name, most in largest.items() if is_numbered and most > _MOST_DENSE}
+    )
+    vocabulary = {name: most + 1 for name, most in largest.items()}
+    vocabulary |= {name: len(each) + 1 for name, each in (*found.words.items(), *found.values.items())}
     features = []
     for name in choice.features:
         column = train.columns[name]
@@ -156,6 +161,7 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
         features.append(_feature(name, column, preprocessing, vocabulary, choice.missing == "mean"))
     classes = found.classes
     numbering = [*(classes or []), *(word for words in found.words.values() for word in (b"", *words))]
+    numbering += [values.tobytes() for values in found.values.values()]
     data = Data(
         None,
         num_classes=_num_classes(tables, choice.label) if classes is None else len(classes),
@@ -336,7 +342,8 @@ def _fit_column(
     fills = choice.missing != "refuse" and (choice.missing != "column" or flags)
     known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
     known = [None, None] if kind == "timestamp" and not fills else known
-    return ColumnPreprocessing(kind, known, flags)
+    values = found.values[name].tobytes() if name in found.values else b""
+    return ColumnPreprocessing(kind, known, flags, values=values)
 
 
 def _feature(
@@ -353,7 +360,9 @@ def _feature(
         text = hashed if each.kind == "hash" else f"category of {len(each.words):,} words"
         return ColumnFeature(name, {name: Spec((), np.dtype(np.int64))}, text, each)
     is_time = each.kind == "timestamp"
-    if each.kind == "id" and not column.shape:
+    if each.values:
+        text = f"id, {vocabulary[name] - 1:,} values"
+    elif each.kind == "id" and not column.shape:
         known = name in vocabulary
         text = f"id of {vocabulary[name]:,}" if known else "id, any integer: for hash_buckets or table_capacity"
     else:

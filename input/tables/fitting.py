@@ -1,4 +1,4 @@
-"""What preprocessing is fitted to the rows of a table to train on: words, means, and the columns that lack values.
+"""What preprocessing is fitted to the rows of a table to train on: words, raw ids, means, columns that lack values.
 
 Host code.
 """
@@ -15,13 +15,15 @@ import numpy as np
 from ...engine.errors import setting
 from ..checks import InputError
 from ..files.prepared import PreparedWriter, prepared
-from ..known import as_bytes, as_text
+from ..known import as_bytes, as_text, numbers_as_text, numbers_from_text
 from .parquet_table import ParquetTable
 
 # Input arguments that only decide how columns are preprocessed: a trained run has its own preprocessing.
 FITTED = ("numbers", "texts", "text", "array", "missing")
 NONE = "none"  # label name for data without labels
 _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
+_MOST_VALUES = 10**7  # of a column of raw ids
+_SPARSE = 4  # ids are numbered if the largest is this many times their number
 _FEW_ROWS = 10  # whose values may all differ by chance
 _HASH = f"too many to fit; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
 
@@ -38,6 +40,7 @@ class Choice(NamedTuple):
       missing: one of `FILLS`, or a number.
       text: one of `TEXT`.
       validation_split: fraction of the rows, the last ones, that are not for training.
+      keeps_ids: whether ids stay as they are, however large, since the model takes any.
     """
 
     label: str
@@ -48,6 +51,7 @@ class Choice(NamedTuple):
     missing: str
     text: str
     validation_split: float
+    keeps_ids: bool = False
 
 
 class Fitted(NamedTuple):
@@ -59,6 +63,7 @@ class Fitted(NamedTuple):
       has_missing: columns with missing values, if that is needed.
       differ: columns whose values all differ, like row numbers.
       classes: the words of text labels, of all rows.
+      values: by column of ids that are far larger than many, its distinct values, sorted, int64.
     """
 
     words: dict[str, list[bytes]]
@@ -66,13 +71,15 @@ class Fitted(NamedTuple):
     has_missing: list[str]
     differ: list[str]
     classes: list[bytes] | None
+    values: dict[str, np.ndarray]
 
     def as_json(self) -> dict[str, Any]:
         """Returns it as a JSON value."""
         words = {name: [*map(as_text, each)] for name, each in self.words.items()}
         means = {name: mean.tolist() for name, mean in self.means.items()}
         classes = None if self.classes is None else [as_text(word) for word in self.classes]
-        return {**self._asdict(), "words": words, "means": means, "classes": classes}
+        values = {name: numbers_as_text(each) for name, each in self.values.items()}
+        return {**self._asdict(), "words": words, "means": means, "classes": classes, "values": values}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Fitted:
@@ -81,7 +88,8 @@ class Fitted(NamedTuple):
         words = {name: [*map(as_bytes, each)] for name, each in fitted.words.items()}
         means = {name: np.array(mean) for name, mean in fitted.means.items()}
         classes = fitted.classes and [*map(as_bytes, fitted.classes)]
-        return fitted._replace(words=words, means=means, classes=classes)
+        values = {name: numbers_from_text(each) for name, each in fitted.values.items()}
+        return fitted._replace(words=words, means=means, classes=classes, values=values)
 
 
 def _groups(table: ParquetTable, names: Sequence[str], rows: int):
@@ -105,24 +113,67 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
     return {name: sorted(each - {b""}) for name, each in words.items()}
 
 
-def fitted(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
-    """Returns the statistics; keeps them beside the table if they take a while and can be written."""
+def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str, np.ndarray]:
+    """Returns the distinct ids in a table's first rows, sorted, of the columns whose largest is far above their number.
+
+    Args:
+      table: the table.
+      largest: by column of ids.
+      rows: to train on.
+    """
+    found = {name: np.zeros(0, np.int64) for name in largest}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in largest}
+
+    def add_parts(name: str) -> None:
+        found[name] = np.unique(np.concatenate([found[name], *parts.pop(name)]))
+        parts[name] = []
+        if largest[name] <= _SPARSE * len(found[name]):
+            del found[name], parts[name]
+        elif len(found[name]) > _MOST_VALUES:
+            raise InputError(
+                f"{table.path}: column {name!r} has more than {_MOST_VALUES:,} different ids, up to {largest[name]:,}, "
+                f"too many to number; hash them, by {setting('model_arg')}=hash_buckets=1000000, or give those that "
+                f"training meets a row, by {setting('model_arg')}=table_capacity=1000000"
+            )
+
+    for group, count in _groups(table, [*found], rows) if found else ():
+        for name in [*found]:
+            ids = group.values[name][:count]
+            parts[name].append(ids[~group.missing[name][:count]] if name in group.missing else ids)
+            if sum(map(len, parts[name])) > max(len(found[name]), _MOST_WORDS):
+                add_parts(name)
+        if not found:
+            break
+    for name in [*found]:
+        add_parts(name)
+    return {name: values for name, values in found.items() if len(values)}
+
+
+def fitted(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[str, int]) -> Fitted:
+    """Returns the statistics; keeps them beside the table if they take a while and can be written.
+
+    Args:
+      table: the table.
+      choice: the columns.
+      ids: columns of integers that are ids.
+      largest: value of those that may have far fewer values.
+    """
 
     def write(writer: PreparedWriter) -> None:
-        writer.metadata["fitted"] = _fit(table, choice, ids).as_json()
+        writer.metadata["fitted"] = _fit(table, choice, ids, largest).as_json()
 
-    takes_a_while = choice.missing in ("mean", "column") or any(
+    has_text = any(
         column and column.kind == "text" for column in map(table.columns.get, (choice.label, *choice.features))
     )
-    if takes_a_while:
-        made_by = {**choice._asdict(), "ids": ids}
+    if has_text or largest or choice.missing in ("mean", "column"):
+        made_by = {**choice._asdict(), "ids": ids, "largest": largest}
         with contextlib.suppress(InputError):  # raised again below, unless it is that nothing can be written
             file = prepared(table.source, "fitted", made_by, write, table.prepared_dir)
             return Fitted.from_json(file.metadata["fitted"])
-    return _fit(table, choice, ids)
+    return _fit(table, choice, ids, largest)
 
 
-def _fit(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
+def _fit(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[str, int]) -> Fitted:
     rows = sum(table.group_rows.tolist())
     if choice.validation_split:
         rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run splits the rows
@@ -149,7 +200,8 @@ def _fit(table: ParquetTable, choice: Choice, ids: list[str]) -> Fitted:
     means = {name: sums[name] / np.maximum(counts[name], 1) for name in numeric if name in sums}
     differ = {name for name, each in words.items() if len(each) == rows} | _all_differ(table, ids, rows)
     differ = differ if rows >= _FEW_ROWS else set()
-    return Fitted(words, means, sorted(has_missing), [name for name in choice.features if name in differ], classes)
+    differing = [name for name in choice.features if name in differ]
+    return Fitted(words, means, sorted(has_missing), differing, classes, _values(table, largest, rows))
 
 
 def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:

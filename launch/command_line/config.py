@@ -197,6 +197,13 @@ class Config(Flags):
             return None
 
     @property
+    def keeps_ids(self) -> bool:
+        """Whether an input leaves ids as they are: the model takes any, or the run began when none were numbered."""
+        takes_any = any(str(self.model_arg.get(name) or 0) != "0" for name in ("hash_buckets", "table_capacity"))
+        has_begun = bool(self.run_dir) and self.mode != "benchmark" and RunDir(self.run_dir).newest() is not None
+        return takes_any or has_begun
+
+    @property
     def writes_run(self) -> bool:
         """Whether this process writes the run's files."""
         return bool(self.run_dir) and self.trains and self.is_chief

@@ -263,7 +263,8 @@ def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: D
         if each:
             rest = f" and {len(each) - _NAMED:,} more" if len(each) > _NAMED else ""
             text += f"\n{title}: {', '.join(each[:_NAMED])}{rest}.\n"
-    return f"{text}\n`{_DATA}` has what is known of the data: names of classes, words by their ids, what cuts text.\n"
+    described = "names of classes, words and raw ids by their numbers, what cuts text"
+    return f"{text}\n`{_DATA}` has what is known of the data: {described}.\n"
 
 
 def _dims(shape: tf.TensorShape) -> str:

@@ -40,7 +40,7 @@ def _checked(run: BaseRun, data, example_of_run) -> Split:
     own = form.fields(example_of_run).labels
     rules = entry.Rules(
         weighs_outputs=getattr(run.config.own_class, "weighs_outputs", False),
-        look_up=run.names.ids,
+        look_up=run.names.look_up,
         may_lack=run.known.preprocessing.may_lack,
     )
     split = entry.split("given", data, rules)

@@ -59,7 +59,7 @@ class Predictor:
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
         chosen = examples(self._run, self._taken, data, split)
-        features = self._run.names.ids(form.features(form.example(chosen)))
+        features = form.features(form.example(chosen))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
         spec, cure = form.element_spec(features), "model.predict takes other sizes, if the model does"
         external.check_like("features", wanted, spec, cure)
@@ -74,7 +74,7 @@ class Predictor:
         together = {"ends": ends} if self._run.strategy.num_hosts == self._strategy.num_hosts else {}
         averages = any(each.weight_average is not None for each in Inventory(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
-            return _outputs(self._strategy, self._prediction, split, self._run.names.ids, size, **together)
+            return _outputs(self._strategy, self._prediction, split, size, **together)
 
 
 class ModelPredictor:
@@ -82,17 +82,17 @@ class ModelPredictor:
 
     Args:
       model: that computes.
-      convert: maps features, a nest of arrays or tensors [n, ...], to those that the model takes.
+      check: returns the features that it gets, a nest of arrays or tensors [n, ...].
     """
 
-    def __init__(self, model: tf.keras.Model, convert: Callable[[Any], Any]):
+    def __init__(self, model: tf.keras.Model, check: Callable[[Any], Any]):
         with isolation.Isolation().entered():
             self._strategy = on_one_device(prepare(_Holder(model), RunContext()))
-        self._prediction, self._convert = Prediction(functools.partial(_predict, model)), convert
+        self._prediction, self._check = Prediction(functools.partial(_predict, model)), check
 
     def __call__(self, split: Split, size: int) -> Any:
         """Returns the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
-        return _outputs(self._strategy, self._prediction, split, self._convert, size)
+        return _outputs(self._strategy, self._prediction, split, size, self._check)
 
 
 class _Holder(Trainer):
@@ -125,11 +125,16 @@ def _predict(forward: Callable[..., Any], features: Any) -> Any:
 
 
 def _outputs(
-    strategy: Strategy, prediction: Prediction, split: Split, convert: Callable[[Any], Any], size: int, **ends: Any
+    strategy: Strategy,
+    prediction: Prediction,
+    split: Split,
+    size: int,
+    check: Callable[[Any], Any] = lambda features: features,
+    **ends: Any,
 ) -> Any:
-    """Executes a prediction's program on the features of a split, each converted; a nest of NumPy arrays."""
+    """Executes a prediction's program on the features of a split, each checked; a nest of NumPy arrays."""
     is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
-    features = views.features(ArraySource(form.example(split)) if is_empty else split, convert)
+    features = views.features(ArraySource(form.example(split)) if is_empty else split, check)
     with contextlib.closing(strategy.external(prediction, features, size)) as program:
         strategy.evaluate(program, keep=rows.add, **ends)
     return tf.nest.map_structure(lambda x: x[:0], rows.all()) if is_empty else rows.all()
@@ -178,7 +183,7 @@ def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -
         return _named(of_input(run, data), split)
     if split is not None:
         raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-    rules = entry.Rules(weighs_outputs=True, look_up=run.names.ids, may_lack=run.known.preprocessing.may_lack)
+    rules = entry.Rules(weighs_outputs=True, look_up=run.names.look_up, may_lack=run.known.preprocessing.may_lack)
     return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
 
 

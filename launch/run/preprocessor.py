@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
 
 from ...engine.data import form
 from ...engine.data.data import Data
+from ...engine.data.preprocessing import UNCHANGED
 from ..command_line.values import short
 from ..errors import UsageError
 
@@ -27,11 +28,17 @@ class Names:
         self.words = known.preprocessing.words
         self._preprocessing = known.preprocessing
 
+    @property
+    def look_up(self) -> Callable[[Any], Any] | None:
+        """`ids`; None if the training data had no preprocessing."""
+        return None if self._preprocessing == UNCHANGED else self.ids
+
     def ids(self, features: Any) -> Any:
         """Returns features as the model takes them: words looked up or hashed, dates as numbers, missing values filled.
 
-        Features that are preprocessed already stay unchanged. Missing raw values are NaN, the least int64, empty text.
-        Columns by name become an array in the order of training, where the model takes one.
+        Features that are preprocessed already stay unchanged, except ids that are numbered. Missing raw values are NaN,
+        the least int64, empty text. Columns by name become an array in the order of training, where the model takes
+        one.
         """
         if isinstance(features, dict) and self._preprocessing.array:
             check_names("the data", self._preprocessing.array, features)

@@ -326,7 +326,7 @@ def _with_predict(
 
     @functools.cache
     def predictor() -> predictions.ModelPredictor:
-        return predictions.ModelPredictor(model, lambda features: checked(run.names.ids(features)))
+        return predictions.ModelPredictor(model, checked)
 
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
         with environment.defaults(), explanations.explained_errors():

@@ -194,7 +194,7 @@ def test_integers_beyond_int64_are_text_and_never_wrap(tmp_path):
     small, large = pa.array([0, 2**63 - 1, 5], pa.uint64()), pa.array([0, 2**63, 2**64 - 1], pa.uint64())
     for statistics in (True, False):
         folder = written(tmp_path, table(3, small=small, large=large), write_statistics=statistics)
-        splits = parquet.load(folder, 0, features=("small", "large"))
+        splits = parquet.load(folder, 0, features=("small", "large"), keeps_ids=True)
         features, _ = all_of(splits.train)
         assert features["small"].tolist() == [0, 2**63 - 1, 5]
         assert splits.preprocessing.words == {"large": [b"0", b"18446744073709551615", b"9223372036854775808"]}
@@ -467,9 +467,10 @@ def test_whole_numbers_beyond_float32_are_ids(tmp_path, missing, statistics, kin
         return
     users = pa.array([*USERS, missing]).cast(kind) if missing is None else pa.array([*USERS, missing], kind)
     folder = written(tmp_path, table(5, user=users), write_statistics=statistics, row_group_size=2)
-    splits = parquet.load(folder, 0, missing="zero")
+    splits = parquet.load(folder, 0, missing="zero", keeps_ids=True)
     assert all_of(splits.train)[0]["user"].tolist() == [*USERS.astype(int), 0]
     assert splits.vocabulary["user"] == 16_777_224
+    assert all_of(parquet.load(folder, 0, missing="zero").train)[0]["user"].tolist() == [2, 3, 1, 4, 0]
     with pytest.raises(BadRecordError, match="row 4: column 'user' has no value"):
         all_of(parquet.load(folder, 0).train)
     named = parquet.load(folder, 0, numbers=("user",), missing="zero")
@@ -483,7 +484,7 @@ def test_whole_numbers_beyond_float32_are_ids(tmp_path, missing, statistics, kin
 def test_evaluation_reads_ids_as_training_does(tmp_path):
     train = written(tmp_path / "train", table(4, user=pa.array(USERS)))
     small = written(tmp_path / "small", table(3, user=pa.array([1.0, 2.0, 3.5])))
-    source = parquet.load(train, 0, features=("user",), eval_data_dir=small).evaluation
+    source = parquet.load(train, 0, features=("user",), eval_data_dir=small, keeps_ids=True).evaluation
     assert source.read(np.arange(2))[0]["user"].tolist() == [1, 2]
     with pytest.raises(BadRecordError, match=r"row 2: column 'user' has 3.5, and integers up to 2\^53 are read"):
         all_of(source)

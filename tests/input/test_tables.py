@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import csv, known, parquet
 from crankshaft.input.checks import InputError
+from crankshaft.input.tables import fitting
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -178,3 +181,39 @@ def test_labels_of_text_are_classes_and_those_that_training_has_not_are_bad_reco
     many = tables.load(tables.write("many", x=[1] * 2000, label=[f"c{n:05}" for n in range(2000)]))
     assert many.num_classes == 2000
     np.testing.assert_array_equal(many.train.read(np.arange(2000))[1], np.arange(2000))
+
+
+def test_ids_far_larger_than_many_are_numbered_by_the_values_of_training(tables):
+    users = [9_900_000_000_017, 100_002_317, None, 9_900_000_000_017, 0, 5_000_000]
+    dense = [*range(10_001, 10_007)]
+    other = tables.write("eval", user=[100_002_317, 6], item=[1, 2], dense=[7, 8], label=[0, 1])
+    folder = tables.write(user=users, item=[9_999, 1, 2, 3, 4, 5], dense=dense, label=[0, 1, 0, 1, 0, 1])
+    how = {"eval_data_dir": other, "missing": "zero", "features": ("user", "item")}
+    data = tables.load(folder, **how)
+    assert data.vocabulary == {"user": 5, "item": 10_000}
+    assert rows(data.train)["user"] == [4, 3, 0, 4, 1, 2]
+    assert rows(data.evaluation)["user"] == [3, 0]
+    assert ["user", "int64", "id,", "4", "values"] in [line.split() for line in data.columns.splitlines()]
+    divided = tables.load(folder, **how, validation_split=0.5)  # the last rows are not trained on
+    assert (divided.vocabulary["user"], rows(divided.train)["user"]) == (3, [2, 1, 0, 2, 0, 0])
+    assert data.ids != divided.ids
+    saved = known.from_json(known.as_json(data), "model.json")
+    assert saved.preprocessing == data.preprocessing
+    new = tables.load(other, missing="zero", features=("user", "item"), trained_on=saved)
+    assert (rows(new.train)["user"], new.vocabulary, new.ids) == ([3, 0], data.vocabulary, data.ids)
+    assert new.train.preprocessing_digest == data.train.preprocessing_digest != divided.train.preprocessing_digest
+    for kept in ({"keeps_ids": True}, {"text": "hash"}, {"text": "keep"}):
+        raw = tables.load(folder, **how, **kept)
+        assert rows(raw.train)["user"] == [each or 0 for each in users]
+        assert raw.vocabulary["user"] == 9_900_000_000_018
+    earlier = dataclasses.replace(saved, vocabulary=raw.vocabulary, preprocessing=raw.preprocessing)
+    assert rows(tables.load(folder, **how, trained_on=earlier).train)["user"] == rows(raw.train)["user"]
+
+
+def test_ids_are_numbered_only_if_their_range_is_sparse(tables, monkeypatch):
+    half = [*range(0, 12_000, 2)]
+    folder = tables.write(half=half, fifth=[5 * id for id in half], label=[id % 2 for id in half])
+    assert tables.load(folder).vocabulary == {"half": 11_999, "fifth": 6_001}
+    monkeypatch.setattr(fitting, "_MOST_VALUES", 5_000)
+    with pytest.raises(InputError, match="'fifth' has more than 5,000 different ids, up to 59,990, too many"):
+        tables.load(folder, validation_split=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 import numpy as np
@@ -10,6 +11,8 @@ import tensorflow as tf
 
 from crankshaft import UsageError, load_model, run
 from crankshaft.input import csv as csv_input
+from crankshaft.input import tfrecord
+from crankshaft.launch import prepare
 from tests.runs import result
 
 RUN = ("--global_batch_size=16", "--jit=off", "--progress=plain", "--seed=3", "--resident_data_mb=0")
@@ -216,3 +219,43 @@ def test_columns_whose_names_no_signature_can_have_are_exported_under_others(tmp
     served = serve(**{name: tf.constant(rows[column]) for name, column in own.items()})["outputs"]
     np.testing.assert_allclose(served, trained.predict(rows), rtol=1e-6)
     assert "`x2nd` is '2nd', `b_1_2` is 'b-1', `gr__e_id` is 'größe id'." in (folder / "README.md").read_text()
+
+
+def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
+    """In predictions, evaluations, a loaded model and an export, and of a run on prepared shards."""
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(1)
+    frame = pandas.DataFrame({"user": 100_000_000 + 7919 * rng.integers(0, 50, 400), "item": rng.integers(0, 9, 400)})
+    raw, unseen = {name: frame[name].to_numpy() for name in frame}, {"user": np.array([12]), "item": np.array([3])}
+    frame["label"] = frame["user"] // 7919 % 2
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    how = {"model": "wide_deep", "model_arg": {"hidden_units": 4}, "train_steps": 30, "learning_rate": 0.05}
+    how |= {"jit": "off", "progress": "off", "global_batch_size": 20}
+    shards = tmp_path / "shards"
+    with pytest.raises(SystemExit):
+        prepare.main(
+            f"crankshaft prepare --processes=1 --input=csv --data_dir={tmp_path}/a.csv --output_dir={shards}".split()
+        )
+    for source in ({"input": "csv", "data_dir": tmp_path / "a.csv"}, {"input": "tfrecord", "data_dir": shards}):
+        how |= {**source, "run_dir": tmp_path / source["input"]}
+        trained = run(mode="train", **how)
+        assert trained.known.vocabulary == {"user": 51, "item": 9}
+        expected = trained.predict(split="train")
+        assert len(np.unique(expected)) > 50
+        dataset = tf.data.Dataset.from_tensor_slices((raw, frame["label"].to_numpy())).batch(32)
+        predict_loaded = functools.partial(load_model(how["run_dir"]).predict, verbose=0)
+        read = (
+            csv_input.load(str(how["data_dir"]), 0) if how["input"] == "csv" else tfrecord.load(str(shards), 0)
+        ).train
+        for predict in (trained.predict, predict_loaded):
+            for given in (raw, frame[["user", "item"]], dataset, read):
+                np.testing.assert_allclose(predict(given), expected, rtol=1e-5)
+            assert np.isfinite(predict(unseen)).all()
+        assert trained.evaluate(dataset) == pytest.approx(trained.evaluate((raw, frame["label"].to_numpy())))
+        folder = run(mode="export", **how).result["export"]
+        served = tf.saved_model.load(folder).signatures["serving_default"](**tf.nest.map_structure(tf.constant, raw))
+        np.testing.assert_allclose(served["outputs"], expected, rtol=1e-5)
+    how |= {"input": "csv", "data_dir": tmp_path / "a.csv", "run_dir": tmp_path / "hashed"}
+    hashed = run(mode="train", **{**how, "model_arg": {"hash_buckets": 500}})
+    assert not hashed.known.preprocessing.columns["user"].values
