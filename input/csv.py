@@ -58,6 +58,7 @@ def load(
     validation_split: float = 0.0,
     trained_on: Data | None = None,
     keeps_ids: bool = False,
+    needs_labels: bool = True,
 ) -> Data:
     """Reads CSV in UTF-8, plain or gzip, whose first record names the columns, unless `names` does.
 
@@ -86,6 +87,7 @@ def load(
       validation_split: fraction of the records that is neither trained on nor used to fit words and means.
       trained_on: the data of a trained run, whose words, means and ids are used instead of fitting them again.
       keeps_ids: whether ids stay as they are, since the model takes any.
+      needs_labels: whether it is an error if files lack the column of labels.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -93,7 +95,7 @@ def load(
     Raises:
       InputError: pyarrow is not installed, or files or columns are missing or malformed.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, keeps_ids)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, keeps_ids, needs_labels)
     delimiter = "\t" if delimiter == "tab" else delimiter
     table_files = folders.find(data_dir, _KIND)
     train = columns.read(lambda kinds: CsvTable(table_files, delimiter, names, kinds, prepared_dir), choice, trained_on)
@@ -225,8 +227,9 @@ def _write(
                 finder.add(column)
         columns = dict(zip(reading.names, (finder.end() for finder in finders), strict=True))
         kinds = {name: column.kind for name, column in columns.items()}
-    elif {*kinds} != {*reading.names}:
+    elif not {*reading.names} <= {*kinds}:
         raise InputError(f"{paths[0]} has the columns {', '.join(reading.names)}, and {like} {', '.join(kinds)}")
+    kinds = {name: kind for name, kind in kinds.items() if name in reading.names}
     counts = _write_parquet(writer, reading, kinds, like)
     records = [counts.get(path, 0) for path in paths]
     ends = [*itertools.accumulate(records)]

@@ -36,6 +36,7 @@ def load(
     validation_split: float = 0.0,
     trained_on: Data | None = None,
     keeps_ids: bool = False,
+    needs_labels: bool = True,
 ) -> Data:
     """Reads Parquet files by whole row groups.
 
@@ -62,6 +63,7 @@ def load(
       validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
       trained_on: the data of a trained run, whose words, means and ids are used instead of fitting them again.
       keeps_ids: whether ids stay as they are, since the model takes any.
+      needs_labels: whether it is an error if files lack the column of labels.
 
     Returns:
       Features by name, labels int64 or float32. Labels that are text or integers from 0 on are classes.
@@ -69,7 +71,7 @@ def load(
     Raises:
       InputError: pyarrow is not installed, or files or columns are missing.
     """
-    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, keeps_ids)
+    choice = Choice(label, features, numbers, texts, array, missing, text, validation_split, keeps_ids, needs_labels)
     table_files = folders.find(data_dir, _KIND)
     train = columns.read(
         lambda kinds: ParquetTable(table_files, kinds, prepared_dir=prepared_dir or None), choice, trained_on

@@ -120,7 +120,11 @@ def splits_of(
         choice = choice._replace(array=bool(saved.preprocessing.array))
         train.follow(_columns_of(saved, train, choice))
     array = trained_on.preprocessing.array if trained_on else ()
-    names = _checked(train, choice, array)
+    tables = [table for table in (train, evaluation) if table]
+    label = choice.label
+    if not (choice.needs_labels or all(label in table.columns for table in tables)):
+        choice = choice._replace(label=NONE)
+    names = _checked(train, choice, array, label)
     if array and {*array} != {*names}:
         saved = None  # refused later, by these names
     if not saved:
@@ -130,7 +134,6 @@ def splits_of(
         for name in (*names, choice.label):
             evaluation.check(name, may_lack=bool(choice.features) and name != choice.label)
     choice = choice._replace(features=names)
-    tables = [table for table in (train, evaluation) if table]
     features, data, differ = _restored(train, choice, saved) if saved else _fit(tables, choice)
     _check_names(train, features)
     _check_exact(tables, features, choice)
@@ -231,8 +234,11 @@ def _of_array(table: ParquetTable, preprocessing: Preprocessing) -> dict[str, Co
     return kinds
 
 
-def _checked(table: ParquetTable, choice: Choice, order: Sequence[str]) -> tuple[str, ...]:
-    """Checks the choice, and returns the names of the features' columns, those of a run's array in its order."""
+def _checked(table: ParquetTable, choice: Choice, order: Sequence[str], label: str) -> tuple[str, ...]:
+    """Checks the choice, and returns the names of the features' columns, those of a run's array in its order.
+
+    `label` is that of the labels' column, also if it is not read.
+    """
     if choice.missing not in FILLS and _number(choice.missing) is None:
         raise InputError(f"missing={choice.missing} is unknown; use {', '.join(FILLS)} or a number to be read instead")
     if choice.text not in TEXT:
@@ -248,7 +254,7 @@ def _checked(table: ParquetTable, choice: Choice, order: Sequence[str]) -> tuple
             if name not in table.columns:
                 raise InputError(f"{argument}={name}: {table.path} has no such column; its columns are {shown}")
     index = [name for name in table.columns if _INDEX.fullmatch(name) and name not in (*choice.features, choice.label)]
-    names = choice.features or tuple(name for name in table.columns if name not in (choice.label, *index))
+    names = choice.features or tuple(name for name in table.columns if name not in (label, *index))
     if index and not choice.features:
         logging.warning("left out as pandas' index: %s", ", ".join(index))
     for name in (*names, *([choice.label] if choice.label != NONE else [])):

@@ -41,6 +41,7 @@ class Choice(NamedTuple):
       text: one of `TEXT`.
       validation_split: fraction of the rows, the last ones, that are not for training.
       keeps_ids: whether ids stay as they are, however large, since the model takes any.
+      needs_labels: whether it is an error if files lack the column of labels.
     """
 
     label: str
@@ -52,6 +53,7 @@ class Choice(NamedTuple):
     text: str
     validation_split: float
     keeps_ids: bool = False
+    needs_labels: bool = True
 
 
 class Fitted(NamedTuple):

@@ -519,6 +519,8 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     # Of generating, the seed is of the samples alone. What the data decides is compared when it is restored.
     for name in ("seed",) if config.mode == "generate" else config.awaited & now.keys():
         now[name] = then[name]
+    if config.mode == "predict":  # which needs no labels
+        then, now = ({**each, "input_arg": {**each["input_arg"], "label": None}} for each in (then, now))
     if changed := differences(then, now):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); "

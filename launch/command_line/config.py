@@ -204,6 +204,11 @@ class Config(Flags):
         return takes_any or has_begun
 
     @property
+    def needs_labels(self) -> bool:
+        """Whether an input must have labels: new data to predict on may have none."""
+        return self.mode != "predict"
+
+    @property
     def writes_run(self) -> bool:
         """Whether this process writes the run's files."""
         return bool(self.run_dir) and self.trains and self.is_chief

@@ -27,7 +27,7 @@ from .rules import Written
 from .values import number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
-_FROM_FLAGS = ("eval_data_dir", "validation_split", "trained_on", "keeps_ids")
+_FROM_FLAGS = ("eval_data_dir", "validation_split", "trained_on", "keeps_ids", "needs_labels")
 _PACKAGES = {"model": models, "input": inputs}
 NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.

@@ -82,7 +82,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     main = evaluation if isinstance(train, Combined) and evaluation is not None else combined.first(train)
     _check_data(config, main, evaluation, data.num_classes)
     example = form.example(main)
-    if data.num_classes is None and issubclass(config.trainer_class, Tabular):
+    has_labels = form.fields(main.element_spec).labels is not None
+    if data.num_classes is None and has_labels and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
     known = preprocessor.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     if trained := model_file.read_if_trained(config):
@@ -176,7 +177,7 @@ def _endless(split: Any, batch_size: int, config: Config, strategy: Strategy) ->
 def _check_data(config: Config, train, evaluation, num_classes: int | None) -> None:
     """Raises `UsageError` where the model or the flags can't work with the data."""
     name, is_ours = config.model_entry.name, issubclass(config.trainer_class, (Classifier, Tabular))
-    if is_ours and form.fields(train.element_spec).labels is None:
+    if is_ours and config.needs_labels and form.fields(train.element_spec).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
     if issubclass(config.trainer_class, Classifier):
         _check_classes(config, train, num_classes)

@@ -217,3 +217,19 @@ def test_ids_are_numbered_only_if_their_range_is_sparse(tables, monkeypatch):
     monkeypatch.setattr(fitting, "_MOST_VALUES", 5_000)
     with pytest.raises(InputError, match="'fifth' has more than 5,000 different ids, up to 59,990, too many"):
         tables.load(folder, validation_split=0.1)
+
+
+def test_new_rows_may_lack_the_labels_that_are_not_needed(tables):
+    folder = tables.write(x=[1, 2, 3], y=["a", "b", "a"], label=[*"ABA"])
+    new = tables.write("new", y=["b", "c"], x=[3, 9])
+    trained_on = tables.load(folder)
+    for data in (
+        tables.load(folder, eval_data_dir=new, needs_labels=False, trained_on=trained_on),
+        tables.load(new, needs_labels=False, trained_on=trained_on),
+    ):
+        found = (data.evaluation or data.train).read(np.arange(2))
+        assert {name: values.tolist() for name, values in found.items()} == {"x": [3, 9], "y": [2, 0]}
+        assert (data.classes, data.vocabulary) == (trained_on.classes, trained_on.vocabulary)
+    assert len(tables.load(folder, needs_labels=False, trained_on=trained_on).train.read(np.arange(2))) == 2
+    with pytest.raises(InputError, match="has no column 'label'"):
+        tables.load(folder, eval_data_dir=new, trained_on=trained_on)

@@ -259,3 +259,27 @@ def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
     how |= {"input": "csv", "data_dir": tmp_path / "a.csv", "run_dir": tmp_path / "hashed"}
     hashed = run(mode="train", **{**how, "model_arg": {"hash_buckets": 500}})
     assert not hashed.known.preprocessing.columns["user"].values
+
+
+@pytest.mark.parametrize("form", ["dict", pytest.param("array", marks=pytest.mark.slow)])
+def test_rows_to_predict_on_need_no_labels(tmp_path, form):
+    pytest.importorskip("pyarrow")
+    write_named(tmp_path / "data", NAMES)
+    how = {"validation_split": 0, "eval_data_dir": str(tmp_path / "data")}
+    trained = named_run(tmp_path, "train", MODELS[form], train_steps=20, **how)
+    expected = trained.predict(columns=True)
+    lines = (tmp_path / "data" / "a.csv").read_text().splitlines()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "b.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))
+    new = str(tmp_path / "new")
+    unlabelled = {"input_arg": {**MODELS[form].get("input_arg", {}), "label": "none"}}
+    calls = [{"eval_data_dir": new}, {"data_dir": new, "eval_data_dir": new}]
+    for number, more in enumerate([*calls, calls[1] | unlabelled]):
+        output = tmp_path / f"{number}.npz"
+        named_run(tmp_path, "predict", {**MODELS[form], **how, **more}, output=output)
+        with np.load(output) as found:
+            assert {*found} == {*expected}
+            for name, values in expected.items():
+                np.testing.assert_array_equal(found[name], values)
+    with pytest.raises(UsageError, match=r"b.csv has no column 'label', and .*a.csv has; give both the same columns"):
+        named_run(tmp_path, "eval", {**MODELS[form], **how, "eval_data_dir": new})
