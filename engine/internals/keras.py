@@ -396,6 +396,18 @@ def seed_again(seed: int) -> None:
     global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, seed)
 
 
+def initial_shape(value: Any) -> tuple[int, ...] | None:
+    """Returns the shape of a variable's initial value, an array, or one that Keras makes; None if unknown."""
+    if not callable(value):
+        shape = getattr(value, "shape", None)
+        return None if shape is None else tuple(shape)
+    for cell in getattr(value, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            if isinstance(cell.cell_contents, backend.Variable):
+                return tuple(cell.cell_contents.shape)
+    return None
+
+
 @contextlib.contextmanager
 def eager_variables() -> Iterator[None]:
     """Creates variables immediately in this context, where Keras, tracing shapes, would defer them."""

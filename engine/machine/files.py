@@ -183,6 +183,13 @@ def _check_replaceable(path: str | os.PathLike) -> None:
             raise OSError(errno.EINVAL, "it is a device", os.fspath(path))
 
 
+def free_bytes(path: str) -> int:
+    """Returns the bytes that are free on the disk of a path, which need not exist yet."""
+    while not os.path.exists(path):
+        path = os.path.dirname(os.path.abspath(path))
+    return shutil.disk_usage(path).free
+
+
 def temporary_folder(needed_bytes: int = 0) -> str:
     """Returns the folder for temporary files, by the variable TMPDIR or the system's, which has so many bytes free.
 
@@ -194,7 +201,7 @@ def temporary_folder(needed_bytes: int = 0) -> str:
         folder = tempfile.gettempdir()
     except FileNotFoundError as error:
         raise UsageError(f"{error.strerror}; set the variable TMPDIR to a folder that can be written") from None
-    if (free := shutil.disk_usage(folder).free) < needed_bytes:
+    if (free := free_bytes(folder)) < needed_bytes:
         raise RunError(
             f"{needed_bytes >> 20:,} MiB are needed for a temporary file, and {free >> 20:,} MiB are free on the disk "
             f"of {folder}; free more, or set the variable TMPDIR to a folder on another disk"

@@ -57,7 +57,7 @@ from ..errors import RunError, UsageError, setting
 from ..explanations import with_flags
 from ..host import threads
 from ..host.signals import Signals
-from . import fingerprints, inputs, kept, model_file, progress
+from . import fingerprints, inputs, kept, model_file, progress, room
 from .history import History, TrainMetrics
 from .inputs import Inputs
 from .preprocessor import Names
@@ -147,7 +147,11 @@ class BaseRun:
             steps = train_steps(config, run_inputs.feeds["train"], limits)
         earlier = kept.take(config, run_inputs, steps)
         before = run_inputs.updates_before
-        state = earlier.restarted(before) if earlier else build_state(config, strategy, run_inputs, steps)
+        state = (
+            earlier.restarted(before)
+            if earlier
+            else build_state(config, strategy, run_inputs, steps, build=functools.partial(room.build, config))
+        )
         strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
         if earlier:
             earlier.give_compiled(strategy)
@@ -349,8 +353,17 @@ def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], in
     return min([steps, *(last for limit in limits if (last := limit(feed)) is not None)])
 
 
-def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_steps: int | None) -> TrainState:
-    """Makes the trainer and all that its steps change, where the strategy has its variables."""
+def build_state(
+    config: Config,
+    strategy: Strategy,
+    run_inputs: Inputs,
+    train_steps: int | None,
+    build: Callable[[Strategy, Callable[[], TrainState]], TrainState] = lambda strategy, make: strategy.build(make),
+) -> TrainState:
+    """Makes the trainer and all that its steps change, where the strategy has its variables.
+
+    `build` calls `make` there; a model that exists, and parameter servers, are built without it.
+    """
     options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
     trainer_class = config.trainer_class
     in_place = issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place(strategy.distribution)
@@ -368,9 +381,11 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
         return state
 
     try:
-        state = (
-            make() if in_place and strategy.trains_in_place else strategy.build(make)
-        )  # Keras can train a model further that no strategy has made
+        if in_place and strategy.trains_in_place:  # Keras can train a model further that no strategy has made
+            state = make()
+        else:
+            exists = issubclass(trainer_class, KerasTrainer) and trainer_class.is_built
+            state = strategy.build(make) if exists or config.coordinates else build(strategy, make)
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
         model_arguments = plain(config.configured_arguments("model_arg"))
         arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())

@@ -185,6 +185,8 @@ class Embedding(tf.Module):
         )
 
     def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
+        if not tf.executing_eagerly():  # a rehearsal, in a graph that never runs: a large table has many pieces
+            return
         with tf.device(copy.device):
             at_once = max(1, _PIECE_BYTES // (4 * self.width))
             for first in range(0, copy.shape[0], at_once):

@@ -1,0 +1,132 @@
+"""Compares what a run's variables need with the memory and the disk that are left, before there are any. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from absl import logging
+
+from ...engine.data.arrays import is_on_gpus
+from ...engine.internals import keras
+from ...engine.machine import files, memory
+from ...engine.state import TrainState
+from ...engine.strategies.base import Strategy
+from ...engine.strategies.parameter_server.placement import dry_run
+from ...models.tabular import Tabular
+from ..command_line.config import Config
+from ..errors import UsageError, setting
+from ..explanations import with_flags
+
+_SNAPSHOTS = 2  # in memory, if there is room for them
+
+
+class _TooLarge(BaseException):  # no Exception, so that no model's code handles it
+    """The variables may need more than half of what is left."""
+
+
+class Room(NamedTuple):
+    """The bytes that are left of memory, and for a checkpoint on the disk; infinity if none are needed there."""
+
+    memory: float
+    disk: float
+
+
+def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) -> TrainState:
+    """Calls `strategy.build(make)`, unless the variables need more than is left.
+
+    Variables that surely take less than half are made at once. Else the build ends before it has taken a sixth. It
+    is repeated in a graph without memory, which shows the bytes of all, and then for good.
+
+    Raises:
+      UsageError: the variables, or a checkpoint of them, need more than is left.
+    """
+    room = Room(*map(min, zip(*strategy.exchange_json(_left(config, strategy)), strict=True)))
+    copies = _copies(config, strategy)
+    most = min(room.memory / copies, room.disk) / (2 * (1 + _SNAPSHOTS))
+
+    def make_small() -> TrainState:
+        with _limited(most):
+            return make()
+
+    names = keras.exchange_state({})
+    keras.exchange_state({name: copy.copy(each) if isinstance(each, dict) else each for name, each in names.items()})
+    try:
+        return strategy.build(make_small)
+    except _TooLarge:
+        keras.exchange_state(names)  # as if nothing had been made
+    gc.collect()  # what had been
+    if needed := sum(each.weight for each in dry_run(make)):  # else it can't be known
+        _compare(config, needed, copies, room)
+    return strategy.build(make)
+
+
+def _left(config: Config, strategy: Strategy) -> Room:
+    """Returns what is left for this process."""
+    on_gpus = is_on_gpus(strategy.distribution)  # whose memory TensorFlow says when it is short
+    disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
+    return Room(math.inf if on_gpus else memory.available_bytes(), disk)
+
+
+def _copies(config: Config, strategy: Strategy) -> int:
+    """Returns how many copies of the variables share this machine's memory, at least."""
+    processes = len(config.cluster.addresses) if config.cluster and config.cluster.is_on_one_host else 1
+    return processes * (1 if strategy.mesh.is_sharded else len(strategy.distribution.extended.worker_devices))
+
+
+@contextlib.contextmanager
+def _limited(most: float) -> Iterator[None]:
+    """Raises `_TooLarge` in this context before or, if its size is not known before, after a variable that exceeds."""
+    created = 0
+
+    def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
+        nonlocal created
+        value, dtype = keywords.get("initial_value"), keywords.get("dtype")
+        shape = keywords.get("shape")
+        shape = keras.initial_shape(value) if shape is None else shape
+        size = 0 if shape is None or dtype is None else _bytes(shape, dtype)
+        if created + size > most:
+            raise _TooLarge
+        variable = next_creator(**keywords)
+        created += _bytes(variable.shape, variable.dtype)
+        if created > most:
+            raise _TooLarge
+        return variable
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _bytes(shape: Any, dtype: Any) -> int:
+    return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
+
+
+def _compare(config: Config, needed: int, copies: int, room: Room) -> None:
+    """Logs a line if variables of so many bytes need more than half of what is left. Raises `UsageError` if all."""
+    in_memory, saves = copies * needed, room.disk < math.inf
+    copied = _SNAPSHOTS * needed if saves and config.snapshot_seconds else 0
+    parts = []
+    if room.memory < math.inf:
+        snapshots = f" ({_mib(in_memory + copied)} with {_SNAPSHOTS} snapshots)" if copied else ""
+        parts.append(f"take {_mib(in_memory)} in memory{snapshots}, of which {_mib(room.memory)} are left")
+    if saves:
+        parts.append(f"a checkpoint of them {_mib(needed)} on the disk, of which {_mib(room.disk)} are free")
+    has_tables = issubclass(config.trainer_class, Tabular)
+    tables = f"fewer rows ({setting('model_arg')}=hash_buckets=N or table_capacity=N), " * has_tables
+    line = (
+        f"the variables of {config.model_entry.name}, with the optimizer state, {', and '.join(parts)}; use {tables}"
+        f"several servers ({setting('num_ps')}), devices that share a model ({setting('mesh')}), or a smaller model"
+    )
+    if in_memory > room.memory or needed > room.disk:
+        raise UsageError(line)
+    if in_memory + copied > room.memory / 2 or needed > room.disk / 2:
+        logging.warning("%s", with_flags(line))
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.0f} MiB"
