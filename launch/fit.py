@@ -291,6 +291,13 @@ def _data(arguments: Arguments, train: Source | Stream | None) -> Data:
     arguments = _called(arguments)
     train = _entered(arguments) if train is None else train
     by_data = _by_data(arguments, train)
+    alone = arguments.flags.get("strategy") not in _OF_PROCESSES  # others count it
+    if alone and isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY:
+        logging.warning(
+            "steps_per_epoch=%d: where the dataset ends, which only reading shows, it begins again within an epoch; "
+            "Keras would end the epoch; dataset.apply(tf.data.experimental.assert_cardinality(batches)) ends epochs",
+            arguments.epoch_steps,
+        )
     if _never_ends(train):
         examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * by_data["global_batch_size"]
         train = views.first(train, examples)
@@ -387,13 +394,6 @@ def _length(arguments: Arguments) -> dict[str, Any]:
     evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
     if not (steps := arguments.epoch_steps):
         return {"train_epochs": max(1, arguments.run_epochs)}
-    alone = arguments.flags.get("strategy") not in _OF_PROCESSES  # others count it
-    if alone and isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY:
-        logging.warning(
-            "steps_per_epoch=%d: where the dataset ends, which only reading shows, it begins again within an epoch; "
-            "Keras would end the epoch; dataset.apply(tf.data.experimental.assert_cardinality(batches)) ends epochs",
-            steps,
-        )
     return {"train_steps": max(1, arguments.run_epochs) * steps, **({"eval_every_steps": steps} if evaluates else {})}
 
 
