@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..errors import UsageError, setting
 from ..randomness import epoch_seed
 from . import form
-from .order import Order, Origin, permuted
+from .order import Order, permuted
 
 _WINDOW_BATCHES = 16  # of a stream
 
@@ -42,10 +42,8 @@ class Buckets:
             raise UsageError(f"the longest example is of length {longest:,}, and {_NO_BUCKET}")
 
     def check_stream(self, order: Order) -> None:
-        """Raises `UsageError` if a stream's batches, which have one size, exceed the bound, or had another size."""
+        """Raises `UsageError` if a stream's batches, which have one size, exceed the bound."""
         batch_size = order.batch_size
-        if order.origin.step:
-            raise UsageError(f"{setting('global_batch_size', batch_size)}: {_one_size()}")
         if min(self.batch_sizes(batch_size)) < batch_size:
             raise UsageError(
                 f"{setting('bucket_by')} allows {self.most:,} positions in a batch, and a stream's batches have one "
@@ -131,10 +129,13 @@ class BucketedOrder(Order):
         epoch, in_epoch = divmod(step + self.shift, self.steps_per_epoch)
         return epoch, int(self._examples_before(epoch)[in_epoch])
 
-    def resumed(self, step: int, batch_size: int, origin: Origin) -> Order:
-        if batch_size != self.batch_size and step:
-            raise UsageError(f"{setting('global_batch_size', self.batch_size)}, which was {batch_size}: {_one_size()}")
-        return dataclasses.replace(self, origin=origin)
+    def rate_step(self, step):
+        # Linear within an epoch, where batches differ in size.
+        origin = self.origin
+        if not origin.rate_steps:
+            return step
+        steps, rate_examples = origin.rate_steps * self.num_examples, self.steps_per_epoch * origin.rate_examples
+        return origin.rate_step + (step - origin.step) * steps // rate_examples
 
     def steps_alike(self, step: int) -> float:
         return 1
@@ -210,10 +211,6 @@ class BucketedOrder(Order):
             if count
         ]
         return f"{self.steps_per_epoch:,} batches per epoch, of {self.num_shapes} shapes: {', '.join(each)}"
-
-
-def _one_size() -> str:
-    return f"with {setting('bucket_by')} a resumed run keeps its batch size"
 
 
 _NO_BUCKET = "bucket_by has no boundary that long; add one, or leave such examples out"

@@ -9,7 +9,7 @@ import concurrent.futures
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -285,6 +285,7 @@ def arranged(
     seed: int | None,
     shuffle_window: int,
     processes: Any,
+    known: Mapping[str, Any] | None = None,
     *,
     shares: int = 1,
     watch: Watch = unwatched,
@@ -297,14 +298,20 @@ def arranged(
       seed: see `Order`.
       shuffle_window: see `order_of`.
       processes: see `measured`.
+      known: see `Order.after`; "resumed" also with the `buckets` of the steps before, if they were others.
       shares: of a batch that are read apart.
       watch: see `measured`.
     """
     if not unknown_dimensions(source.element_spec):
-        return order_of(source, batch_size, 1, seed, shuffle_window), None
-    lengths = measured(source, processes, watch) if source.buckets or shares > 1 else None
-    if source.buckets:
-        order: Order = BucketedOrder(len(source), batch_size, 1, seed, buckets=source.buckets, lengths=lengths)
-    else:
-        order = order_of(source, batch_size, 1, seed, shuffle_window)
+        return order_of(source, batch_size, 1, seed, shuffle_window).after(known), None
+    buckets_before = (known or {}).get("resumed", {}).get("buckets", source.buckets)
+    measures = source.buckets or buckets_before or shares > 1
+    lengths = measured(source, processes, watch) if measures else None
+
+    def order_by(buckets: Buckets | None) -> Order:
+        if buckets is None:
+            return order_of(source, batch_size, 1, seed, shuffle_window)
+        return BucketedOrder(len(source), batch_size, 1, seed, buckets=buckets, lengths=lengths)
+
+    order = order_by(source.buckets).after(known, order_by(buckets_before))
     return order, Padding(order, lengths)

@@ -136,30 +136,42 @@ class Order:
         """Returns the next epoch's first step, or this step if it is one; an int or an int64 tensor."""
         return -(-(step + self.shift) // self.steps_per_epoch) * self.steps_per_epoch - self.shift
 
-    def resumed(self, step: int, batch_size: int, origin: Origin) -> Order:
-        """Returns the order for resuming a run that had batches of `batch_size` up to a step.
+    def resumed(self, step: int, before: Order, reordered: Mapping[str, Any] | None = None) -> Order:
+        """Returns the order for resuming a run.
 
         Args:
           step: the next one.
-          batch_size: of the steps before it.
-          origin: the first of those.
+          before: the order of the steps before it.
+          reordered: the settings, with the values that they had, whose change makes another order of an epoch.
 
         Raises:
-          UsageError: the examples read so far end within a batch, and only whole batches are allowed.
+          UsageError: the order changes within an epoch; or the examples read so far end within a batch, and only whole
+            batches are allowed.
         """
-        if batch_size == self.batch_size or not step:
-            return dataclasses.replace(self, origin=origin)
-        before = dataclasses.replace(self, batch_size=batch_size, origin=origin)
         epoch, index = before.position(step)
+        if reordered and (index or (step and not self.has_epochs)):
+            began = " and ".join(
+                f"without {setting(name)}" if value is None else f"with {setting(name, value)}"
+                for name, value in reordered.items()
+            )
+            cure = f"up to step {before.epoch_from(step)}, where the epoch ends" if self.has_epochs else "again"
+            raise UsageError(
+                f"epoch {epoch + 1} began {began}, and this run would bring its examples in another order, some twice "
+                f"and others never; resume {began} {cure}"
+            )
+        is_alike = before.batch_size == self.batch_size and before.steps_per_epoch == self.steps_per_epoch
+        if is_alike or not step:
+            return dataclasses.replace(self, origin=before.origin)
         if self.drop_remainder and index >= self.whole_steps * self.batch_size:
             epoch, index = epoch + 1, 0
+        origin = before.origin
         rate = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else before.rate
         order = dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *rate))
         if self.drop_remainder and order.seen:
             raise UsageError(
-                f"{setting('global_batch_size', self.batch_size)}, which was {batch_size}: the run has read {index} "
-                "examples of an epoch, which is not a whole number of such batches, and this strategy takes only "
-                f"whole ones; use a batch that divides {index}, or {batch_size} up to the epoch's end"
+                f"{setting('global_batch_size', self.batch_size)}, which was {before.batch_size}: the run has read "
+                f"{index} examples of an epoch, which is not a whole number of such batches, and this strategy takes "
+                f"only whole ones; use a batch that divides {index}, or {before.batch_size} up to the epoch's end"
             )
         return order
 
@@ -176,9 +188,19 @@ class Order:
         done = self.examples_before(step) - self.examples_before(self.origin.step)
         return self.origin.rate_step + done // examples * steps + done % examples * steps // examples
 
-    def after(self, known: Mapping[str, Any] | None) -> Order:
-        """Returns the order for resuming a run; `known`: with "resumed", the arguments of `Order.resumed`."""
-        return self.resumed(**known["resumed"]) if known and "resumed" in known else self
+    def after(self, known: Mapping[str, Any] | None, before: Order | None = None) -> Order:
+        """Returns the order for resuming a run.
+
+        Args:
+          known: of `Strategy.feed`. With "resumed": the next `step`, `batch_size` and `origin` of those before it, and
+            `reordered`, see `resumed`.
+          before: the order of those steps, but for these; None if it was this one.
+        """
+        if not known or "resumed" not in known:
+            return self
+        resumed = known["resumed"]
+        before = dataclasses.replace(before or self, batch_size=resumed["batch_size"], origin=resumed["origin"])
+        return self.resumed(resumed["step"], before, resumed.get("reordered"))
 
     @property
     def epoch_examples(self) -> int:

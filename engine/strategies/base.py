@@ -288,7 +288,7 @@ class Strategy(Processes, abc.ABC):
           global_batch_size: examples per step, across all replicas.
           seed: of each epoch's shuffle; None keeps the examples' own order.
           known: the feed's `metadata()` from an earlier process of the run, which need not be determined again. With
-            "resumed" if the batch size has changed, for `Order.after`. Passed only if it is not {}: a strategy whose
+            "resumed" if the batches have changed, for `Order.after`. Passed only if it is not {}: a strategy whose
             feeds have no metadata need not accept it.
         """
 

@@ -96,12 +96,12 @@ class Replicated(Strategy):
         self._check_varying()
         options = self.feed_options
         order, padding = lengths.arranged(
-            *(source, batch_size, seed, options.shuffle_window, self),
+            *(source, batch_size, seed, options.shuffle_window, self, known),
             shares=self._batch_shares,
             watch=options.watch or unwatched,
         )
         self._lines += padding.lines if padding else []
-        return ReadFeed(self._devices, source, order.after(known), options.read_timeout_seconds, padding)
+        return ReadFeed(self._devices, source, order, options.read_timeout_seconds, padding)
 
     def _check_varying(self) -> None:
         if self._static_shapes:

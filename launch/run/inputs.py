@@ -11,6 +11,7 @@ import tensorflow as tf
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.data import combined, form
+from ...engine.data.buckets import Buckets
 from ...engine.data.combined import Combined
 from ...engine.data.data import Data
 from ...engine.data.feed import Feed
@@ -25,10 +26,14 @@ from ...models.classification import Classifier
 from ...models.tabular import Tabular
 from ..command_line import checks, registry, rules
 from ..command_line.config import Config
+from ..command_line.flags import Flags
 from ..command_line.values import short
 from ..errors import UsageError, setting
 from . import agreement, fingerprints, model_file, preprocessor
 from . import data as datas
+
+_DEFAULTS = Flags()
+_OF_BATCHES = ("global_batch_size", "bucket_by", "seed", "shuffle_buffer", "shuffle_window")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +98,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     agreement.check_settings(config, both, strategy)
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
-    known_input = _known_input(config, strategy)
+    known_input = _known_input(config, strategy, combined.first(train).by_index)
     needs_epochs = needs_epochs or _needs_epochs(config, evaluation is not None, known_input("train"))
     train = _without_epochs(train, config, strategy, needs_epochs)
     updates_before = _updates_before(config)
@@ -224,29 +229,46 @@ def _classes_by_values(config: Config, train) -> int | None:
     return form.num_classes(train)
 
 
-def _known_input(config: Config, strategy: Strategy) -> Callable[[str], dict[str, Any]]:
+def _known_input(config: Config, strategy: Strategy, by_index: bool) -> Callable[[str], dict[str, Any]]:
     """Returns the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
 
-    Has the position in the training data too, if the batch size has changed. All workers take the chief's, so that they
+    Has the position in the training data too, if its batches have changed. All workers take the chief's, so that they
     count, or not, together.
     """
     newest = RunDir(config.run_dir).newest() if config.run_dir else None
     previous = newest.about.get("input") if newest else None
     previous = previous if isinstance(previous, dict) else {}
-    if newest and config.trains and (position := _position(config, newest)):
+    if newest and config.trains and (position := _position(config, newest, by_index)):
         previous = {**previous, "train": {**previous.get("train", {}), "resumed": position}}
     known = strategy.exchange_json(previous)[0]
     if position := known.get("train", {}).get("resumed"):
         position["origin"] = Origin(**position["origin"])
+        bucket_by = position.pop("bucket_by")
+        position["buckets"] = Buckets(*rules.buckets(bucket_by)) if bucket_by else None
     return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}
 
 
-def _position(config: Config, newest: Manifest) -> dict[str, Any] | None:
-    """Returns the position of a run whose batch size changes or has changed: the arguments of `Order.resumed`."""
-    if newest.about.get("flags", {}).get("global_batch_size") != config.global_batch_size:
+def _position(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any] | None:
+    """Returns the position of a run whose batches change or have changed, see `Order.after`; plain JSON."""
+    if _changed_batches(config, newest, by_index):
         newest = RunDir(config.run_dir).newest(is_whole=True) or newest  # the one that will be restored
-    before, origin = newest.about.get("flags", {}).get("global_batch_size"), newest.about.get("origin", {})
-    if not isinstance(before, int) or (before == config.global_batch_size and not origin):
+    flags, origin = newest.about.get("flags", {}), newest.about.get("origin", {})
+    changed = _changed_batches(config, newest, by_index)
+    if not isinstance(flags.get("global_batch_size"), int) or not (changed or origin):
         return None
+    bucket_by = flags.get("bucket_by")
+    reordered = {name: value for name, value in changed.items() if name != "global_batch_size" or bucket_by}
     numbers = {each.name: int(origin.get(each.name, 0)) for each in dataclasses.fields(Origin)}
-    return {"step": newest.step, "batch_size": before, "origin": numbers}
+    position = {"step": newest.step, "batch_size": flags["global_batch_size"], "origin": numbers}
+    return {**position, "bucket_by": bucket_by, "reordered": reordered}
+
+
+def _changed_batches(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any]:
+    """Returns the flags that decide an epoch's batches and have changed, with the values in a checkpoint."""
+    flags = {name: newest.about.get("flags", {}).get(name, getattr(_DEFAULTS, name)) for name in _OF_BATCHES}
+    changed = {name: value for name, value in flags.items() if value != getattr(config, name)}
+    if by_index and flags["shuffle_buffer"] and config.shuffle_buffer:
+        changed.pop("shuffle_buffer", None)  # of streams alone
+    if not flags["shuffle_buffer"] and not config.shuffle_buffer:
+        changed.pop("seed", None)
+    return changed

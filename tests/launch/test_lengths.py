@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft import Padded, UsageError, open_run, run
+from crankshaft.engine.hooks import every_steps
 from tests.launch import varying
 from tests.logical_cpus import make_four
 from tests.runs import assert_equal_bits
@@ -40,6 +43,47 @@ def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, tmp_path
     assert mirrored.result["eval"]["loss"] == pytest.approx(whole.result["eval"]["loss"], rel=1e-5)
     with pytest.raises(UsageError, match="bucket_by"):
         run(varying.Mean, data=data, train_steps=12, run_dir=tmp_path / "parts", **{**flags, "bucket_by": "0:12"})
+
+
+class Count(varying.Mean):
+    """Notes the examples of each step."""
+
+    steps: ClassVar[list[list[int]]] = []
+
+    def forward(self, features, training):
+        def note(numbers):
+            self.steps.append(numbers.astype(int).tolist())
+            return np.float32(0)
+
+        tf.numpy_function(note, [features.values[:, 0, 0]], tf.float32)
+        return super().forward(features, training)
+
+
+@pytest.mark.parametrize("kind", ["source", "dataset"])
+def test_what_orders_an_epoch_changes_where_it_ends(kind, tmp_path):
+    Count.steps.clear()
+    bounded = {"source": ":48", "dataset": ""}[kind]
+    flags = {**FLAGS, "data": (made(kind), None), "run_dir": tmp_path, "learning_rate_schedule": "cosine"}
+    flags |= {"bucket_by": f"0:3,7,12{bounded}", "train_epochs": 2, "allow_changed_config": True}
+    run(Count, **flags, stop_at_step=4)
+    order_by = {"bucket_by": f"0:6,12{bounded}"}
+    for changed in (order_by, {"bucket_by": None}, {"seed": 4}, {"shuffle_buffer": 0}, {"global_batch_size": 16}):
+        with pytest.raises(
+            UsageError, match=r"epoch 1 began .*; resume .* up to step .*, where the epoch end"
+        ) as error:
+            run(Count, **{**flags, **changed})
+    first = int(re.findall(r"up to step (\d+)", str(error.value))[0])
+    run(Count, **flags, stop_at_step=first)
+    rates = []
+
+    def note(status, means):
+        rates.append(float(status.state.trainer.optimizer.current_learning_rate()))
+
+    run(Count, **{**flags, **order_by}, hooks=[every_steps(1, note)])
+    for epoch in (Count.steps[:first], Count.steps[first:]):
+        assert sorted(itertools.chain(*epoch)) == [*range(len(varying.LENGTHS))]
+    progress = np.arange(len(Count.steps) - first + 1)[1:] / (len(Count.steps) - first)
+    np.testing.assert_allclose(rates, 0.005 * (1 + np.cos(np.pi * (1 + progress) / 2)), atol=1e-3)
 
 
 def test_a_call_takes_other_lengths_and_predictions_are_in_order(tmp_path):

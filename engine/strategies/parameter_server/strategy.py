@@ -238,10 +238,9 @@ class ParameterServer(Strategy):
         if not split.by_index:
             return self._sent(split, global_batch_size, seed, known)
         order, padding = lengths.arranged(
-            *(split, global_batch_size, seed, options.shuffle_window, self), watch=options.watch or unwatched
+            *(split, global_batch_size, seed, options.shuffle_window, self, known), watch=options.watch or unwatched
         )
         self._stream_lines += padding.lines if padding else []
-        order = order.after(known)
         if (arrays := split.as_arrays()) is not None:
             return ResidentOnWorkers(Workers(self.coordinator), ArraySource(arrays), order)
         if split.by_epoch:

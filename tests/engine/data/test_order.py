@@ -1,5 +1,6 @@
 """The order of examples as arithmetic: each once an epoch, and any step's batch the same however it is reached."""
 
+import dataclasses
 import itertools
 import math
 
@@ -80,7 +81,8 @@ def test_another_batch_size_goes_on_with_the_next_example(examples, sizes, block
     one_by_one = np.concatenate(batches(Order(examples, 1, 16, seed=5), 8 * examples)).tolist()
     first, before, origin, found = 0, sizes[0][0], Origin(), []
     for size, until in sizes:
-        order = Order(examples, size, block_steps, seed=5).resumed(first, before, origin)
+        order = Order(examples, size, block_steps, seed=5)
+        order = order.resumed(first, dataclasses.replace(order, batch_size=before, origin=origin))
         new = batches(order, until, first)
         for step, batch in enumerate(new, first):
             assert divmod(len(found), examples) == order.position(step)
@@ -99,9 +101,10 @@ def test_another_batch_size_goes_on_with_the_next_example(examples, sizes, block
 
 
 def test_shares_of_files_go_on_with_their_next_example_in_other_batches():
-    order = SharedOrder(41, 6, 1, shares=(30, 11)).resumed(3, 4, Origin())  # each has read 6, and 9 of 12 are next
+    before = SharedOrder(41, 4, 1, shares=(30, 11))
+    order = SharedOrder(41, 6, 1, shares=(30, 11)).resumed(3, before)  # each has read 6, and 9 of 12 are next
     assert [order.size_of(step) for step in range(3, 12)] == [6, 5, 3, 3, 3, 3, 3, 3, 6]
-    order = SharedOrder(41, 8, 1, shares=(30, 11)).resumed(3, 4, Origin())
+    order = SharedOrder(41, 8, 1, shares=(30, 11)).resumed(3, before)
     assert [order.size_of(step) for step in range(3, 7)] == [4, 7, 4, 4]
     assert order.steps_alike(3) == 1
 
@@ -109,10 +112,10 @@ def test_shares_of_files_go_on_with_their_next_example_in_other_batches():
 def test_batches_of_one_size_alone_go_on_only_where_they_divide_what_is_read():
     order = Order(40, 4, 8, seed=1)
     whole = Order(40, 8, 8, seed=1, drop_remainder=True)
-    found = np.concatenate(batches(whole.resumed(4, 4, Origin()), 7, 4))
+    found = np.concatenate(batches(whole.resumed(4, order), 7, 4))
     np.testing.assert_array_equal(found, np.concatenate(batches(order, 10))[16:])
     with pytest.raises(ValueError, match=r"global_batch_size=8, which was 4: .* 12 examples .* batch that divides 12"):
-        whole.resumed(3, 4, Origin())
+        whole.resumed(3, order)
 
 
 @pytest.mark.parametrize("drop_remainder", [False, True])

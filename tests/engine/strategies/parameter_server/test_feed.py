@@ -133,7 +133,8 @@ def test_a_lease_read_by_its_worker_has_the_steps_that_are_not_done_if_any(monke
     monkeypatch.setattr(tf, "device", lambda _: contextlib.nullcontext())  # a worker's, which this process is not
     source = ArraySource(np.arange(EXAMPLES))
     registered = Sources(lambda: [source], "here").answer()
-    order = Order(EXAMPLES, BATCH, block_steps=1, seed=3).resumed(origin, 4, Origin())  # a batch of 2 at first
+    before = Order(EXAMPLES, 4, block_steps=1)
+    order = Order(EXAMPLES, BATCH, block_steps=1, seed=3).resumed(origin, before)  # a batch of 2 at first
     made = feed.ReadByWorkersFeed(source, 0, order)
 
     def run(operands, stop, state):
