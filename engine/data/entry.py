@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ..errors import SourceError, UsageError, setting
 from ..internals import pipelines
@@ -81,6 +82,7 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
             )
         evaluation = _evaluation(data.evaluation, rules, notes)
         _check_alike(train, evaluation, rules)
+        _warn_of_redrawn(train, evaluation)
     elif validation_split:
         train, evaluation = views.divided(train, validation_split)
     if data.class_weight is not None:
@@ -102,6 +104,16 @@ def _evaluation(data: Any, rules: Rules, notes: list[str]) -> Source | Stream:
             "counts batches after dataset.batch"
         )
     return evaluation
+
+
+def _warn_of_redrawn(train: Split, evaluation: Split) -> None:
+    both = (split.redrawn if isinstance(split, Stream) else () for split in (train, evaluation))
+    if any(one is other for one, other in itertools.product(*both)):
+        logging.warning(
+            "training and evaluation data are parts (skip, take, shard) of one dataset that is in another order at "
+            "each reading, so examples are trained on and evaluated in turn: give its shuffle "
+            "reshuffle_each_iteration=False, or shuffle after the division"
+        )
 
 
 def _enter_several(data: Data, validation_split: float, rules: Rules, notes: list[str]) -> Data:

@@ -48,6 +48,7 @@ class Stream(Split):
       ends: whether an epoch is known to end.
       files_written: paths of caches that reading writes. A checkpoint can't contain their positions.
       shuffles: datasets, within it, of another order at each reading: an iterator's state has that of their seeds.
+      redrawn: datasets, within it, of which each reading has other examples.
     """
 
     by_index: Literal[False] = False
@@ -55,6 +56,7 @@ class Stream(Split):
     ends: bool = True
     files_written: Sequence[str] = ()
     shuffles: Sequence[tf.data.Dataset] = ()
+    redrawn: Sequence[tf.data.Dataset] = ()
 
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -84,6 +86,7 @@ class OfDataset(Stream):
         self.length = int(dataset.cardinality())
         self.ends = pipelines.ends(dataset)
         self.files_written, self.shuffles = pipelines.files_written(dataset), pipelines.shuffles(dataset)
+        self.redrawn = pipelines.redrawn(dataset)
         self._dataset = dataset
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -179,7 +182,7 @@ class WrappedStream(Stream):
     def __init__(self, stream: Stream):
         self._stream = stream
         self.element_spec, self.length, self.ends = stream.element_spec, stream.length, stream.ends
-        self.files_written, self.shuffles = stream.files_written, stream.shuffles
+        self.files_written, self.shuffles, self.redrawn = stream.files_written, stream.shuffles, stream.redrawn
         self.batch_examples, self.buckets = stream.batch_examples, stream.buckets
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:

@@ -18,8 +18,11 @@ from tensorflow.python.data.ops import (
     padded_batch_op,
     rebatch_op,
     scan_op,
+    shard_op,
     shuffle_op,
+    skip_op,
     snapshot_op,
+    take_op,
     unbatch_op,
 )
 
@@ -34,6 +37,7 @@ _BATCHES = (
 )
 _MAPS = (map_op._MapDataset, map_op._ParallelMapDataset, scan_op._ScanDataset)
 _UNCHANGED = (dataset_ops.UnaryUnchangedStructureDataset, dataset_ops._RestructuredDataset)
+_PARTS = (shard_op._ShardDataset, skip_op._SkipDataset, take_op._TakeDataset)
 # Operations of mapped functions that return batches, or may.
 _MAY_BATCH = ("Batch", "GeneratorDataset", "TensorDataset")
 
@@ -99,6 +103,13 @@ def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns those parts of a pipeline that are in another order at each reading, by a seed that is theirs."""
     found = [each for each in _all(dataset) if isinstance(each, shuffle_op._ShuffleDataset)]
     return [each for each in found if each._reshuffle_each_iteration]
+
+
+def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the sources of a pipeline of which a part is read that is another at each reading: shuffled, then cut."""
+    parts = [each for each in _all(dataset) if isinstance(each, _PARTS)]
+    below = [each for part in parts for shuffle in shuffles(part) for each in _all(shuffle)]
+    return [each for each in below if not each._inputs()]
 
 
 def _all(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

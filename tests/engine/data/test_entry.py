@@ -204,3 +204,19 @@ def test_a_sparse_array_reads_dense_examples(make):
     part = sparse.view(slice(4, 7)).astype("float32")
     np.testing.assert_array_equal(part[[1, 0]], dense[[5, 4]].astype("float32"))
     np.testing.assert_array_equal(np.asarray(part), dense[4:7].astype("float32"))
+
+
+def test_parts_of_a_dataset_that_is_in_another_order_each_time_are_a_line(caplog):
+    """As Keras, which trains on examples that it has evaluated; but nobody means that."""
+    examples = tf.data.Dataset.from_tensor_slices((X, Y))
+    again, once = examples.shuffle(N), examples.shuffle(N, reshuffle_each_iteration=False)
+    mixed = (again.take(2), examples.shuffle(N).map(lambda x, y: (2 * x, y)).skip(2).batch(4))
+    divided = (examples.take(2).shuffle(N), examples.skip(2).shuffle(N))
+    other = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(N)
+    pairs = (mixed, (once.take(2), once.skip(2)), divided, (again, again.take(2)), (again.take(2), other.take(2)))
+    with caplog.at_level("WARNING", logger="absl"):
+        for pair in pairs:
+            entry.enter(Data(*(entry.split("either", each) for each in pair)))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "in another order at each reading" in line
+    assert "give its shuffle reshuffle_each_iteration=False" in line
