@@ -77,6 +77,8 @@ def _whole(split: Any) -> Any:
 class _Whole(WrappedStream):
     """A stream that workers do not divide by files: each replica has examples of each input at every step."""
 
+    divides = False
+
     def of_files(self, workers: int, worker: int) -> Stream | None:
         return None
 

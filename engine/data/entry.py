@@ -107,7 +107,8 @@ def _evaluation(data: Any, rules: Rules, notes: list[str]) -> Source | Stream:
 
 
 def _warn_of_redrawn(train: Split, evaluation: Split) -> None:
-    both = (split.redrawn if isinstance(split, Stream) else () for split in (train, evaluation))
+    datasets = [split.dataset if isinstance(split, Stream) else None for split in (train, evaluation)]
+    both = [[] if each is None else pipelines.redrawn(each) for each in datasets]
     if any(one is other for one, other in itertools.product(*both)):
         logging.warning(
             "training and evaluation data are parts (skip, take, shard) of one dataset that is in another order at "

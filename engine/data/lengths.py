@@ -147,6 +147,8 @@ class VaryingStream(WrappedStream):
       stream: its `element_spec` has unknown dimensions.
     """
 
+    divides = False
+
     def __init__(self, stream: Stream):
         super().__init__(stream)
         self.element_spec = _padded_spec(stream.element_spec)

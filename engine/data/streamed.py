@@ -34,6 +34,7 @@ _ENDED = (
     "the dataset has ended, and gives nothing when it is read again, as a generator that can be read only once; give "
     f"one that starts again each time, or a smaller {setting('train_steps')}"
 )
+_OFF = f"AutoShardPolicy.OFF in its options or {setting('auto_shard_policy', 'off')}"
 _READING = "IteratorGetNext"  # the operation in an error's text
 
 # (activity, total or None) -> a context that yields a function of the amount done so far.
@@ -48,7 +49,8 @@ class Stream(Split):
       ends: whether an epoch is known to end.
       files_written: paths of caches that reading writes. A checkpoint can't contain their positions.
       shuffles: datasets, within it, of another order at each reading: an iterator's state has that of their seeds.
-      redrawn: datasets, within it, of which each reading has other examples.
+      dataset: the user's, from which it reads.
+      divides: whether workers may each read a part.
     """
 
     by_index: Literal[False] = False
@@ -56,7 +58,8 @@ class Stream(Split):
     ends: bool = True
     files_written: Sequence[str] = ()
     shuffles: Sequence[tf.data.Dataset] = ()
-    redrawn: Sequence[tf.data.Dataset] = ()
+    dataset: tf.data.Dataset | None = None
+    divides: bool = True
 
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -81,22 +84,23 @@ def of_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
 class OfDataset(Stream):
     """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
 
+    dataset: tf.data.Dataset
+
     def __init__(self, dataset: tf.data.Dataset):
         self.element_spec = specs(dataset)
         self.length = int(dataset.cardinality())
         self.ends = pipelines.ends(dataset)
         self.files_written, self.shuffles = pipelines.files_written(dataset), pipelines.shuffles(dataset)
-        self.redrawn = pipelines.redrawn(dataset)
-        self._dataset = dataset
+        self.dataset = dataset
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
-        return self._dataset
+        return self.dataset
 
     def of_files(self, workers: int, worker: int) -> Stream | None:
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
         try:
-            share = divide_by_files(self._dataset.with_options(options), workers, worker)
+            share = divide_by_files(self.dataset.with_options(options), workers, worker)
             next(iter(share), None)  # only reading shows whether there are files, and enough
         except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
             return None
@@ -182,8 +186,9 @@ class WrappedStream(Stream):
     def __init__(self, stream: Stream):
         self._stream = stream
         self.element_spec, self.length, self.ends = stream.element_spec, stream.length, stream.ends
-        self.files_written, self.shuffles, self.redrawn = stream.files_written, stream.shuffles, stream.redrawn
+        self.files_written, self.shuffles, self.dataset = stream.files_written, stream.shuffles, stream.dataset
         self.batch_examples, self.buckets = stream.batch_examples, stream.buckets
+        self.divides = self.divides and stream.divides
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._stream.examples(seed, epoch)
@@ -266,29 +271,34 @@ class Share:
       stream: its own files, or all files, of which it takes its rows of each batch.
       counts: examples in each process's stream; a single number if all processes read all files.
       process: this process's index in `counts`.
+      is_given: whether each process was given its own data, rather than a part of the same files.
     """
 
     stream: Stream
     counts: tuple[int, ...]
     process: int = 0
+    is_given: bool = False
 
     @property
     def by_file(self) -> bool:
-        """Whether each process reads its own files."""
+        """Whether each process reads its own files, or data."""
         return len(self.counts) > 1
 
     def order(self, batch_size: int, seed: int | None, drop_remainder: bool) -> Order:
         """Returns the order of all processes' examples."""
-        if self.by_file:
-            return SharedOrder(sum(self.counts), batch_size, 1, seed, shares=self.counts)
         has_epochs = not isinstance(self.stream, Endless)
         examples = self.stream.epoch_examples if isinstance(self.stream, Endless) else sum(self.counts)
+        if self.by_file:
+            shares = self.counts if has_epochs else (examples // len(self.counts),) * len(self.counts)
+            return SharedOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shares=shares)
         return Order(examples, batch_size, 1, seed, drop_remainder, has_epochs=has_epochs)
 
     def described(self) -> str:
         """Describes how the stream is divided, for people."""
         if self.by_file:
-            return f"divided by files, {', '.join(f'{each:,}' for each in self.counts)}"
+            how = "as it was given to each" if self.is_given else "by files"
+            counts = ", ".join(f"{each:,}" for each in self.counts if each >= 0)
+            return f"divided {how}, {counts}".rstrip(", ")
         return "divided by examples, each worker reads all and takes its rows of a batch"
 
     def metadata(self) -> dict[str, Any]:
@@ -312,7 +322,8 @@ def divide(
     Args:
       stream: the whole.
       processes: `engine.strategies.base.Processes`.
-      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA, OFF: by rows.
+      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
+        own part already. OFF in a dataset's options replaces AUTO.
       known: an earlier process's `Share.metadata`: it is not counted again.
       watch: shows progress of counting.
       timeout_seconds: see `StreamTimeout`, of counting.
@@ -323,6 +334,8 @@ def divide(
       SourceError: counting a dataset exceeds the timeout, so it may never end.
     """
     known, workers = known or {}, processes.num_hosts
+    if workers > 1 and is_part(stream, policy):
+        return _given(stream, processes, known, watch)
     if isinstance(stream, Endless):
         return Share(stream, (stream.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
@@ -345,6 +358,27 @@ def divide(
     if stream.length == tf.data.UNKNOWN_CARDINALITY and known.get("by") == "example":
         return Share(stream, tuple(known["counts"]))
     return Share(stream, (count(stream, watch, timeout_seconds),))
+
+
+def is_part(split: Split, policy: str) -> bool:
+    """Returns whether each worker's data is its own part already: by `policy`, see `divide`, or a dataset's options."""
+    if not isinstance(split, Stream) or policy == "OFF":
+        return isinstance(split, Stream)
+    own = None if split.dataset is None else split.dataset.options().experimental_distribute.auto_shard_policy
+    return policy == "AUTO" and own == tf.data.experimental.AutoShardPolicy.OFF
+
+
+def _given(stream: Stream, processes, known: Mapping[str, Any], watch: Watch) -> Share:
+    """Returns the share of a process whose data is its own part already."""
+    if not stream.divides:
+        raise UsageError(
+            "all workers read the whole of data whose examples differ in length, and of several inputs per step, so a "
+            f"part is not enough; give each the whole dataset, without {_OFF}"
+        )
+    is_endless, counts = isinstance(stream, Endless), known.get("counts", ())
+    if known.get("by") != "file" or len(counts) != processes.num_hosts or (min(counts) < 0 and not is_endless):
+        counts = processes.exchange(stream.length if is_endless else count(stream, watch))
+    return Share(stream, tuple(counts), processes.host, is_given=True)
 
 
 def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0) -> int:

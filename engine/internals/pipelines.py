@@ -112,6 +112,21 @@ def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return [each for each in below if not each._inputs()]
 
 
+def ordered(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the largest parts of a pipeline that are in the same order at each reading, as far as operations show."""
+    mixes = (isinstance(each, shuffle_op._ShuffleDataset) for each in _all(dataset))
+    varies = (getattr(each, "_deterministic", "") == "false" for each in _all(dataset))
+    if not any(mixes) and not any(varies) and dataset.options().deterministic is not False:
+        return [dataset]
+    return [part for each in dataset._inputs() for part in ordered(each)]
+
+
+def shards(dataset: tf.data.Dataset) -> list[list[int]]:
+    """Returns (number of shards, index) of each `dataset.shard` in a pipeline."""
+    found = [each for each in _all(dataset) if isinstance(each, shard_op._ShardDataset)]
+    return [[int(each._num_shards), int(each._index)] for each in found]
+
+
 def _all(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     yield dataset
     for each in dataset._inputs():

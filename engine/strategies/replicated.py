@@ -18,7 +18,7 @@ from ..data.form import element_spec, text_fields
 from ..data.order import Order, order_of
 from ..data.reader import example_bytes, in_memory
 from ..data.source import Source, unknown_dimensions
-from ..data.streamed import divide, unwatched
+from ..data.streamed import divide, is_part, unwatched
 from ..errors import UsageError, setting
 from ..mesh.mesh import Mesh
 from ..reduction.aggregation import updates_explained
@@ -122,10 +122,17 @@ class Replicated(Strategy):
         # Processes with shards of one copy of the model read the same examples, so they don't divide files.
         alike = here % self.mesh.model.size > 0
         timeout = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
-        share = divide(stream, self, "DATA" if alike else options.auto_shard.upper(), known, watch, timeout)
+        policy = options.auto_shard.upper()
+        if alike and is_part(stream, policy):
+            raise UsageError(
+                f"with {setting('mesh')} workers share copies of the model and read the same examples, and each "
+                "worker's dataset is a part (AutoShardPolicy.OFF); give each the whole dataset, without OFF"
+            )
+        share = divide(stream, self, "DATA" if alike else policy, known, watch, timeout)
         examples = sum(share.counts)
         if self.num_hosts > 1:
-            self._lines.append(f"a dataset of {examples:,} examples, {self.num_hosts} workers: {share.described()}")
+            of = f"a dataset of {examples:,} examples" if examples >= 0 else "a dataset"
+            self._lines.append(f"{of}, {self.num_hosts} workers: {share.described()}")
         if self._static_shapes and seed is None:
             global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
         order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes).after(known)

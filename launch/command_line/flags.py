@@ -201,7 +201,8 @@ class Flags:
     auto_shard_policy: str = _input(
         OneOf(AUTO_SHARD_POLICIES),
         "auto",
-        "How workers shard a tf.data.Dataset: by file, or by example, reading all; auto: by file if possible.",
+        "How workers shard a tf.data.Dataset: by file, or by example (data), reading all; auto: by file if possible; "
+        "off: each worker gives its own part.",
         decides=True,
     )
 

@@ -17,6 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...engine import logging
+from ...engine.data.combined import Combined
+from ...engine.data.streamed import is_part
 from ...engine.machine import environment, files
 from ..command_line.config import Config
 from ..command_line.flags import FLAG_INFO
@@ -85,6 +87,36 @@ def appears(path: str) -> bool:
             os.listdir(os.path.dirname(path))  # which queries the server
         time.sleep(0.1)
     return True
+
+
+def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
+    """Raises `UsageError`, on all workers, where arrays or datasets differ, which would be divided once more.
+
+    Args:
+      splits: of the data, by name.
+      strategy: see `check_settings`.
+      policy: see `engine.data.streamed.divide`.
+    """
+    if strategy.num_hosts == 1:
+        return
+    members = {name: split.members if isinstance(split, Combined) else {"": split} for name, split in splits.items()}
+    splits = {f"{name} {key}".rstrip(): each for name, of in members.items() for key, each in of.items()}
+    mine = {name: {} if is_part(split, policy) else fingerprints.sample(split) for name, split in splits.items()}
+    every = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine))]
+    chief = strategy.host_names[0]
+    for name in splits:
+        samples = dict(zip(strategy.host_names, (each[name] for each in every), strict=True))
+        if not (others := [who for who, each in samples.items() if fingerprints.differs(samples[chief], each)]):
+            continue
+        with contextlib.suppress(tf.errors.OpError):  # as in `_check`
+            strategy.exchange(0)
+        lengths = [each.get("length", -1) for each in samples.values()]
+        counts = f" ({', '.join(map(str, lengths))} examples)" if len({*lengths}) > 1 and min(lengths) >= 0 else ""
+        raise UsageError(
+            f"the {name} data of {' and '.join(others)} differs from {chief}'s{counts}, and the run divides it among "
+            "workers itself: give all workers the whole data, in the same order; or, if each gives its own part of a "
+            f"dataset, set AutoShardPolicy.OFF in its options or {setting('auto_shard_policy', 'off')}"
+        )
 
 
 def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:

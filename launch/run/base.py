@@ -282,8 +282,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         feed_options=FeedOptions(
             config.resident_data_mb << 20,
             config.shuffle_buffer,
-            # By files, the order would depend on the number of workers.
-            "data" if config.min_workers and config.auto_shard_policy == "auto" else config.auto_shard_policy,
+            inputs.sharding(config),
             config.shuffle_window,
             read_timeout_seconds=_step_timeout_seconds(config) / 2,  # a read that hangs is named, not who waits for it
             watch=progress.watch(config.progress if config.is_chief else "off"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ import tensorflow as tf
 from ...engine import logging
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.data.source import Spec, Split
+from ...engine.data.streamed import Stream, untuned
 from ...engine.errors import CrankshaftError
+from ...engine.internals import pipelines
+from ...engine.internals.tensorflow import iterator_state
 from ...input.files import storage
 from ..command_line.config import Config
 from ..command_line.values import differences
@@ -28,6 +32,9 @@ from ..errors import UsageError, setting
 _MOST_ROWS = 1024
 _MOST_BYTES = 1 << 24
 _MOST_FILES = 1024
+_SAMPLED = 16  # examples that workers compare
+_SAMPLED_FLOATS = 256  # of each component
+_ROUNDING = 1e-4  # between CPUs
 _NAMES = {"train": "training", "eval": "evaluation"}
 _OTHER_IDS = "ids are numbered otherwise"
 
@@ -81,10 +88,57 @@ def _layout(spec: Spec) -> str:
     return f"{spec.dtype.name} {[*spec.shape]}"
 
 
+def _rows(array, most: int) -> np.ndarray:
+    """Returns the indices of evenly spaced rows of an array, among them the first and the last."""
+    return np.linspace(0, len(array) - 1, min(most, len(array))).astype(np.int64)
+
+
 def _content(array) -> bytes:
     most = max(2, min(_MOST_ROWS, _MOST_BYTES * len(array) // max(1, array.nbytes)))
-    rows = np.asarray(array[np.linspace(0, len(array) - 1, min(most, len(array))).astype(np.int64)])
+    rows = np.asarray(array[_rows(array, most)])
     return repr(rows.tolist()).encode() if rows.dtype.hasobject else np.ascontiguousarray(rows).tobytes()
+
+
+def sample(split: Split) -> dict[str, Any]:
+    """Returns some of a split's examples in plain JSON, to compare with other workers': see `differs`.
+
+    Of arrays, some rows; of a dataset the first elements of each part whose order is the same at each reading.
+    """
+    arrays = split.as_arrays()
+    if arrays is not None:
+        return {"examples": [_sample(array[_rows(array, _SAMPLED)]) for array in tf.nest.flatten(arrays)]}
+    if not isinstance(split, Stream) or split.dataset is None:
+        return {}
+    found: dict[str, Any] = {"examples": [], "length": split.length, "shards": pipelines.shards(split.dataset)}
+    if split.files_written:
+        return found
+    for part in pipelines.ordered(split.dataset):
+        iterator = iter(untuned(part.take(_SAMPLED)))
+        with contextlib.suppress(tf.errors.OpError):  # state of its own, as random numbers have, or a fault found later
+            iterator_state(iterator)  # raises for it
+            elements = [[x.numpy() for x in tf.nest.flatten(each, expand_composites=True)] for each in iterator]
+            is_path = part is not split.dataset and [type(x) for x in elements[0]] == [bytes]
+            found["examples"] += [_sample(os.path.basename(x) if is_path else x) for each in elements for x in each]
+    return found
+
+
+def _sample(values: Any) -> Any:
+    """Returns some floats of an array, or a digest of its integers or text."""
+    values = np.asarray(values)
+    if np.issubdtype(values.dtype, np.floating) or values.dtype.name in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
+        return np.nan_to_num(np.ravel(values)[:_SAMPLED_FLOATS].astype(np.float64)).tolist()
+    return zlib.crc32(repr(values.tolist()).encode())
+
+
+def differs(one: Any, other: Any) -> bool:
+    """Returns whether samples differ by more than another CPU's rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() != other.keys() or any(differs(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) != len(other) or any(map(differs, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return not math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    return one != other
 
 
 def agreed(fingerprints: dict[str, dict[str, int]], strategy) -> dict[str, dict[str, int]]:

@@ -96,6 +96,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         preprocessor.check_trained(_named_data(config), (trained.known, trained.features), now)
     both = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_settings(config, both, strategy)
+    agreement.check_examples(both, strategy, sharding(config).upper())
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
     known_input = _known_input(config, strategy, combined.first(train).by_index)
@@ -117,6 +118,11 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     faster = datas.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
     lines = [*lines, *([known.columns] if known.columns else [])]
     return Inputs(known, example, both, feeds, contents, faster, lines, updates_before)
+
+
+def sharding(config: Config) -> str:
+    """Returns how workers divide datasets; by files, the order would depend on how many of them are left."""
+    return "data" if config.min_workers and config.auto_shard_policy == "auto" else config.auto_shard_policy
 
 
 def seed_of_order(config: Config, updates_before: int) -> int | None:
