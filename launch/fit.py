@@ -292,7 +292,8 @@ def _data(arguments: Arguments, train: Source | Stream | None) -> Data:
     train = _entered(arguments) if train is None else train
     by_data = _by_data(arguments, train)
     alone = arguments.flags.get("strategy") not in _OF_PROCESSES  # others count it
-    if alone and isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY:
+    is_uncounted = isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY
+    if arguments.epoch_steps and alone and is_uncounted:
         logging.warning(
             "steps_per_epoch=%d: where the dataset ends, which only reading shows, it begins again within an epoch; "
             "Keras would end the epoch; dataset.apply(tf.data.experimental.assert_cardinality(batches)) ends epochs",
