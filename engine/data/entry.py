@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
+from .. import logging
 from ..errors import SourceError, UsageError, setting
 from ..internals import pipelines
 from . import arrays as host_arrays

@@ -156,7 +156,8 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
         train, choice, ids, {name: most for name, most in largest.items() if is_numbered and most > _MOST_DENSE}
     )
     vocabulary = {name: most + 1 for name, most in largest.items()}
-    vocabulary |= {name: len(each) + 1 for name, each in (*found.words.items(), *found.values.items())}
+    vocabulary |= {name: len(words) + 1 for name, words in found.words.items()}
+    vocabulary |= {name: len(values) + 1 for name, values in found.values.items()}
     features = []
     for name in choice.features:
         column = train.columns[name]

@@ -222,7 +222,7 @@ class _Held:
             if not self.uses[id(tensor)] and self._buffer.get(id(tensor)) == id(tensor):
                 self._free(id(tensor))
 
-    def _make(self, tensor: tf.Tensor, size: float | None = None) -> None:
+    def _make(self, tensor: tf.Tensor, size: int | None = None) -> None:
         self._bytes[id(tensor)] = size = bytes_of(tensor) if size is None else size
         self._now += size
         self._share(tensor, id(tensor))

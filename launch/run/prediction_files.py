@@ -81,7 +81,8 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
                     writer.writerows(zip(*rows, strict=True))
         else:
             with open(temporary, "wb") as file:
-                np.savez(file, **{name: _fixed_width(path, name, array) for name, array in table.items()})
+                by_name: dict[str, Any] = {name: _fixed_width(path, name, array) for name, array in table.items()}
+                np.savez(file, **by_name)
 
 
 def _as_text(column: np.ndarray) -> np.ndarray:

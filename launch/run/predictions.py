@@ -71,7 +71,7 @@ class Predictor:
         `ends`: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
         """
         size = self._run.config.eval_batch_size
-        together = {"ends": ends} if self._run.strategy.num_hosts == self._strategy.num_hosts else {}
+        together: dict[str, Any] = {"ends": ends} if self._run.strategy.num_hosts == self._strategy.num_hosts else {}
         averages = any(each.weight_average is not None for each in Inventory(self._trainer).optimizers.values())
         with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
             return _outputs(self._strategy, self._prediction, split, size, **together)

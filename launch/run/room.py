@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from absl import logging
 
+from ...engine import logging
 from ...engine.data.arrays import is_on_gpus
 from ...engine.internals import keras
 from ...engine.machine import files, memory
