@@ -69,7 +69,7 @@ class EventFiles:
         self._gaps = collections.defaultdict[str, Gap](Gap)  # by folder
         self._purged: set[str] = set()  # folders whose readers are notified of truncation
         self._uncut: list[str] = []  # folders whose older files must still be truncated
-        self._resumed_at: int | None = None
+        self._last_step = -1  # later events of earlier processes are removed
         self._is_open = False
 
     def open(self, resumed_at: int | None) -> None:
@@ -79,7 +79,7 @@ class EventFiles:
           resumed_at: the resumed step: later events of an earlier process are removed, since they will be written
             again. None is a new run: files of an earlier start are removed.
         """
-        self._resumed_at = resumed_at
+        self._last_step = -1 if resumed_at is None else resumed_at
         self._purged.clear()
         if self.directory is None:
             return
@@ -162,7 +162,7 @@ class EventFiles:
 
     def _cut_back(self) -> None:
         while self._uncut:
-            cut_back(self._uncut[-1], -1 if self._resumed_at is None else self._resumed_at)
+            cut_back(self._uncut[-1], self._last_step)
             self._uncut.pop()
 
     def _new_file(self, folder: str) -> _File:
@@ -177,9 +177,10 @@ class EventFiles:
         files.make_file(path)  # nothing has this name, not even a link
         file = self._files[folder] = _File(path, tf.io.TFRecordWriter(path))
         file.writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        if self._resumed_at is not None and folder not in self._purged:
-            # A running TensorBoard has read the removed events: this makes it discard them.
-            start = Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=_START)
+        if folder not in self._purged:
+            # A running TensorBoard has read the removed events: this makes it discard them. It ignores the first one
+            # that it reads, so that a new run has to begin with one.
+            start = Event(wall_time=time.time(), step=self._last_step + 1, session_log=_START)
             file.writer.write(start.SerializeToString())
         return file
 
