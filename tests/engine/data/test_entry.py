@@ -214,7 +214,7 @@ def test_parts_of_a_dataset_that_is_in_another_order_each_time_are_a_line(caplog
     divided = (examples.take(2).shuffle(N), examples.skip(2).shuffle(N))
     other = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(N)
     pairs = (mixed, (once.take(2), once.skip(2)), divided, (again, again.take(2)), (again.take(2), other.take(2)))
-    with caplog.at_level("WARNING", logger="absl"):
+    with caplog.at_level("WARNING", logger="crankshaft"):
         for pair in pairs:
             entry.enter(Data(*(entry.split("either", each) for each in pair)))
     (line,) = [record.getMessage() for record in caplog.records]
