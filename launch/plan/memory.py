@@ -36,8 +36,6 @@ _IN_PLACE = {
 }
 
 _ADD = ("TensorListPushBack", "TensorListSetItem")  # an item to a list: for gradients, which stay longest, and others
-# See docs/plan.md.
-_KEPT = "loops keep tensors of all turns for their gradients, and processes took up to half as much again as is planned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,10 @@ def peak(graph: tf.Graph, gradients: Collection[int] = ()) -> Peak:
       gradients: the `id`s of tensors that count as gradients.
     """
     wanted = set(needed(graph))
-    ops = _in_turn([op for op in graph.get_operations() if op in wanted and op.type not in OUTSIDE])
+    # TensorFlow copies a variable to read it, once rows of it were updated in place.
+    by_rows = {id(op.inputs[0]) for op in wanted if op.type.startswith("ResourceScatter")}
+    copies = {op for op in wanted if op.type == "ReadVariableOp" and id(op.inputs[0]) in by_rows}
+    ops = _in_turn([op for op in graph.get_operations() if op in copies or (op in wanted and op.type not in OUTSIDE)])
     held = _Held(gradients)
     for op in ops:
         held.uses.update(id(tensor) for tensor in op.inputs)
@@ -189,8 +190,6 @@ class _Held:
             added = {}
             without = f"without what turns of {loop.name} keep: their number is not in the graph"
             self.uncertain.add(f"the memory is a lower bound, {without}")
-        if added:
-            self.uncertain.add(_KEPT)
         for number, tensor in enumerate(loop.outputs):
             if through_identities(body.outputs[number]) is body.inputs[number]:
                 self._share(tensor, inputs[number])

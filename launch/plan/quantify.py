@@ -30,6 +30,7 @@ from .quantities import Memory, Message, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
+_OF_CPUS = "activations are most of the memory, of which processes on CPUs took up to half as much again as is planned"
 _OPERATION_BYTES = 110_000  # that a program's operation takes of its host, in Python and TensorFlow: see docs/plan.md
 
 
@@ -58,6 +59,8 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
         moved += cost.update_cost(rehearsal.state.trainer).bytes
     messages = [*rehearsal.messages, *_crossing(rehearsal)]
     memory, uncertain = _memory(rehearsal)
+    if kind == "cpu" and memory.activations > memory.total / 2:
+        uncertain = (*uncertain, _OF_CPUS)
     return Work(
         hosts=layout.hosts,
         replicas=layout.replicas,
