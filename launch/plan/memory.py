@@ -79,7 +79,7 @@ def peak(graph: tf.Graph, gradients: Collection[int] = ()) -> Peak:
     return dataclasses.replace(held.peak, uncertain=tuple(sorted(held.uncertain)))
 
 
-def _added_to_lists(loop: tf.Operation) -> dict[int, float]:
+def _added_to_lists(loop: tf.Operation) -> dict[int, int]:
     """Returns the bytes that a loop's turns add to its lists, by the number of the loop's output.
 
     A tensor that several lists have, or that the next turn starts from, is in memory once; variables, and what is the
@@ -107,7 +107,7 @@ def _added_to_lists(loop: tf.Operation) -> dict[int, float]:
             if op.type not in (*LOOPS, *BRANCHES, *CALLS):
                 lists = op.inputs[:1] if op.type in _ADD else op.inputs
                 queue += [each.op for each in lists if each.dtype == tf.variant and each.op not in queue]
-    added, seen = collections.defaultdict[int, float](float), set[int]()
+    added, seen = collections.defaultdict[int, int](int), set[int]()
     for _, number, item in sorted(found, key=lambda each: each[:2]):
         added[number] += 0 if id(item) in seen else _item_bytes(item)
         seen.add(id(item))
@@ -120,10 +120,10 @@ def _origin(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _item_bytes(item: tf.Tensor) -> float:
+def _item_bytes(item: tf.Tensor) -> int:
     """Returns the bytes of a list's item, which may be a list of a loop within."""
     is_list = item.dtype == tf.variant and item.op.type in LOOPS
-    return _added_to_lists(item.op).get(item.value_index, 0.0) if is_list else float(bytes_of(item))
+    return _added_to_lists(item.op).get(item.value_index, 0) if is_list else bytes_of(item)
 
 
 def _in_turn(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
