@@ -77,6 +77,7 @@ class KerasTrainer(Trainer):
     """
 
     make: Callable[..., tf.keras.Model]
+    default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
 

@@ -45,7 +45,6 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
-    default_policy: tf.keras.DTypePolicy | None = None  # the program's, if its layers have that without a precision
 
     # -- to override --------------------------------------------------------------------------------------------------
 

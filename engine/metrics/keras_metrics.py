@@ -11,7 +11,7 @@ from . import trials
 from .means import combined, weighable
 from .pairs import KerasSums
 
-_WITH_COLUMNS = "give it [batch, 1] rather than [batch], as most expect: labels[:, None] and predictions[:, None]"
+_WITH_COLUMNS = "give it [batch, 1] rather than [batch], as most expect, by labels[:, None] and predictions[:, None]"
 
 
 class KerasMetric:
@@ -114,7 +114,7 @@ class KerasMetric:
         except Exception as error:  # the metric's own code may raise anything
             cure = "give it labels and predictions as its update_state takes them"
             if any(not shape for _, shape in form):
-                cure += f"; {_WITH_COLUMNS}"
+                cure = _WITH_COLUMNS
             raise UsageError(
                 f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; {cure}"
             ) from error

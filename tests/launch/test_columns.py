@@ -233,10 +233,10 @@ def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
     how = {"model": "wide_deep", "model_arg": {"hidden_units": 4}, "train_steps": 30, "learning_rate": 0.05}
     how |= {"jit": "off", "progress": "off", "global_batch_size": 20}
     shards = tmp_path / "shards"
-    with pytest.raises(SystemExit):
-        prepare.main(
-            f"crankshaft prepare --processes=1 --input=csv --data_dir={tmp_path}/a.csv --output_dir={shards}".split()
-        )
+    flags = ["--processes=1", "--input=csv", f"--data_dir={tmp_path}/a.csv", f"--output_dir={shards}"]
+    with pytest.raises(SystemExit) as ended:
+        prepare.main(["crankshaft prepare", *flags])
+    assert not ended.value.code
     for source in ({"input": "csv", "data_dir": tmp_path / "a.csv"}, {"input": "tfrecord", "data_dir": shards}):
         how |= {**source, "run_dir": tmp_path / source["input"]}
         trained = run(mode="train", **how)
