@@ -154,7 +154,7 @@ def test_a_state_that_is_no_sum_is_refused(metric):
 def test_a_metric_of_vectors_says_that_batches_of_one_column_work():
     """F1Score takes no rank 1, as Keras says; what the message says instead does work."""
     metric, labels, shares = KerasMetric(tf.keras.metrics.F1Score(threshold=0.5)), tf.ones([4]), tf.ones([4])
-    with pytest.raises(ValueError, match=r"\[batch, 1\] rather than \[batch\] .* labels\[:, None\]"):
+    with pytest.raises(ValueError, match=r"\[batch, 1\] rather than \[batch\].* labels\[:, None\]"):
         tf.function(lambda: metric(labels, shares), autograph=False)()
     tf.function(lambda: metric(labels[:, None], shares[:, None]))()
 
