@@ -98,7 +98,7 @@ class ArrayRecords(ExampleSource):
 
     def records(self, indices: np.ndarray) -> list[bytes]:
         records: list[bytes] = [b""] * len(indices)
-        shards = self.shards_of(indices)
+        shards = np.searchsorted(self._ends, indices, side="right")
         order = np.argsort(shards, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
             shard = int(shards[rows[0]])
@@ -107,9 +107,6 @@ class ArrayRecords(ExampleSource):
             for row, record in zip(rows.tolist(), self._of_shard(shard, numbers), strict=True):
                 records[row] = record
         return records
-
-    def shards_of(self, indices: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._ends, indices, side="right")
 
     def locate(self, index: int) -> str:
         shard = int(np.searchsorted(self._ends, index, side="right"))

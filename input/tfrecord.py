@@ -91,9 +91,6 @@ class TFRecords(ExampleSource):
                 in_order[row] = record
         return in_order
 
-    def shards_of(self, indices: np.ndarray) -> np.ndarray:
-        return self._index.shards_of(indices)[0]
-
     def locate(self, index: int) -> str:
         shards, numbers = self._index.shards_of(np.array([index]))
         start = self._index.find(int(shards[0]), numbers)[0]

@@ -19,7 +19,7 @@ from . import checksums
 from . import features as described
 from .examples import SAMPLES, in_graph
 from .record_index import FOOTER_BYTES, HEADER_BYTES
-from .shards import numbering, splits_of
+from .shards import check_alike, splits_of
 
 _MAGIC = b"\x1f\x8b"  # of gzip
 _COMPRESSION = "GZIP"
@@ -54,17 +54,12 @@ def open_splits(
     selected, label, weight = names
     parsed = described.find(train, tuple(map(str, selected)), label, weight, lambda: _samples(train, SAMPLES))
     parse = in_graph(parsed)
-    classes, numbers = numbering(train, evaluation or [])
-    if numbers:
-        raise InputError(
-            f"the shards in {next(iter(numbers))} number classes by other names than others do, and gzip shards keep "
-            "their numbers; unpack them (gunzip), or write all from one source"
-        )
+    check_alike(train, evaluation or [])
     streams = [
         paths and streamed.records(paths, parse, compression=_COMPRESSION, contents=f" {storage.Files(paths).sample}")
         for paths in (train, evaluation)
     ]
-    return splits_of(streams, parsed, num_classes, classes)
+    return splits_of(streams, parsed, num_classes)
 
 
 def _with_records(paths: list[str]) -> list[str]:

@@ -63,10 +63,6 @@ class ExampleSource(Source):
             return whole
 
     @abc.abstractmethod
-    def shards_of(self, indices: np.ndarray) -> np.ndarray:
-        """Returns which of `files` each record is in, [n]."""
-
-    @abc.abstractmethod
     def locate(self, index: int) -> str:
         """Returns a record's file and number, for messages."""
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ...engine.data.data import Data
-from ...engine.data.source import WrappedSource
-from ...engine.errors import BadRecordError, setting
 from .. import known
 from ..checks import InputError
 from ..files import listing, storage
 from . import features
-from .examples import ExampleSource
 from .features import Features
 
 BESIDE = r".*\.(json|md|txt)"  # files that a glob may match
@@ -81,99 +76,40 @@ def open_splits(
         return described["all"]
 
     splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
-    classes, numbers = numbering(train, evaluation or [])
-    if numbers:
-        splits = [split and Renumbered(split, numbers) for split in splits]
-    return splits_of(splits, described["all"], num_classes, classes)
+    check_alike(train, evaluation or [])
+    return splits_of(splits, described["all"], num_classes)
 
 
-def numbering(train: list[str], evaluation: list[str]) -> tuple[list[str] | None, dict[str, list[int]]]:
-    """Returns the class names of shards in several folders, and by folder its classes' new numbers, if they change.
+def check_alike(train: list[str], evaluation: list[str]) -> None:
+    """Raises `InputError` if the features.json of folders of shards differ in how to read records, or in the classes.
 
-    None stands for the first folder's names.
-    The names are those of all training shards, sorted; those of a single folder keep their order.
-
-    Raises:
-      InputError: folders of shards differ in more than the classes, or the evaluation shards have a class that the
-        training shards lack.
+    A record has its class as a number. Evaluation shards without names have the training shards' numbers.
     """
-    folders = _by_folder([*train, *evaluation])
+    trained, folders = _by_folder(train), _by_folder([*train, *evaluation])
     contents = {folder: features.read_json(paths)[1] or {} for folder, paths in folders.items()}
-    first, *others = contents
     names = {folder: content.get("classes") or [] for folder, content in contents.items()}
-    own = {"classes", "num_classes", "columns", "splits", "prepared_from", *(["ids"] if any(names.values()) else [])}
-    for folder in filter(contents.get, others) if contents[first] else ():
-        keys = (contents[first].keys() | contents[folder].keys()) - own
-        if other := sorted(key for key in keys if contents[first].get(key) != contents[folder].get(key)):
+    first, *others = contents
+    ignored = {"classes", "num_classes", "columns", "splits", "prepared_from", "ids" if any(names.values()) else ""}
+    for folder in others:
+        both = contents[first] and contents[folder]
+        keys = (contents[first].keys() | contents[folder].keys()) - ignored if both else ()
+        other = [key for key in sorted(keys) if contents[first].get(key) != contents[folder].get(key)]
+        if names[folder] != names[first] and (folder in trained or (names[folder] and names[first])):
+            other.append("the numbers of classes")
+        if other:
             raise InputError(
                 f"the shards in {first} and in {folder} differ in {', '.join(other)}, by their {features.NAME}; write "
                 "both by crankshaft prepare from one source, or train on one of them"
             )
-    of_training = [names[folder] for folder in _by_folder(train)]
-    if not any(of_training):
-        return None, {}
-    classes = of_training[0]
-    if any(each != classes for each in of_training):
-        if unnamed := next((folder for folder in _by_folder(train) if not names[folder]), None):
-            raise InputError(f"the shards in {unnamed} do not name their classes, and others do; write them again")
-        classes = sorted({name for each in of_training for name in each})
-    for folder in _by_folder(evaluation):
-        if unknown := sorted({*names[folder]} - {*classes}):
-            raise InputError(
-                f"the shards in {folder} have the class {unknown[0]}, which the training data lacks "
-                f"({', '.join(classes[:5])}{', ...' * (len(classes) > 5)}); let both have the same classes"
-            )
-    at = {name: number for number, name in enumerate(classes)}
-    numbers = {folder: [at[name] for name in each] for folder, each in names.items() if each not in ([], classes)}
-    return (None if classes == of_training[0] else classes), numbers
 
 
-class Renumbered(WrappedSource):
-    """Shards of several folders, each with its own class numbers, as one source with one numbering.
-
-    Args:
-      source: the shards.
-      numbers: by folder, its classes' new numbers; other folders' don't change.
-    """
-
-    def __init__(self, source: ExampleSource, numbers: Mapping[str, list[int]]):
-        super().__init__(source)
-        self.source: ExampleSource
-        most, kind = max(map(max, numbers.values())), self.element_spec[1].dtype
-        if kind.kind not in "iu" or most > np.iinfo(kind).max:
-            raise InputError(f"{kind.name} labels do not number {most + 1} classes; write the shards from one source")
-        self._numbers = [numbers.get(os.path.normpath(os.path.dirname(path))) for path in source.files()]
-
-    def read(self, indices: np.ndarray) -> Any:
-        features, labels, *rest = self.source.read(indices)
-        shards, renumbered = self.source.shards_of(indices), np.array(labels)
-        for shard in {*shards.tolist()}:
-            numbers, rows = self._numbers[shard], shards == shard
-            if numbers is None:
-                continue
-            wrong = rows & ((labels < 0) | (labels >= len(numbers)))
-            if wrong.any():
-                index = int(indices[np.flatnonzero(wrong)[0]])
-                raise BadRecordError(
-                    index,
-                    f"{self.source.locate(index)} has a label that is none of its {len(numbers)} classes; write it "
-                    f"again, or leave such ones out by {setting('max_bad_records')}",
-                )
-            renumbered[rows] = np.array(numbers)[labels[rows]]
-        return (features, renumbered, *rest)
-
-    def identity(self) -> str:
-        return f"{self.source.identity()} {self._numbers}"
-
-
-def splits_of(splits: Sequence[Any], described: Features, num_classes: int, classes: list[str] | None = None) -> Data:
+def splits_of(splits: Sequence[Any], described: Features, num_classes: int) -> Data:
     """Returns opened training and evaluation splits with the properties in their features.json.
 
     Args:
       splits: both; the second may be None.
       described: the features of their records.
       num_classes: as passed by the user; 0 is features.json's.
-      classes: the names by which shards of several folders are numbered, if they are.
 
     Raises:
       InputError: features.json is malformed.
@@ -184,9 +120,6 @@ def splits_of(splits: Sequence[Any], described: Features, num_classes: int, clas
         raise InputError(
             f"{features.NAME} lacks properties of the data ({error}); run crankshaft prepare again"
         ) from None
-    if classes:
-        ids = known.ids_of(classes)
-        data = dataclasses.replace(data, classes=tuple(classes), num_classes=len(classes), ids=ids)
     for split in filter(None, splits if data.preprocessing.columns else ()):
         split.preprocessing_digest = data.preprocessing.digest
     return dataclasses.replace(data, train=splits[0], evaluation=splits[1], num_classes=num_classes or data.num_classes)
