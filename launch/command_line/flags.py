@@ -416,7 +416,9 @@ class Flags:
         "Interval of scalars in TensorBoard, also written after each epoch; 0: only at the end.",
         **_WRITES,
     )
-    histogram_every_steps: int = _when(Integer(0), 0, "Interval of histograms of weights and gradients.", **_WRITES)
+    histogram_every_steps: int = _when(
+        Integer(0), 0, "Interval of histograms of weights and, without parameter servers, gradients.", **_WRITES
+    )
     keep_checkpoints: int = _when(
         Integer(0), 5, "Number of recent checkpoints to keep; 0 keeps all.", use=_OF_A_FOLDER, may_differ=True
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...engine import logging
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
@@ -33,7 +34,7 @@ from ...engine.machine.threads import Thread
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..errors import UsageError, setting
 from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
@@ -124,6 +125,10 @@ def in_order(
         hooks.append(BestWeights(config.monitor))
     hooks += own
     if config.run_dir:
+        has_servers = not run.strategy.updates_here
+        if has_servers and config.histogram_every_steps:
+            every = setting("histogram_every_steps", config.histogram_every_steps)
+            logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
         hooks.append(
             TensorBoard(
                 RunDir(config.run_dir).tensorboard if config.is_chief else None,
@@ -131,7 +136,8 @@ def in_order(
                 histogram_every_steps=config.histogram_every_steps,
                 more=periods if config.summary_every_steps else (),
                 config=config.deciding(),
-                probe=Probe(run.strategy, run.trainer),
+                # The coordinator would pull all weights for what the probe computes.
+                probe=None if has_servers else Probe(run.strategy, run.trainer),
                 writing=writing,
             )
         )

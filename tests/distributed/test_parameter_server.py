@@ -14,6 +14,7 @@ from crankshaft.engine.machine.events import read
 from crankshaft.engine.machine.requests import ask
 from tests import runs
 from tests.distributed.jobs import ROOT, STEPS_PER_EPOCH, Job, check_updates, start, variable
+from tests.engine.hooks.tensorboard.boards import raw_events
 
 _ = start  # the fixture
 LARGE = ROOT / "tests" / "distributed" / "large.py"
@@ -23,7 +24,7 @@ LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_each_checkpoint(start):
     steps = 10 * STEPS_PER_EPOCH
     flags = (f"--train_steps={steps}", "--checkpoint_every_steps=50", "--eval_batch_size=50", "--eval_batches=1")
-    job = start("run", *flags, local=("--evaluator",)).ok()
+    job = start("run", *flags, "--histogram_every_steps=100", local=("--evaluator",)).ok()
     seen = check_updates(job, steps)
     assert (seen == 10).all()
     assert variable(job.run_dir, "optimizer/iterations") == steps
@@ -40,6 +41,11 @@ def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_eac
     assert f"[evaluator] {partial}" in job.output
     assert list((job.run_dir / "best").glob("ckpt-*.manifest.json"))
     assert list((job.run_dir / "tensorboard" / "eval").glob("*tfevents*"))
+    assert job.output.count("=100 writes histograms of weights, and with parameter servers none of gradients") == 1
+    events = raw_events(job.run_dir / "tensorboard" / "train")
+    kinds = {value.tag.split("/")[0] for event in events for value in event.summary.value}
+    assert "weights" in kinds
+    assert not {"gradients", "inputs"} & kinds
     servers_files = runs.manifests(job.run_dir)[-1]["files"]
     assert len(servers_files) > 2  # the index, and a file each for the two servers at least
     assert job.left == []

@@ -93,14 +93,7 @@ class Probe:
         return self._first_replicas(histograms)
 
     def _first_replicas(self, values):
-        """Returns the first replica's values in the host's memory.
-
-        Several workers of a coordinator may have a GPU:0, and TensorFlow fetches from one device only.
-        """
-        with tf.device("CPU:0"):
-            return tf.nest.map_structure(
-                lambda x: tf.identity(self._distribution.experimental_local_results(x)[0]), values
-            )
+        return tf.nest.map_structure(lambda x: self._distribution.experimental_local_results(x)[0], values)
 
     def _replica_gradients(self, batch, step):
         """Computes one replica's gradients; restores state that a training forward pass changes (statistics, seeds)."""

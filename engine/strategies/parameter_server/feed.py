@@ -279,14 +279,10 @@ class SentFeed(_InPieces, StreamedFeed):
     """
 
     reads_in_loop = False
-    _last: Any = None
 
     @property
     def _element_spec(self) -> Any:  # type: ignore[override]
         return self.share.stream.element_spec
-
-    def keep_batches(self) -> None:
-        return  # they are on the coordinator
 
     def take(self, step: int, limit: int) -> CallInput:
         batches: list[list[tf.Tensor]] = []
@@ -298,17 +294,12 @@ class SentFeed(_InPieces, StreamedFeed):
             with tf.device("CPU:0"):
                 while True:
                     batches.append(_next_batch(call_input))
-                    self._last = batches[-1]
                     size += sum(map(_bytes, batches[-1]))
                     if len(batches) == limit or size >= _READ_BYTES:
                         return self._piece(batches, step)
                     call_input = super(SentFeed, self).take(step + len(batches), 1)
 
         return self.awaited(read, lambda: len(batches))
-
-    def look(self, step: int) -> CallInput | None:
-        with tf.device("CPU:0"):
-            return None if self._last is None else self._piece([self._last], step)
 
     def _piece(self, batches: list[list[tf.Tensor]], step: int) -> CallInput:
         whole = [tf.concat(pieces, 0) for pieces in zip(*batches, strict=True)]

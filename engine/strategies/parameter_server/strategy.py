@@ -473,6 +473,6 @@ def connect(cluster: ClusterAddresses) -> tf.distribute.ParameterServerStrategy:
         )
     )
     quiet_tensorflow()
-    # TensorFlow would warn when the coordinator itself reads a batch, for TensorBoard.
+    # TensorFlow would warn when the coordinator itself computes, to continue a text.
     allow_compute_on_coordinator(distribution)
     return distribution

@@ -11,8 +11,6 @@ from tensorflow.python.framework import config
 from crankshaft.engine.data.arrays import ArraySource, as_kept, take
 from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.bottlenecks import Stragglers
-from crankshaft.engine.hooks.tensorboard.probe import Probe
-from crankshaft.engine.internals import graphs
 from crankshaft.engine.meter import Meter, Segment, Totals
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.optimizers import outer
@@ -239,17 +237,6 @@ def test_xla_compiles_no_sum_of_segments_where_kernels_are_deterministic(bench, 
     assert kinds["UnsortedSegmentSum"] == own + (not jit)
     assert kinds["SparseSoftmaxCrossEntropyWithLogits"] == jit
     assert config.is_op_determinism_enabled()
-
-
-@pytest.mark.parametrize("look", [Probe.features, Probe.gradients])
-def test_what_a_probe_returns_is_in_the_host_s_memory(bench, look):
-    """Several workers of a coordinator have a GPU:0, and it can't fetch from one of them."""
-    made = on(bench, "GPU:0", Mlp((8,)))
-    probe = Probe(made.strategy, made.trainer)
-    traced = tf.function(lambda: look(probe, made.strategy.training, 0), autograph=False).get_concrete_function()
-    *_, graph = (each for op in traced.graph.get_operations() for each in graphs.all_called(op))  # the last is its own
-    ops = [each.op if each.op.device else each.op.inputs[0].op for each in graph.outputs]
-    assert {tf.DeviceSpec.from_string(op.device).device_type for op in ops} == {"CPU"}
 
 
 def test_workers_compute_on_the_gpus_that_they_took():

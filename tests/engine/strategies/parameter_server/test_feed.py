@@ -117,16 +117,6 @@ def test_a_lease_of_large_examples_has_fewer_steps_than_were_asked_for(monkeypat
     assert batches_of(made, run) + batches_of(made, made.take(run.stop, 1)) == expected[: run.stop + 1]
 
 
-def test_to_look_at_a_streams_last_batch_leaves_its_position():
-    made, expected = sent(), batches_of(sent(), sent().take(0, 6))
-    assert made.look(0) is None
-    found = batches_of(made, made.take(0, 3))
-    assert batches_of(made, made.look(3)) == expected[2:3]
-    assert found + batches_of(made, made.take(3, 3)) == expected
-    assert made.position(6)
-    assert made.position(5) is None
-
-
 @pytest.mark.parametrize(("first", "stop", "origin"), [(0, 3, 0), (6, 9, 0), (8, 8, 0), (3, 3, 0), (4, 9, 4)])
 def test_a_lease_read_by_its_worker_has_the_steps_that_are_not_done_if_any(monkeypatch, first, stop, origin):
     """Those of a shuffled source; a lease of no step is one whose answer alone was lost with its worker."""
