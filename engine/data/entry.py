@@ -33,6 +33,10 @@ from .timeouts import names_of
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _COUNTS_SHOWN = 8
 _NEGATIVE = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
+_GAPS = (
+    "a sparse row of the dataset lacks values before its last, so its length is unknown; state its size in the "
+    "dataset's spec, or make it dense by tf.sparse.to_dense"
+)
 _NONE = type(tf.type_spec_from_value(None))
 
 
@@ -185,6 +189,12 @@ def split(name: str, data: Any, rules: Rules = Rules(), notes: list[str] | None 
     if isinstance(data, tf.keras.utils.PyDataset):
         is_endless = rules.as_keras and data.num_batches is None and not rules.ends
         data = map(data.__getitem__, itertools.count()) if is_endless else OfBatches(data)
+        if isinstance(data, OfBatches):
+            data.element_spec = tf.nest.map_structure(
+                lambda spec: _with_lengths_if(spec.is_ragged or data.batch_examples == 1, spec, rules),
+                data.element_spec,
+            )
+            _warn_of_padding(name, data.element_spec, rules)
     if isinstance(data, Iterator):
         data = OfGenerator(data, rules.ends)
     if isinstance(data, Stream):
@@ -421,11 +431,12 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
     if dataset.cardinality() == 0:
         raise UsageError(f"the {name} data is an empty dataset; give at least one example")
     is_batched = rules.as_keras or _comes_in_batches(name, dataset)
+    may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
+    given = dataset.element_spec
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
-        dataset = dataset.map(_with_dense)
-    is_ragged = tf.nest.map_structure(lambda spec: isinstance(spec, tf.RaggedTensorSpec), dataset.element_spec)
+        dataset = dataset.map(functools.partial(_without_sparse, None if rules.as_keras else rank_of_rows))
     if not rules.as_keras:
         if is_batched:
             dataset = dataset.unbatch()
@@ -452,17 +463,54 @@ def _of_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[s
         return features, labels, tf.nest.map_structure(fine, weights)
 
     stream = OfDataset(dataset if weights is None else dataset.map(checked))
-    stream.element_spec = tf.nest.map_structure(
-        lambda spec, is_ragged: dataclasses.replace(spec, is_ragged=is_ragged), stream.element_spec, is_ragged
-    )
+
+    def with_origin(spec: Spec, given: tf.TypeSpec) -> Spec:
+        is_ragged, is_sparse = isinstance(given, tf.RaggedTensorSpec), isinstance(given, tf.SparseTensorSpec)
+        has_lengths = is_ragged or (is_sparse and given.shape.rank == rank_of_rows)
+        has_lengths = has_lengths or not (may_pad or (is_sparse and is_batched))
+        return dataclasses.replace(_with_lengths_if(has_lengths, spec, rules), is_ragged=is_ragged)
+
+    stream.element_spec = tf.nest.map_structure(with_origin, stream.element_spec, given)
+    _warn_of_padding(name, stream.element_spec, rules)
     stream.batch_examples = batch_examples
     return with_lengths(stream)
 
 
-def _with_dense(*element):
-    """Makes sparse tensors of a dataset's element dense."""
+def _with_lengths_if(has_lengths: bool, spec: Spec, rules: Rules) -> Spec:
+    return dataclasses.replace(spec, has_lengths=has_lengths or rules.as_keras or not spec.unknown)
+
+
+def _warn_of_padding(name: str, elements: Any, rules: Rules) -> None:
+    if not rules.weighs_outputs and not all(spec.has_lengths for spec in tf.nest.flatten(elements)):
+        logging.warning(
+            "the %s data came in batches that may be padded, so its examples' lengths are unknown: the trainer gets "
+            "arrays, whose padding counts as data; for lengths and masks give ragged tensors, sparse features, "
+            "padded_batch(1) or a Source",
+            name,
+        )
+
+
+def _without_sparse(rank_of_rows: int | None, *element):
+    """Makes sparse tensors of a dataset's element dense; rows of any length, of this rank, are of their values alone.
+
+    Their shape is no length: rows of a batch, also those taken from it, share that of its longest.
+    """
+
+    def dense(x: Any) -> Any:
+        if not isinstance(x, tf.SparseTensor):
+            return x
+        if x.shape.rank != rank_of_rows or x.shape[-1] is not None:
+            return tf.sparse.to_dense(x)
+        rows = x if x.shape.rank == 2 else tf.sparse.expand_dims(x, 0)
+        ragged = tf.RaggedTensor.from_value_rowids(x.values, rows.indices[:, 0], rows.dense_shape[0])
+        in_row = tf.range(tf.size(x.values, tf.int64)) - tf.gather(ragged.row_starts(), rows.indices[:, 0])
+        has_no_gaps = tf.reduce_all(rows.indices[:, 1] == in_row)
+        with tf.control_dependencies([tf.debugging.Assert(has_no_gaps, [_GAPS])]):
+            ragged = tf.identity(ragged)
+        return ragged if x.shape.rank == 2 else ragged.values
+
     element = element if len(element) > 1 or isinstance(element[0], tuple) else element[0]
-    return tf.nest.map_structure(lambda x: tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x, element)
+    return tf.nest.map_structure(dense, element)
 
 
 def _without_missing(labels: Any) -> Any:

@@ -88,9 +88,22 @@ class Ragged(Padded):
         return tf.RaggedTensor.from_tensor(self.values, tf.cast(self.lengths, tf.int64))
 
 
+class Unmeasured(Padded):
+    """A `Padded` of examples that came padded, so that their lengths count padding; trainers get its values alone."""
+
+    __slots__ = ()
+
+
 def padded_by(spec: Spec) -> type[Padded]:
     """Returns the class of batches of a `Spec` with unknown dimensions."""
-    return Ragged if spec.is_ragged else Padded
+    return Ragged if spec.is_ragged else Padded if spec.has_lengths else Unmeasured
+
+
+def measured(nest):
+    """Returns a batch, or its specs, as trainers get it: without lengths that count padding."""
+    if isinstance(nest, Batches):
+        return Batches({name: measured(each) for name, each in nest.items()})
+    return map_padded(lambda padded: padded.values if isinstance(padded, Unmeasured) else padded, nest)
 
 
 def map_padded(function: Callable[[Padded], Any], nest):
@@ -150,7 +163,8 @@ def element_spec(batch) -> Any:
     def of_any_length(padded: Padded) -> Padded:
         unknown = sum(padded.lengths.shape) or 1  # of one, lengths are scalars
         shape = (*[None] * unknown, *padded.values.shape[unknown:])
-        return padded._replace(values=Spec(shape, padded.values.dtype, isinstance(padded, Ragged)))
+        is_ragged, has_lengths = isinstance(padded, Ragged), not isinstance(padded, Unmeasured)
+        return padded._replace(values=Spec(shape, padded.values.dtype, is_ragged, has_lengths))
 
     return map_padded(of_any_length, own)
 
@@ -252,7 +266,8 @@ def _named(name: str, component) -> Iterator[tuple[str, Any]]:
             yield from _named(f"{name}[{key!r}]", each)
     elif isinstance(component, Padded):
         yield name, component.values
-        yield f"{name}.lengths", component.lengths
+        if not isinstance(component, Unmeasured):
+            yield f"{name}.lengths", component.lengths
     elif isinstance(component, tuple):
         for index, each in enumerate(component):
             yield from _named(f"{name}[{index}]", each)

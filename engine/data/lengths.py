@@ -244,6 +244,16 @@ def bucketed(split: Split, buckets: Buckets) -> Split:
             f"{setting('bucket_by')} names axis {buckets.axis}, counted from 0, and an example of the data has "
             f"{number} unknown dimensions; give a dataset or a source whose specs have None for dimensions that vary"
         )
+    has_lengths: list[bool] = []
+    form.map_padded(
+        lambda padded: has_lengths.extend([not isinstance(padded, form.Unmeasured)] * padded.values.unknown),
+        split.element_spec,
+    )
+    if not has_lengths[buckets.axis]:
+        raise UsageError(
+            f"{setting('bucket_by')} names axis {buckets.axis}, and the data came in batches that may be padded, so "
+            "its examples' lengths are unknown; give ragged tensors, sparse features, padded_batch(1) or a Source"
+        )
     split.buckets = buckets
     return split
 

@@ -25,6 +25,7 @@ class Spec:
         ones.
       dtype: NumPy's, also if made of TensorFlow's; `object` is strings.
       is_ragged: whether the examples came as a `tf.RaggedTensor`, which a Keras model then gets.
+      has_lengths: whether sizes in unknown dimensions are the examples' own, not those of padding.
 
     Example:
       >>> Spec([28, 28], "float32").nbytes
@@ -34,6 +35,7 @@ class Spec:
     shape: tuple[int | None, ...]
     dtype: Any
     is_ragged: bool = dataclasses.field(default=False, repr=False)
+    has_lengths: bool = dataclasses.field(default=True, repr=False)
 
     def __post_init__(self):
         object.__setattr__(self, "shape", tuple(self.shape))

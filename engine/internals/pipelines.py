@@ -88,6 +88,27 @@ def is_padded(dataset: tf.data.Dataset) -> bool:
     return any(isinstance(each, padded_batch_op._PaddedBatchDataset) for each in _all(dataset))
 
 
+def may_pad(dataset: tf.data.Dataset, comes_in_batches: bool) -> bool:
+    """Returns whether elements may be padded to the longest of a batch, as far as operations show.
+
+    `batch` pads nothing, nor does a batch of one example; what a function returns as a batch may be anything.
+    """
+    inputs = dataset._inputs()
+    if isinstance(dataset, unbatch_op._UnbatchDataset):
+        return may_pad(inputs[0], True)
+    if isinstance(dataset, _BATCHES) and not isinstance(dataset, rebatch_op._RebatchDataset):
+        return comes_in_batches and is_padded(dataset) and not _is_one_by_one(dataset)
+    if not inputs or (dataset._functions() and not isinstance(dataset, _UNCHANGED)):
+        return comes_in_batches and not _is_one_by_one(dataset)
+    return any(may_pad(each, comes_in_batches) for each in inputs)
+
+
+def _is_one_by_one(dataset: tf.data.Dataset) -> bool:
+    """Returns whether all batches in a pipeline are of one example."""
+    sizes = [getattr(each, "_batch_size", None) for each in _all(dataset) if isinstance(each, _BATCHES)]
+    return bool(sizes) and all(size is not None and tf.get_static_value(size) == 1 for size in sizes)
+
+
 def files_written(dataset: tf.data.Dataset) -> list[str]:
     """Returns the paths that reading a pipeline writes to: its caches and snapshots."""
     paths = []

@@ -53,7 +53,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean | dict[str, Mean]:
 
 
 def pad_empty_batch(batch):
-    """Pads an empty batch with one example of zeros.
+    """Returns a batch as trainers get it; an empty one is padded with one example of zeros.
 
     Kernels can't handle empty batches: TensorFlow 2.21's oneDNN convolutions return a wrong shape, and batch
     normalization's mean is NaN.
@@ -64,6 +64,7 @@ def pad_empty_batch(batch):
     Returns:
       (batch, whether it had examples): a scalar bool tensor, or None if a batch can't be empty.
     """
+    batch = form.measured(batch)
     if isinstance(batch, form.Batches):  # each replica has examples of each (`engine.data.combined`)
         return batch, None
     first = tf.nest.flatten(batch)[0]

@@ -100,6 +100,7 @@ def check_like(name: str, wanted, spec, if_resized: str) -> None:
     def has_lengths(specs) -> bool:
         return form.map_padded(lambda padded: padded.values, specs) != specs
 
+    wanted, spec = form.measured(wanted), form.measured(spec)
     lacks_lengths = has_lengths(wanted) and not has_lengths(spec)
     wanted, spec = (form.map_padded(lambda padded: form.Padded(*padded), each) for each in (wanted, spec))
     try:

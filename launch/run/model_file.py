@@ -18,7 +18,7 @@ from ...models.tabular import Tabular
 from ..command_line.config import Config
 from ..errors import UsageError
 
-_PADDED = {form.Padded: "padded", form.Ragged: "ragged"}  # their names in the file
+_PADDED = {form.Padded: "padded", form.Ragged: "ragged", form.Unmeasured: "unmeasured"}  # their names in the file
 MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, unless the trainer has another
 
 

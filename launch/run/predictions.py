@@ -249,7 +249,7 @@ def _features_taken(trainer: Trainer, example) -> Any:
 
 def _any_size(features) -> Any:
     """Returns specs of batches of any size, and of any length where examples differ in it."""
-    spec = form.element_spec(features)
+    spec = form.measured(form.element_spec(features))
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), spec)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Padded, UsageError, open_run, run
+from crankshaft import Padded, UsageError, load_model, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
 from tests.launch import varying
 from tests.logical_cpus import make_four
@@ -143,3 +143,39 @@ def test_buckets_of_examples_of_one_length_are_one_line():
     arrays = np.ones([8, 3], np.float32)
     with pytest.raises(UsageError, match="an example of the data has 0 unknown dimensions; give a dataset or a source"):
         run(varying.Mean, data=((arrays, arrays[:, 0]), None), train_steps=1, bucket_by="0:5", **FLAGS)
+
+
+class Whole(varying.Mean):
+    """Takes arrays, of no lengths; the loss depends on padding."""
+
+    def forward(self, features, training):
+        return self.model(tf.reduce_mean(features, 1) / 20.0, training=training)
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - tf.cast(batch[1], tf.float32) / 10.0))
+
+    def predictions(self, outputs, batch):
+        return {"sums": tf.reduce_sum(batch[0], [1, 2])}
+
+    def compute_metrics(self, predictions):
+        return {"sum": float(np.sum(predictions["sums"]))}
+
+
+def test_a_trainer_gets_arrays_of_batches_that_came_padded(tmp_path):
+    data = made("dataset").padded_batch(8)
+    flags = {**FLAGS, "accumulate_steps": 2, "train_steps": 4}
+    with open_run(Whole, data=(data, data), run_dir=tmp_path / "run", **flags) as each:
+        each.train()
+        values = np.ones([2, 5, 2], np.float32)
+        outputs = each.predict(values)
+        of_data = each.predict(data)
+        assert of_data.shape == (len(varying.LENGTHS), 1)
+        one = each.evaluate()
+        assert one["sum"] == 2 * np.sum(varying.LENGTHS * np.arange(len(varying.LENGTHS)))
+    mirrored = run(Whole, data=(data, data), strategy="mirrored", num_virtual_devices=2, **flags)
+    assert mirrored.result["eval"]["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    run(Whole, data=(data, data), run_dir=tmp_path / "run", mode="export")
+    serve = tf.saved_model.load(str(tmp_path / "run" / "export" / "4")).signatures["serving_default"]
+    np.testing.assert_allclose(serve(features=tf.constant(values))["outputs"], outputs, rtol=1e-6)
+    model = load_model(tmp_path / "run", trainer_class=Whole)
+    np.testing.assert_allclose(model.predict(values), outputs, rtol=1e-6)

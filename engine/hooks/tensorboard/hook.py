@@ -158,7 +158,7 @@ class TensorBoard(Windowed):
         forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
         try:
             graph = forward.get_concrete_function(
-                tf.nest.map_structure(_spec, form.features(trainer.run_context.example))
+                tf.nest.map_structure(_spec, form.features(form.measured(trainer.run_context.example)))
             ).graph
         except (TypeError, ValueError, tf.errors.OpError) as error:  # its inputs are not the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))

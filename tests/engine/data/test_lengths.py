@@ -340,6 +340,84 @@ def test_ragged_rows_and_ragged_batches_are_examples_of_any_length():
         assert [(each.values.numpy().tolist(), int(each.lengths)) for each in elements] == [([1.0], 1), ([1.0, 2.0], 2)]
 
 
+WORDS = tf.ragged.constant([[1, 2, 0], [3], [6], [4, 5]], tf.int64)
+
+
+def words():
+    """Rows of ragged tensors, as examples of a dataset without a static length."""
+    return tf.data.Dataset.range(4).map(lambda i: WORDS[i])
+
+
+def parsed(many):
+    """Records, the last one empty, parsed by the batch: their words are sparse."""
+
+    def record(row):
+        feature = tf.train.Feature(int64_list=tf.train.Int64List(value=row))
+        return tf.train.Example(features=tf.train.Features(feature={"words": feature})).SerializeToString()
+
+    records = tf.data.Dataset.from_tensor_slices([record(row) for row in (*WORDS.to_list(), [])])
+    return records.batch(many).map(
+        lambda each: tf.io.parse_example(each, {"words": tf.io.VarLenFeature(tf.int64)})["words"]
+    )
+
+
+class PaddedBatches(tf.keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return (WORDS[2 * number : 2 * number + 2].to_tensor().numpy(),)
+
+
+LENGTHS_OF_WORDS, LENGTHS_OF_BATCHES = [3, 1, 1, 2], [3, 3, 2, 2]
+ONES = {
+    "padded": (lambda: words().padded_batch(2), LENGTHS_OF_BATCHES),
+    "one by one": (lambda: words().padded_batch(1).map(lambda x: -x), LENGTHS_OF_WORDS),
+    "padded, taken apart": (lambda: words().padded_batch(2).unbatch().prefetch(1), LENGTHS_OF_BATCHES),
+    "cut by the user": (lambda: words().padded_batch(2).unbatch().map(lambda x: x[:1]), [1, 1, 1, 1]),
+    "beside others": (
+        lambda: tf.data.Dataset.zip((words().padded_batch(2), tf.data.Dataset.range(4).batch(2))),
+        LENGTHS_OF_BATCHES,
+    ),
+    "sparse": (lambda: parsed(2), [*LENGTHS_OF_WORDS, 0]),
+    "sparse, taken apart": (lambda: parsed(5).unbatch(), [*LENGTHS_OF_WORDS, 0]),
+    "made dense": (lambda: parsed(2).take(2).map(tf.sparse.to_dense), LENGTHS_OF_BATCHES),
+    "by length": (
+        lambda: words().bucket_by_sequence_length(lambda x: tf.shape(x)[0], [9], [2, 2]),
+        LENGTHS_OF_BATCHES,
+    ),
+    "of one length each": (lambda: words().take(1).repeat(4).batch(2).prefetch(1), [3, 3, 3, 3]),
+    "PyDataset": (PaddedBatches, LENGTHS_OF_BATCHES),
+}
+PADDED = {name for name, (_, found) in ONES.items() if found == LENGTHS_OF_BATCHES}
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_padding_of_batches_is_no_length_and_rows_of_sparse_tensors_have_theirs(name, caplog):
+    make, expected = ONES[name]
+    split = entry.split("train", make())
+    padded = form.features(split.element_spec)
+    padded = padded[0] if type(padded) is tuple else padded
+    assert type(padded) is (form.Unmeasured if name in PADDED else form.Padded)
+    assert [("lengths are unknown" in each.message) for each in caplog.records] == [True] * (name in PADDED)
+    if not split.by_index:
+        elements = [form.features(each) for each in split.examples(None, tf.constant(0, tf.int64))]
+        assert [int(each.lengths) for each in elements] == expected
+    given = form.measured((padded, padded))
+    assert given == ((padded.values, padded.values) if name in PADDED else (padded, padded))
+    if name in PADDED:
+        with pytest.raises(UsageError, match="lengths are unknown; give ragged tensors"):
+            lengths.bucketed(split, PLAIN)
+
+
+def test_a_sparse_row_with_gaps_is_one_line():
+    rows = tf.data.Dataset.range(3, 4).map(lambda size: tf.SparseTensor([[0], [2]], [1, 2], [size]))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="a sparse row of the dataset lacks values before its last"
+    ):
+        list(entry.split("train", rows).examples(None, tf.constant(0, tf.int64)))
+
+
 @pytest.mark.parametrize("of", [None, buckets.Buckets(2, (1, 5))], ids=["plain", "buckets"])
 def test_empty_examples_of_a_stream_are_padded_as_a_source_s(of):
     """To 1, in each dimension, so that layers and pooling have something to compute with."""

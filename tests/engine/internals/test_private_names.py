@@ -99,6 +99,7 @@ OF_OWNERS = {
     "tensorflow.data.Dataset": "_inputs _functions",
     "tensorflow.python.data.ops.cache_op.CacheDataset": "_filename",
     "tensorflow.python.data.ops.map_op._ParallelMapDataset": "_deterministic",
+    "tensorflow.python.data.ops.padded_batch_op._PaddedBatchDataset": "_batch_size",
     "tensorflow.python.data.ops.shard_op._ShardDataset": "_index _num_shards",
     "tensorflow.python.data.ops.shuffle_op._ShuffleDataset": "_reshuffle_each_iteration",
     "tensorflow.python.data.ops.snapshot_op._SnapshotDataset": "_path",
