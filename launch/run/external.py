@@ -102,6 +102,7 @@ def check_like(name: str, wanted, spec, if_resized: str) -> None:
 
     wanted, spec = form.measured(wanted), form.measured(spec)
     lacks_lengths = has_lengths(wanted) and not has_lengths(spec)
+    has_more = has_lengths(spec) and not has_lengths(wanted)
     wanted, spec = (form.map_padded(lambda padded: form.Padded(*padded), each) for each in (wanted, spec))
     try:
         alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, spec)))
@@ -113,6 +114,8 @@ def check_like(name: str, wanted, spec, if_resized: str) -> None:
         line = f"{name} are {shown(spec)} an example; this run's are {shown(wanted)}"
         if lacks_lengths:
             line += "; the run needs each example's length: give a tf.RaggedTensor, a crankshaft.Padded or a Source"
+        elif has_more:
+            line += "; the run takes no lengths: give arrays, or batches that are padded as its own data's"
         elif isinstance(spec, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
         elif forms(wanted) == forms(spec):

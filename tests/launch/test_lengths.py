@@ -170,6 +170,8 @@ def test_a_trainer_gets_arrays_of_batches_that_came_padded(tmp_path):
         outputs = each.predict(values)
         of_data = each.predict(data)
         assert of_data.shape == (len(varying.LENGTHS), 1)
+        with pytest.raises(UsageError, match="the run takes no lengths: give arrays"):
+            each.evaluate(made("dataset"))
         one = each.evaluate()
         assert one["sum"] == 2 * np.sum(varying.LENGTHS * np.arange(len(varying.LENGTHS)))
     mirrored = run(Whole, data=(data, data), strategy="mirrored", num_virtual_devices=2, **flags)
