@@ -94,7 +94,7 @@ class SavedRun:
 
     def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
-        environment = Isolation(self.config.keras)
+        environment = Isolation(Config(run_dir=self.run_dir, mode="predict").keras)
         with environment.entered():
             trainer = self.trainer(which, functools.partial(self._built, trainer_class, name))
         return model_of_trainer(trainer, self, environment, name)

@@ -93,7 +93,7 @@ import keras
 import numpy as np
 from fit import model, x, y
 
-folder = pathlib.Path(sys.argv[-1])
+folder = pathlib.Path(sys.argv[1])
 
 
 class Looks(keras.callbacks.Callback):
@@ -182,7 +182,7 @@ from fit import model, x, y
 from tests.runs import newest
 from tests.waiting import wait_until
 
-*strategy, folder, ends = sys.argv[1:]
+folder, ends, *strategy = sys.argv[1:]
 is_chief = not json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
 log, run_dir = pathlib.Path(folder, "epochs"), pathlib.Path(folder, "run")
 
