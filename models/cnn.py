@@ -37,9 +37,7 @@ class Model(Classifier):
     def _convolution(self, filters: int) -> list:
         if not self.batch_norm:
             return [Conv2DMaxPool(filters, 3, pool_size=2, activation="relu")]
-        layers, form = (
-            tf.keras.layers,
-            {"data_format": "channels_last"},
-        )  # inputs' images are so, whatever Keras is set to
+        layers = tf.keras.layers
+        form = {"data_format": "channels_last"}  # inputs' images are so, whatever Keras is set to
         pool = layers.MaxPooling2D(2, **form)
         return [layers.Conv2D(filters, 3, **form), BatchNormalization(), layers.ReLU(), pool]
