@@ -69,7 +69,7 @@ def test_objects_are_kubernetes_own(capsys, target, shape):
 
 def test_the_guides_train_job_is_kubeflows_own():
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install crankshaft[clusters]")
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/hosts.md").read_text(), re.DOTALL)
     runtime, train_job = yaml.safe_load_all(text)
     assert models.TrainerV1alpha1ClusterTrainingRuntime.from_dict(runtime).to_dict() == runtime
     assert models.TrainerV1alpha1TrainJob.from_dict(train_job).to_dict() == train_job
