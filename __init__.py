@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .engine.data.data import Data
     from .engine.data.form import Padded
     from .engine.data.source import Source, Spec
-    from .engine.keras_trainer import KerasTrainer
-    from .engine.metrics.keras_metrics import KerasMetric
+    from .engine.keras_models.keras_metrics import KerasMetric
+    from .engine.keras_models.keras_trainer import KerasTrainer
     from .engine.metrics.means import auc, confusion_matrix, mean, root_mean_square
     from .engine.metrics.pairs import Mean
     from .engine.step.batches import weighed

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .build import build_embeddings, build_layers, learning_rate, make_optimizer
+    from .keras_models.keras_metrics import KerasMetric
     from .layers.embeddings import Embedding
-    from .metrics.keras_metrics import KerasMetric
     from .metrics.means import auc, confusion_matrix, mean, root_mean_square
     from .metrics.pairs import Mean
     from .optimizers.averaging import Averaged
@@ -41,8 +41,8 @@ if _keras is not None and _keras.backend() != "tensorflow":
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
     "Embedding": "crankshaft.engine.layers.embeddings",
-    "KerasMetric": "crankshaft.engine.metrics.keras_metrics",
-    "KerasTrainer": "crankshaft.engine.keras_trainer",
+    "KerasMetric": "crankshaft.engine.keras_models.keras_metrics",
+    "KerasTrainer": "crankshaft.engine.keras_models.keras_trainer",
     "Mean": "crankshaft.engine.metrics.pairs",
     "StepOptions": "crankshaft.engine.step.options",
     "Trainer": "crankshaft.engine.trainer",

@@ -21,9 +21,9 @@ from ..engine.data.data import Data
 from ..engine.data.preprocessing import Preprocessing
 from ..engine.data.source import Source
 from ..engine.data.streamed import Stream
-from ..engine.hooks.keras_callbacks import KerasCallbacks
 from ..engine.internals.keras_compile import untracked_optimizer
-from ..engine.keras_trainer import KerasTrainer
+from ..engine.keras_models.keras_callbacks import KerasCallbacks
+from ..engine.keras_models.keras_trainer import KerasTrainer
 from . import api, explanations
 from .errors import UsageError
 from .run import kept

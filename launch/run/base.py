@@ -32,7 +32,7 @@ from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.rollback import Rollback
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.inventory import Inventory
-from ...engine.keras_trainer import KerasTrainer
+from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
 from ...engine.machine.threads import Thread

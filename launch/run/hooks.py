@@ -16,7 +16,6 @@ from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
-from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
@@ -27,6 +26,7 @@ from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
 from ...engine.hooks.writing import Writing
+from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
 from ...engine.machine.requests import Requests

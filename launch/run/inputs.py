@@ -18,7 +18,7 @@ from ...engine.data.feed import Feed
 from ...engine.data.order import Order, Origin
 from ...engine.data.source import Source, Spec, Split
 from ...engine.data.streamed import Endless, Stream
-from ...engine.keras_trainer import KerasTrainer
+from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.randomness import seed_after
 from ...engine.strategies.base import Strategy
 from ...input.checks import InputError

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...engine.internals import keras, keras_compile
-from ...engine.keras_trainer import KerasTrainer
+from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.machine.threads import PROCESS
 from ...engine.state import TrainState
 from ...engine.strategies import jit_choice

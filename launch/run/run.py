@@ -13,7 +13,7 @@ from ...engine import Trainer, logging
 from ...engine.checkpoints.manifest import check_extra
 from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience
-from ...engine.keras_trainer import KerasTrainer, hand_over
+from ...engine.keras_models.keras_trainer import KerasTrainer, hand_over
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from .. import explanations
 from ..command_line.config import Config

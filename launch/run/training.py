@@ -15,10 +15,10 @@ from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data.order import Order
 from ...engine.errors import NonfiniteError, OutOfSyncError, counted
 from ...engine.hooks import Hook, evaluation, saving
-from ...engine.hooks.keras_callbacks import KerasCallbacks
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
 from ...engine.inventory import Inventory
+from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_of

@@ -23,7 +23,7 @@ from ...engine.hooks import numerics
 from ...engine.hooks.sync_check import hashes
 from ...engine.internals import keras, variables
 from ...engine.inventory import Inventory
-from ...engine.keras_trainer import KerasTrainer
+from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import Embedding
 from ...engine.mesh import shards
 from ...engine.optimizers.averaging import Averaged, WeightAverage

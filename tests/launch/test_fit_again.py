@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.keras_trainer import KerasTrainer
+from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
 from crankshaft.launch.run.kept import KEPT
 
 keras = tf.keras

@@ -11,7 +11,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.internals.keras import Trainable
-from crankshaft.engine.keras_trainer import KerasTrainer
+from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
 
 keras = tf.keras
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

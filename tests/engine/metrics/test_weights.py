@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Mean, Trainer, mean
-from crankshaft.engine.metrics.keras_metrics import KerasMetric
+from crankshaft.engine.keras_models.keras_metrics import KerasMetric
 from crankshaft.engine.metrics.means import auc, root_mean_square
 from crankshaft.engine.metrics.sums import without_details
 from crankshaft.engine.optimizers import outer

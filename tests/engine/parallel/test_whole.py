@@ -7,8 +7,8 @@ import tensorflow as tf
 from crankshaft.engine import loop
 from crankshaft.engine.errors import NonfiniteError, OutOfSyncError
 from crankshaft.engine.hooks import numerics
-from crankshaft.engine.hooks.keras_callbacks import KerasCallbacks
 from crankshaft.engine.hooks.sync_check import SyncCheck
+from crankshaft.engine.keras_models.keras_callbacks import KerasCallbacks
 from crankshaft.engine.mesh import shards
 from crankshaft.models.transformer_lm import Model
 from tests.arrays import assert_close, assert_same

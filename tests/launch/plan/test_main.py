@@ -103,7 +103,7 @@ if __name__ == "__main__":
 """
 
 
-MADE = """from crankshaft.engine.keras_trainer import KerasTrainer
+MADE = """from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
     mine = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
     mine.compile("adam", "mse")
     """

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Data, fit, open_run, run
-from crankshaft.engine.keras_trainer import KerasTrainer
+from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
 from crankshaft.engine.metrics.by_class import report
 from crankshaft.models.logistic import Model
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Padded, Source, Spec, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.data import form
-from crankshaft.engine.keras_trainer import KerasTrainer
+from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
 
 L = tf.keras.layers
 QUIET = {"jit": "off", "progress": "off"}

@@ -19,6 +19,8 @@ import tensorflow as tf
 from .. import logging
 from ..data.feed import Feed
 from ..errors import UsageError, setting
+from ..hooks.base import Period, Status, Windowed
+from ..hooks.evaluation import averaged_weights
 from ..internals import keras
 from ..inventory import Inventory
 from ..mesh.shards import sharding_of
@@ -27,8 +29,6 @@ from ..metrics.monitored import Monitored
 from ..metrics.sums import Sums, kinds_of, nan_if_missing, values_by_name
 from ..state import TrainState
 from ..strategies.base import Interrupted
-from .base import Period, Status, Windowed
-from .evaluation import averaged_weights
 
 _OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights", "call")
 _COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")

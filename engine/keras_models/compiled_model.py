@@ -6,10 +6,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from . import logging
-from .errors import UsageError, setting
-from .internals import keras
-from .step.options import CLIPS, StepOptions
+from .. import logging
+from ..errors import UsageError, setting
+from ..internals import keras
+from ..step.options import CLIPS, StepOptions
 
 # Methods of a Keras model that customize Keras's loop, and the equivalent method of Trainer.
 _INSTEAD = {

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from ..errors import UsageError, reason
 from ..internals import keras_compile
+from ..metrics.means import combined, weighable
+from ..metrics.pairs import KerasSums
 from . import trials
-from .means import combined, weighable
-from .pairs import KerasSums
 
 _WITH_COLUMNS = "give it [batch, 1] rather than [batch], as most expect, by labels[:, None] and predictions[:, None]"
 

@@ -11,23 +11,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from . import logging
-from .build import build_layers, make_optimizer
+from .. import logging
+from ..build import build_layers, make_optimizer
+from ..data import form
+from ..errors import UsageError, reason, setting
+from ..internals import graphs, keras, keras_compile, keras_copy
+from ..metrics.means import FEW_CLASSES, confusion_matrix, weighable
+from ..metrics.pairs import Mean, Pair, SumOfMeans
+from ..optimizers import KerasOptimizer
+from ..optimizers.loss_scale import DynamicLossScale
+from ..step import batches, diagnosis
+from ..step.context import step_context
+from ..step.gathering import gather_together
+from ..step.options import CLIPS
+from ..trainer import Trainer
+from . import trials
 from .compiled_model import check, step_options
-from .data import form
-from .errors import UsageError, reason, setting
-from .internals import graphs, keras, keras_compile, keras_copy
-from .metrics import trials
-from .metrics.keras_metrics import KerasMetric
-from .metrics.means import FEW_CLASSES, confusion_matrix, weighable
-from .metrics.pairs import Mean, Pair, SumOfMeans
-from .optimizers import KerasOptimizer
-from .optimizers.loss_scale import DynamicLossScale
-from .step import batches, diagnosis
-from .step.context import step_context
-from .step.gathering import gather_together
-from .step.options import CLIPS
-from .trainer import Trainer
+from .keras_metrics import KerasMetric
 
 _KEPT = (
     "{} has the metric {}, which neither its layers' call nor compute_loss updates; pass it to compile(metrics=), or "

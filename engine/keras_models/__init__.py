@@ -1,0 +1,1 @@
+"""Compiled Keras models as Trainers: their loss, metrics and callbacks."""
