@@ -32,9 +32,9 @@ from ..engine.data import form
 from ..engine.errors import UsageError
 from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
+from ..engine.layers.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
+from ..engine.layers.parallel.layers import shard_size
 from ..engine.metrics.means import exp_mean
-from ..engine.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
-from ..engine.parallel.layers import shard_size
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5

@@ -22,8 +22,8 @@ if __name__ == "__main__":  # before imports that take seconds, in which it may 
 import crankshaft  # isort: skip  # first: it imports TensorFlow more quickly than TensorFlow itself does
 import tensorflow as tf
 
-from crankshaft.engine import parallel
 from crankshaft.engine.hooks import Hook
+from crankshaft.engine.layers import parallel
 
 from .table import FAULTS, NAN, Injection
 

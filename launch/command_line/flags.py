@@ -217,7 +217,7 @@ class Flags:
     mesh: str | None = _placement(
         Text("data:D,model:M", rules.mesh),
         None,
-        "Mesh of replicas, data:D,model:M: layers of engine.parallel are sharded over M replicas.",
+        "Mesh of replicas, data:D,model:M: layers of engine.layers.parallel are sharded over M replicas.",
         use=_MESHES,
     )
     shard_optimizer: bool = _placement(

@@ -401,7 +401,7 @@ def build_state(
     if strategy.mesh.is_sharded and not any(map(sharding_of, inventory.all_weights)):
         raise UsageError(
             f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer sharded over the model's "
-            "axis, so replicas would compute the same; make it of crankshaft.engine.parallel's layers, or leave "
+            "axis, so replicas would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave "
             f"{setting('mesh')} out"
         )
     if inventory.tables:

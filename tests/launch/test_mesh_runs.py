@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft import Data, Trainer, load_model, mean, run
 from crankshaft.engine import Averaged
-from crankshaft.engine.parallel import Attention, Dense, Embedding, RMSNorm
+from crankshaft.engine.layers.parallel import Attention, Dense, Embedding, RMSNorm
 from tests.launch import varying
 from tests.launch.test_language_model import RUN, text
 from tests.runs import result, tensors

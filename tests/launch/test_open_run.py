@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Trainer, UsageError, engine, mean, open_run, run
-from crankshaft.engine import parallel
 from crankshaft.engine.hooks import every_steps
+from crankshaft.engine.layers import parallel
 from crankshaft.launch.run.predictions import Predictor
 from tests import logical_cpus
 from tests.launch.line import Line

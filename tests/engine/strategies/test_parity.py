@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import parallel
+from crankshaft.engine.layers import parallel
 from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input import synthetic_clicks

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
-from crankshaft.engine.parallel import Dense
+from crankshaft.engine.layers.parallel import Dense
 from crankshaft.launch.plan import cost
 from crankshaft.launch.plan.cost import Cost
 from crankshaft.models import cnn, mlp

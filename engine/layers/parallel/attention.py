@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError
-from ..mesh.mesh import current_mesh
+from ...errors import UsageError
+from ...mesh.mesh import current_mesh
 from .layers import Dense, Dropout, shard_size
 
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
+from crankshaft.engine.layers.parallel import Dense
 from crankshaft.engine.mesh import shards
-from crankshaft.engine.parallel import Dense
 from crankshaft.engine.reduction import Reduction
 from tests.engine.trainers import Squares
 

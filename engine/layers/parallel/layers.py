@@ -12,13 +12,13 @@ import random
 
 import tensorflow as tf
 
-from ..errors import UsageError
-from ..internals import keras
-from ..layers.embeddings import hashing
-from ..mesh import shards
-from ..mesh.mesh import MODEL, Mesh, current_mesh
-from ..mesh.shards import Box, Sharding
-from ..step.diagnosis import note_ids, note_labels
+from ...errors import UsageError
+from ...internals import keras
+from ...mesh import shards
+from ...mesh.mesh import MODEL, Mesh, current_mesh
+from ...mesh.shards import Box, Sharding
+from ...step.diagnosis import note_ids, note_labels
+from ..embeddings import hashing
 
 _SPLITS = (None, "columns", "rows")
 

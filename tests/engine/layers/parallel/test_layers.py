@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import layers
+from crankshaft.engine.layers.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
+from crankshaft.engine.layers.parallel.layers import Normal, RMSNorm
 from crankshaft.engine.mesh import shards
-from crankshaft.engine.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
-from crankshaft.engine.parallel.layers import Normal, RMSNorm
-from tests.engine.parallel.test_mesh import on_replicas
+from tests.engine.layers.parallel.test_mesh import on_replicas
 
 WIDTH, VOCABULARY = 16, 11  # 11 words do not divide over 2 or 4
 TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, (3, 5))

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
+from crankshaft.engine.layers.parallel import Attention, current_mesh
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.shards import Sharding
-from crankshaft.engine.parallel import Attention, current_mesh
 from tests.engine.trainers import Squares
 
 WIDTH, HIDDEN, EXAMPLES = 4, 6, 50
