@@ -17,7 +17,7 @@ from crankshaft.engine.strategies.base import Program
 from crankshaft.launch.command_line import checks, config, parsing
 from crankshaft.launch.host import process
 from crankshaft.launch.run import base
-from crankshaft.launch.run.data import load
+from crankshaft.launch.run.data.loading import load
 
 
 def tune() -> None:

@@ -43,8 +43,8 @@ from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.run import modes
 from crankshaft.launch.run.base import choose_jit
+from crankshaft.launch.run.modes.outcome import Outcome
 
 PARTS = ("all", "whole", "step", "own_step", "input", "reduce", "update", "checkpoint")
 _PART_SECONDS = 1.5
@@ -330,10 +330,10 @@ def main() -> None:
     checks.check(config)
     run = assembly.assemble(config, None, ())
 
-    def measure(run) -> modes.Outcome:
+    def measure(run) -> Outcome:
         print(choose_jit(run), file=sys.stderr)
         figures = measured(run, part.value)
-        return modes.Outcome(figures, report=json.dumps(figures, indent=1) if config.is_chief else "")
+        return Outcome(figures, report=json.dumps(figures, indent=1) if config.is_chief else "")
 
     run.execute(measure)
 

@@ -169,7 +169,7 @@ def load_model(
     Example:
       >>> load_model("runs/digits", "best").predict(split="eval").argmax(-1)  # doctest: +SKIP
     """
-    from .run import saved_run
+    from .run.saved import saved_run
 
     with explanations.explained_errors():
         own_files.check_trainer(trainer_class)

@@ -21,13 +21,13 @@ from .cluster import cluster, rendezvous, servers
 from .command_line import checks, own_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import imports, process, signals
-from .run import data as datas
+from .run.data import loading
 from .run.results import RunEnding
 
 if TYPE_CHECKING:
     from ..engine.strategies.base import Strategy
     from .host.isolation import Isolation
-    from .run.modes import Outcome
+    from .run.modes.outcome import Outcome
     from .run.run import Run
 
 _START_SECONDS = 120.0  # for TensorFlow's start on a busy machine
@@ -46,11 +46,12 @@ def execute(config: Config, data, hooks: Sequence, script_flags: Mapping[str, An
 def _mode(config: Config) -> Callable[[Run], Outcome]:
     """Returns the function that executes the run's mode."""
     from .benchmark.mode import benchmark
-    from .run import evaluator, generation, modes, training
+    from .run import training
+    from .run.modes import evaluator, generation, outcome
 
     if config.is_evaluator:
         return evaluator.watch
-    others = {"benchmark": benchmark, "eval": modes.evaluate, "export": modes.export, "predict": modes.predict}
+    others = {"benchmark": benchmark, "eval": outcome.evaluate, "export": outcome.export, "predict": outcome.predict}
     others["generate"] = generation.generate
     return others.get(config.mode, training.whole)
 
@@ -80,14 +81,14 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         if config.metrics_port is not None:
             _serve_metrics(config, ending, stack)
         early = config.input and not own_files.is_path(config.input) and config.mode not in WITHOUT_DATA
-        loaded = datas.load(config) if early else None
+        loaded = loading.load(config) if early else None
         strategy, isolation = _start(config, ending, script_flags, stack)
         from .run import run as runs
         from .run import training
 
         if not config.is_evaluator:
             stack.enter_context(strategy.watch())
-        get = functools.partial(datas.load, config) if config.input else functools.partial(datas.call, data)
+        get = functools.partial(loading.load, config) if config.input else functools.partial(loading.call, data)
         with runs.run_environment(config, isolation):
             limits = [hook.last_step for hook in hooks if hasattr(hook, "last_step")] if _are_listed(hooks) else []
             run = runs.Run.create(config, loaded or get, strategy, _need_epochs(hooks), limits, ending.check_folder)
@@ -103,7 +104,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
 
 def _serve(config: Config, data) -> NoReturn:
     """Serves others, as a worker or a parameter server, until they end."""
-    load = functools.partial(datas.sources, config, data)
+    load = functools.partial(loading.sources, config, data)
     run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
     timeout_seconds, quiet = config.cluster_timeout_seconds, not config.debug
     servers.serve(config.cluster, timeout_seconds, quiet, load, gpus=config.gpu_numbers, run_dir=run_dir)

@@ -36,7 +36,7 @@ from .host import process
 from .host.signals import interruptible
 
 if TYPE_CHECKING:
-    from .run.shards import Loaded
+    from .run.data.shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _KEPT = "complete shards are kept, and the same command continues"
@@ -88,7 +88,7 @@ def _run(flags: Flags) -> int:
         raise UsageError(f"--eval_data_dir is not read by --input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
     with process.quiet_startup(quiet=False):
-        from .run import shards
+        from .run.data import shards
 
     request = ShardRequest(
         input=flags.input,
@@ -117,7 +117,7 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
     """
     processes = min(processes, len(left))
     if processes <= 1:
-        from .run import shards
+        from .run.data import shards
 
         yield from ((shard, shards.write(request, loaded, shard)) for shard in left)
         return
@@ -147,7 +147,7 @@ def _start(request: ShardRequest) -> None:
 def _write(shard: Shard) -> dict[str, int]:
     """Writes a shard, in a process of the pool."""
     with process.quiet_startup(quiet=True):
-        from .run import shards
+        from .run.data import shards
     try:
         if len(_here) == 1:
             _here.append(shards.load(_here[0]))

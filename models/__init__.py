@@ -3,7 +3,7 @@
 if __name__ == "models":
     raise ImportError("models is a part of crankshaft; write `import crankshaft.models` instead of `import models`")
 
-from ..engine.internals.arguments import COUNT, DECAY
+from ..engine.arguments import COUNT, DECAY
 
 # Of the modules that are models; the others have shared code.
 NAMES = ("cnn", "dlrm", "logistic", "mlp", "resnet", "transformer_lm", "wide_deep")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..internals import keras, keras_copy
-from ..internals.arguments import (
+from ..arguments import (
     DECAY,
     FINITE,
     FROM_ZERO,
@@ -23,6 +22,7 @@ from ..internals.arguments import (
     parameters,
     unknown,
 )
+from ..internals import keras, keras_copy
 from ..step.options import OF_RATE, OF_RULE, StepOptions
 from . import schedules
 from .base import FusedOptimizer, Optimizer

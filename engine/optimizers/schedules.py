@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from ..arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
 from ..data.order import Order, Origin, SharedOrder
 from ..errors import UsageError
-from ..internals.arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
 
 _keras = tf.keras.optimizers.schedules
 ARGUMENTS = {

@@ -14,15 +14,15 @@ from typing import Any
 from ...engine.checkpoints import RunDir
 from ..cluster import children
 from ..plan import cost, machine
-from ..run import modes
 from ..run.base import BaseRun, choose_jit
+from ..run.modes.outcome import Outcome, result_of
 from . import report, result
 from .measure import intervals, rounds, trace
 
 _TOP_OPS = 10
 
 
-def benchmark(run: BaseRun) -> modes.Outcome:
+def benchmark(run: BaseRun) -> Outcome:
     """Times the training loop, from new weights.
 
     Nothing of the run_dir is read or changed, except that profile=true adds a trace.
@@ -30,16 +30,16 @@ def benchmark(run: BaseRun) -> modes.Outcome:
     config = run.config
     work = result.configured_work(config)
     measured = _measure(run, os.environ)
-    content = {**result.heading(config.global_batch_size), **modes.result_of(run), **work, **measured}
+    content = {**result.heading(config.global_batch_size), **result_of(run), **work, **measured}
     if not config.is_chief:
-        return modes.Outcome(content)
+        return Outcome(content)
     if config.baseline:
         theirs = result.read_baseline(config.baseline)
         content["baseline"] = {"path": config.baseline, **intervals.compare([content], [theirs])}
         content["warnings"] += result.warnings(content, theirs)
     fail_below = config.arguments("benchmark_arg")["fail_below"]
     code = result.exit_code(content["baseline"], fail_below) if config.baseline else 0
-    return modes.Outcome(content, code, report=report.text(content))
+    return Outcome(content, code, report=report.text(content))
 
 
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:

@@ -43,8 +43,12 @@ _END_SECONDS = 5.0  # for what libraries do at the end, such as remove temporary
 _MODULES = (
     *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
     *("crankshaft.engine.strategies.base", "crankshaft.launch.host.isolation", "crankshaft.launch.run.training"),
-    *("crankshaft.launch.run.base", "crankshaft.launch.run.run", "crankshaft.launch.run.modes"),
-    *("crankshaft.launch.benchmark.mode", "crankshaft.launch.run.evaluator", "crankshaft.launch.run.generation"),
+    *("crankshaft.launch.run.base", "crankshaft.launch.run.run", "crankshaft.launch.run.modes.outcome"),
+    *(
+        "crankshaft.launch.benchmark.mode",
+        "crankshaft.launch.run.modes.evaluator",
+        "crankshaft.launch.run.modes.generation",
+    ),
 )
 
 

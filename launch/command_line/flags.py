@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ...engine.internals.arguments import HUGE
+from ...engine.arguments import HUGE
 from ...engine.strategies import registry
 from . import rules
 from .own_files import Module

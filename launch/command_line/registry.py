@@ -18,8 +18,8 @@ from typing import Any
 
 from ... import input as inputs
 from ... import models
-from ...engine.internals.arguments import HUGE, Expression, Interval, outside
-from ...engine.internals.arguments import parameters as parameters_of
+from ...engine.arguments import HUGE, Expression, Interval, outside
+from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..errors import UsageError, nearest, setting
 from . import own_files

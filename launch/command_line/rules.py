@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from ...engine.internals.arguments import Interval
+from ...engine.arguments import Interval
 from ...engine.metrics.monitored import Monitored
 from ..errors import UsageError, nearest, setting
 from .values import number as number_of

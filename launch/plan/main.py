@@ -261,7 +261,7 @@ class _Plans:
         config = configured(passed, hosts, self.machine.devices_per_host, self._trainer_class, given is not None)
         with _tensorflow():
             from ..host.isolation import Isolation
-            from ..run import data
+            from ..run.data import loading as data
             from ..run.run import run_environment
             from .quantify import quantify
         with run_environment(config, Isolation(config.keras)):

@@ -36,8 +36,8 @@ from ..command_line import checks, rules
 from ..command_line.config import Config
 from ..errors import UsageError
 from ..run import base
-from ..run import data as datas
-from ..run import inputs as run_inputs
+from ..run.data import inputs as run_inputs
+from ..run.data import loading
 from .cost import bytes_of
 from .quantities import Message
 
@@ -259,7 +259,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         strategy = _Replicas(layout, micro_batches, options, config.steps_per_loop, mesh)
     shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
     checks.check_batch(config, shares)
-    inputs = run_inputs.build(config, data or datas.load(config), strategy)
+    inputs = run_inputs.build(config, data or loading.load(config), strategy)
     if unknown_dimensions(form.element_spec(inputs.example)):
         raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")
     if isinstance(inputs.feeds["train"], CombinedFeed):

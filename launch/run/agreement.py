@@ -25,7 +25,7 @@ from ..command_line.flags import FLAG_INFO
 from ..command_line.values import short
 from ..errors import UsageError, setting
 from ..host.signals import EXIT_CODES
-from . import fingerprints
+from .saved import fingerprints
 
 _SHARED_SECONDS = 10.0
 

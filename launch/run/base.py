@@ -57,10 +57,12 @@ from ..errors import RunError, UsageError, setting
 from ..explanations import with_flags
 from ..host import threads
 from ..host.signals import Signals
-from . import fingerprints, inputs, kept, model_file, progress, room
+from . import kept, progress, room
+from .data import inputs
+from .data.inputs import Inputs
 from .history import History, TrainMetrics
-from .inputs import Inputs
-from .preprocessor import Names
+from .saved import fingerprints, model_file
+from .saved.preprocessor import Names
 
 # One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_PER_MICRO_BATCH = 16

@@ -21,7 +21,7 @@ from ...engine.strategies.base import Strategy
 from ...engine.strategies.inner_loop import Compiled, InnerLoop
 from ..command_line.config import Config
 from ..command_line.flags import Flags
-from .inputs import Inputs
+from .data.inputs import Inputs
 
 # Flags that a kept step does not depend on, and those with whose values a run may keep it; others must have defaults.
 _FREE = ("train_epochs", "train_steps", "eval_every_steps", "validation_split", "progress")

@@ -20,10 +20,14 @@ from ..command_line.config import Config
 from ..errors import RunError, UsageError
 from ..host.isolation import Isolation
 from ..host.signals import Standby
-from . import agreement, external, generation, modes, prediction_files, predictions, saved_run, training, weights
+from . import agreement, training
 from .base import BaseRun
+from .data import external
 from .history import HistoryRows, Means
+from .modes import generation, prediction_files, predictions
+from .modes.outcome import Outcome
 from .results import RunEnding
+from .saved import saved_run, weights
 
 
 class Run(BaseRun):
@@ -296,7 +300,7 @@ class Run(BaseRun):
         with self._call("evaluate", while_open=False, data=data) as split:
             return predictions.evaluate(self, split, lambda: self._standby.name)
 
-    def execute(self, mode: Callable[[Run], modes.Outcome]) -> None:
+    def execute(self, mode: Callable[[Run], Outcome]) -> None:
         """Executes a mode, a function of the run; writes its result, and closes the run."""
         with self._handing_over(), self._closing(), self._environment():
             self._end_with(mode(self))
@@ -437,7 +441,7 @@ class Run(BaseRun):
             self.sync_check.act(self.loop.status)
         return ended_by
 
-    def _end_with(self, outcome: modes.Outcome) -> None:
+    def _end_with(self, outcome: Outcome) -> None:
         """Writes the result, and then prints the outcome's lines and report."""
         self._ending.set(outcome.result, outcome.code)
         for line in outcome.lines:

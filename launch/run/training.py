@@ -29,11 +29,13 @@ from ..command_line import config as configs
 from ..errors import EXIT_REGROUP, UsageError, setting
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
-from . import external, hooks, restoring, results, weights
+from . import hooks, results
 from .base import BaseRun, choose_jit
+from .data import external
 from .history import Means
-from .modes import Outcome, by_class, format_metrics, result_of
+from .modes.outcome import Outcome, by_class, format_metrics, result_of
 from .progress import duration, print_model_summary
+from .saved import restoring, weights
 
 
 def prepare(run: BaseRun, user_hooks: Sequence, began: float) -> None:

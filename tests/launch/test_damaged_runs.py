@@ -17,7 +17,8 @@ from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_of_run
-from crankshaft.launch.run import model_file, results
+from crankshaft.launch.run import results
+from crankshaft.launch.run.saved import model_file
 from tests.launch.command_line.test_config import asked, checked
 from tests.launch.conftest import MLP
 from tests.runs import steps

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.machine.events import read
-from crankshaft.launch.run.data import faster_input
+from crankshaft.launch.run.data.loading import faster_input
 from tests.bench import split_of
 from tests.engine.hooks.tensorboard.boards import scalars
 

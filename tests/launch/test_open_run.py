@@ -14,7 +14,7 @@ import crankshaft
 from crankshaft import Trainer, UsageError, engine, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers import parallel
-from crankshaft.launch.run.predictions import Predictor
+from crankshaft.launch.run.modes.predictions import Predictor
 from tests import logical_cpus
 from tests.launch.line import Line
 from tests.waiting import wait_until

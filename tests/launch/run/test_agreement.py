@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.run import agreement, fingerprints
+from crankshaft.launch.run import agreement
+from crankshaft.launch.run.saved import fingerprints
 from tests.bench import split_of
 from tests.waiting import PATIENCE
 

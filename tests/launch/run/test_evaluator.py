@@ -8,7 +8,7 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints.graph import Matching
-from crankshaft.launch.run import evaluator
+from crankshaft.launch.run.modes import evaluator
 
 CONFIG: dict = {"flags": {}, "deciding": {}}
 

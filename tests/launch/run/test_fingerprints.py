@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.launch.run import fingerprints
+from crankshaft.launch.run.saved import fingerprints
 from tests.bench import split_of
 
 

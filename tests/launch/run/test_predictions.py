@@ -13,7 +13,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Data, UsageError, load_model, open_run, run
 from crankshaft.engine import Embedding
-from crankshaft.launch.run.prediction_files import write
+from crankshaft.launch.run.modes.prediction_files import write
 from crankshaft.models.mlp import Model
 from tests.launch.conftest import MLP
 

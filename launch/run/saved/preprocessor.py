@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine.data import form
-from ...engine.data.data import Data
-from ...engine.data.preprocessing import UNCHANGED
-from ..command_line.values import short
-from ..errors import UsageError
+from ....engine.data import form
+from ....engine.data.data import Data
+from ....engine.data.preprocessing import UNCHANGED
+from ...command_line.values import short
+from ...errors import UsageError
 
 
 class Names:

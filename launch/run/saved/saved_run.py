@@ -10,28 +10,29 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from ...engine import StepOptions, Trainer, logging, optimizers
-from ...engine.build import make_optimizer, prepare
-from ...engine.checkpoints import Checkpoints, Manifest
-from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.data import entry, form, frames
-from ...engine.data.data import Data
-from ...engine.data.source import Source
-from ...engine.data.streamed import Stream
-from ...engine.internals import keras
-from ...engine.inventory import Inventory
-from ...engine.layers.embeddings import shards_in
-from ...engine.step.options import RunContext
-from .. import explanations
-from ..command_line import config as configs
-from ..command_line import own_files, registry
-from ..command_line.config import Config
-from ..command_line.values import differences, plain
-from ..errors import UsageError
-from ..host.isolation import Isolation
-from . import model_file, prediction_files, predictions, weights
-from .base import BaseRun
-from .predictions import PredictableRun
+from ....engine import StepOptions, Trainer, logging, optimizers
+from ....engine.build import make_optimizer, prepare
+from ....engine.checkpoints import Checkpoints, Manifest
+from ....engine.checkpoints.run_dir import NAMES, RunDir
+from ....engine.data import entry, form, frames
+from ....engine.data.data import Data
+from ....engine.data.source import Source
+from ....engine.data.streamed import Stream
+from ....engine.internals import keras
+from ....engine.inventory import Inventory
+from ....engine.layers.embeddings import shards_in
+from ....engine.step.options import RunContext
+from ... import explanations
+from ...command_line import config as configs
+from ...command_line import own_files, registry
+from ...command_line.config import Config
+from ...command_line.values import differences, plain
+from ...errors import UsageError
+from ...host.isolation import Isolation
+from ..base import BaseRun
+from ..modes import prediction_files, predictions
+from ..modes.predictions import PredictableRun
+from . import model_file, weights
 from .preprocessor import Names, check_names
 
 _BATCH_SIZE = 32  # Keras's
@@ -212,7 +213,7 @@ class _ArchitectureTrainer(Trainer):
         self._name, self._architecture = name, architecture
 
     def build(self) -> None:
-        from ...engine import layers  # noqa: F401 - so that Keras knows them by name
+        from ....engine import layers  # noqa: F401 - so that Keras knows them by name
 
         try:
             model = tf.keras.models.model_from_json(self._architecture)

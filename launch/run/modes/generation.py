@@ -9,22 +9,23 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...engine.checkpoints import Manifest
-from ...engine.checkpoints.run_dir import NAMES
-from ...engine.errors import counted, visible
-from ...engine.generation import Generates
-from ...engine.generation import generate as tokens_after
-from ...engine.hooks import numerics
-from ...engine.hooks.evaluation import averaged_weights
-from ...input.checks import InputError
-from ...input.files import tokens as kinds
-from ..command_line import checks
-from ..errors import UsageError, setting
-from . import fingerprints, modes, restoring
-from .base import BaseRun
+from ....engine.checkpoints import Manifest
+from ....engine.checkpoints.run_dir import NAMES
+from ....engine.errors import counted, visible
+from ....engine.generation import Generates
+from ....engine.generation import generate as tokens_after
+from ....engine.hooks import numerics
+from ....engine.hooks.evaluation import averaged_weights
+from ....input.checks import InputError
+from ....input.files import tokens as kinds
+from ...command_line import checks
+from ...errors import UsageError, setting
+from ..base import BaseRun
+from ..saved import fingerprints, restoring
+from .outcome import Outcome, result_of
 
 
-def generate(run: BaseRun) -> modes.Outcome:
+def generate(run: BaseRun) -> Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
     config, strategy = run.config, run.strategy
     _model(run)  # which is one
@@ -51,7 +52,7 @@ def generate(run: BaseRun) -> modes.Outcome:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(len(made), 'token')}{speed}{ended}", file=sys.stderr)
     generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
-    return modes.Outcome({**modes.result_of(run), "checkpoint": taken, "generated": generated})
+    return Outcome({**result_of(run), "checkpoint": taken, "generated": generated})
 
 
 def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:

@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...engine import Trainer, logging
-from ...engine.data import form
-from ...engine.data.data import Data
-from ...engine.data.source import Spec
-from ...engine.hooks.evaluation import averaged_weights
-from ...engine.internals import keras
-from ...engine.internals.variables import own_copy, tf_variable
-from ...engine.inventory import Inventory
-from ...engine.machine import files
-from ...input import known
-from ..errors import UsageError, setting
-from ..host.files import write_json
-from . import predictions, weights
-from .base import BaseRun
+from ....engine import Trainer, logging
+from ....engine.data import form
+from ....engine.data.data import Data
+from ....engine.data.source import Spec
+from ....engine.hooks.evaluation import averaged_weights
+from ....engine.internals import keras
+from ....engine.internals.variables import own_copy, tf_variable
+from ....engine.inventory import Inventory
+from ....engine.machine import files
+from ....input import known
+from ...errors import UsageError, setting
+from ...host.files import write_json
+from ..base import BaseRun
+from ..saved import weights
+from . import predictions
 
 _DEFAULT = "serving_default"
 _DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read

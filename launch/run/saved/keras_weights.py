@@ -10,8 +10,8 @@ import zipfile
 import h5py
 import keras
 
-from ...engine.errors import CheckpointError, reason
-from ...engine.machine import files
+from ....engine.errors import CheckpointError, reason
+from ....engine.machine import files
 
 _LISTED = 8
 

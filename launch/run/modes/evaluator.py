@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ...engine.checkpoints import Manifest, RunDir
-from ...engine.hooks import Status, StopRequest, evaluation
-from ...engine.hooks.saving import BestCheckpoint
-from ...engine.hooks.tensorboard import event_values
-from ...engine.hooks.tensorboard.event_files import EventFiles
-from ...engine.meter import Meter, Segment
-from ...engine.metrics.monitored import Monitored
-from ..cluster.rendezvous import Presence, answers
-from ..command_line import checks
-from ..errors import UsageError, setting
-from ..host.signals import EXIT_CODES, Signals
-from . import agreement, restoring
-from .base import BaseRun
-from .modes import Outcome, format_metrics
+from ....engine.checkpoints import Manifest, RunDir
+from ....engine.hooks import Status, StopRequest, evaluation
+from ....engine.hooks.saving import BestCheckpoint
+from ....engine.hooks.tensorboard import event_values
+from ....engine.hooks.tensorboard.event_files import EventFiles
+from ....engine.meter import Meter, Segment
+from ....engine.metrics.monitored import Monitored
+from ...cluster.rendezvous import Presence, answers
+from ...command_line import checks
+from ...errors import UsageError, setting
+from ...host.signals import EXIT_CODES, Signals
+from .. import agreement
+from ..base import BaseRun
+from ..saved import restoring
+from .outcome import Outcome, format_metrics
 
 _POLL_SECONDS = 1.0
 

@@ -10,14 +10,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from ...engine import logging
-from ...engine.data.data import Data
-from ...engine.data.source import Source, WithoutBadRecords
-from ...engine.errors import SourceError, UnavailableError
-from .. import explanations
-from ..command_line import rules
-from ..command_line.config import READING, Config
-from ..errors import EXIT_USAGE, UsageError, setting
+from ....engine import logging
+from ....engine.data.data import Data
+from ....engine.data.source import Source, WithoutBadRecords
+from ....engine.errors import SourceError, UnavailableError
+from ... import explanations
+from ...command_line import rules
+from ...command_line.config import READING, Config
+from ...errors import EXIT_USAGE, UsageError, setting
 
 _MOST_VALUES = 4  # of a tuple instead of a `Data`
 _OF_ONE_INPUT = ("bucket_by", "max_bad_records")  # flags
@@ -61,8 +61,8 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
     Raises:
       UsageError: data can't be trained on, or not with these flags.
     """
-    from ...engine.data import combined, entry, lengths, views  # with TensorFlow
-    from ...engine.data.buckets import Buckets
+    from ....engine.data import combined, entry, lengths, views  # with TensorFlow
+    from ....engine.data.buckets import Buckets
 
     share = config.validation_split
     evaluates_other = data.evaluation is not None and config.mode in READING  # examples than the run was to evaluate
@@ -116,7 +116,7 @@ def call(data: Callable | Sequence | Data) -> Data:
 
 def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
     """Returns what makes the input faster, for a run whose steps wait for it."""
-    from ...engine.data.reader import example_bytes  # with TensorFlow
+    from ....engine.data.reader import example_bytes  # with TensorFlow
 
     more = "or give the run more cores"
     if not train.by_index:

@@ -12,30 +12,30 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...engine import Trainer
-from ...engine.build import prepare
-from ...engine.checkpoints import graph, load_weights, read_newest
-from ...engine.checkpoints import manifest as manifests
-from ...engine.checkpoints.run_dir import RunDir
-from ...engine.data import form
-from ...engine.errors import reason
-from ...engine.hooks import numerics
-from ...engine.hooks.sync_check import hashes
-from ...engine.internals import keras, variables
-from ...engine.inventory import Inventory
-from ...engine.keras_models.keras_trainer import KerasTrainer
-from ...engine.layers.embeddings import Embedding
-from ...engine.mesh import shards
-from ...engine.optimizers.averaging import Averaged, WeightAverage
-from ...engine.reduction import per_replica
-from ...input import known
-from ...models.tabular import Tabular
-from ..command_line.config import KERAS_FILES, Config
-from ..errors import UsageError, nearest, setting
-from ..host import isolation
-from ..host.files import write_of_run
+from ....engine import Trainer
+from ....engine.build import prepare
+from ....engine.checkpoints import graph, load_weights, read_newest
+from ....engine.checkpoints import manifest as manifests
+from ....engine.checkpoints.run_dir import RunDir
+from ....engine.data import form
+from ....engine.errors import reason
+from ....engine.hooks import numerics
+from ....engine.hooks.sync_check import hashes
+from ....engine.internals import keras, variables
+from ....engine.inventory import Inventory
+from ....engine.keras_models.keras_trainer import KerasTrainer
+from ....engine.layers.embeddings import Embedding
+from ....engine.mesh import shards
+from ....engine.optimizers.averaging import Averaged, WeightAverage
+from ....engine.reduction import per_replica
+from ....input import known
+from ....models.tabular import Tabular
+from ...command_line.config import KERAS_FILES, Config
+from ...errors import UsageError, nearest, setting
+from ...host import isolation
+from ...host.files import write_of_run
+from ..base import BaseRun
 from . import fingerprints, model_file, preprocessor
-from .base import BaseRun
 from .keras_weights import load_keras_weights
 from .model_file import MODEL
 

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 from filelock import lock_descriptor
 
-from ...engine.data import entry, reader
-from ...engine.data.source import Source, unknown_dimensions
-from ...engine.errors import counted
-from ...engine.machine.files import sync
-from ...input import known
-from ...input.records import features, shard_writing
-from ...input.records.features import Features
-from ...input.records.shard_writing import Shard, ShardRequest
-from ..command_line import own_files, registry
-from ..errors import UsageError, setting
-from ..host import files
-from . import data, fingerprints
+from ....engine.data import entry, reader
+from ....engine.data.source import Source, unknown_dimensions
+from ....engine.errors import counted
+from ....engine.machine.files import sync
+from ....input import known
+from ....input.records import features, shard_writing
+from ....input.records.features import Features
+from ....input.records.shard_writing import Shard, ShardRequest
+from ...command_line import own_files, registry
+from ...errors import UsageError, setting
+from ...host import files
+from ..saved import fingerprints
+from . import loading as data
 
 _PLAN = "prepare.json"
 _LOG_SECONDS = 5.0

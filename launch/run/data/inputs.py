@@ -8,29 +8,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine.checkpoints import Manifest, RunDir
-from ...engine.checkpoints.run_dir import NAMES
-from ...engine.data import combined, form
-from ...engine.data.buckets import Buckets
-from ...engine.data.combined import Combined
-from ...engine.data.data import Data
-from ...engine.data.feed import Feed
-from ...engine.data.order import Order, Origin
-from ...engine.data.source import Source, Spec, Split
-from ...engine.data.streamed import Endless, Stream
-from ...engine.keras_models.keras_trainer import KerasTrainer
-from ...engine.randomness import seed_after
-from ...engine.strategies.base import Strategy
-from ...input.checks import InputError
-from ...models.classification import Classifier
-from ...models.tabular import Tabular
-from ..command_line import checks, registry, rules
-from ..command_line.config import Config
-from ..command_line.flags import Flags
-from ..command_line.values import short
-from ..errors import UsageError, setting
-from . import agreement, fingerprints, model_file, preprocessor
-from . import data as datas
+from ....engine.checkpoints import Manifest, RunDir
+from ....engine.checkpoints.run_dir import NAMES
+from ....engine.data import combined, form
+from ....engine.data.buckets import Buckets
+from ....engine.data.combined import Combined
+from ....engine.data.data import Data
+from ....engine.data.feed import Feed
+from ....engine.data.order import Order, Origin
+from ....engine.data.source import Source, Spec, Split
+from ....engine.data.streamed import Endless, Stream
+from ....engine.keras_models.keras_trainer import KerasTrainer
+from ....engine.randomness import seed_after
+from ....engine.strategies.base import Strategy
+from ....input.checks import InputError
+from ....models.classification import Classifier
+from ....models.tabular import Tabular
+from ...command_line import checks, registry, rules
+from ...command_line.config import Config
+from ...command_line.flags import Flags
+from ...command_line.values import short
+from ...errors import UsageError, setting
+from .. import agreement
+from ..saved import fingerprints, model_file, preprocessor
+from . import loading
 
 _DEFAULTS = Flags()
 _OF_BATCHES = ("global_batch_size", "bucket_by", "seed", "shuffle_buffer", "shuffle_window")
@@ -81,7 +82,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if config.awaited:
         checks.decide(config, data.flags)
         checks.check_batch(config, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
-    data, lines = datas.enter(config, data)
+    data, lines = loading.enter(config, data)
     train, evaluation = data.train, data.evaluation
     # Predictions and evaluations are of one input: of several, that of the evaluation data, or the first.
     main = evaluation if isinstance(train, Combined) and evaluation is not None else combined.first(train)
@@ -115,7 +116,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         batches = config.eval_batches
         contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)
     agreement.check_data(contents, strategy)
-    faster = datas.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
+    faster = loading.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
     lines = [*lines, *([known.columns] if known.columns else [])]
     return Inputs(known, example, both, feeds, contents, faster, lines, updates_before)
 

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...engine import logging
-from ...engine.checkpoints import Manifest, RunDir
-from ...engine.data.source import Spec, Split
-from ...engine.data.streamed import Stream, untuned
-from ...engine.errors import CrankshaftError
-from ...engine.internals import pipelines
-from ...engine.internals.tensorflow import iterator_state
-from ...input.files import storage
-from ..command_line.config import Config
-from ..command_line.values import differences
-from ..errors import UsageError, setting
+from ....engine import logging
+from ....engine.checkpoints import Manifest, RunDir
+from ....engine.data.source import Spec, Split
+from ....engine.data.streamed import Stream, untuned
+from ....engine.errors import CrankshaftError
+from ....engine.internals import pipelines
+from ....engine.internals.tensorflow import iterator_state
+from ....input.files import storage
+from ...command_line.config import Config
+from ...command_line.values import differences
+from ...errors import UsageError, setting
 
 # Read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024

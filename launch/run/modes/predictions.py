@@ -10,30 +10,30 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ...engine import Trainer
-from ...engine.build import prepare
-from ...engine.data import combined, entry, form, views
-from ...engine.data.arrays import ArraySource
-from ...engine.data.data import Data
-from ...engine.data.source import Source, Split
-from ...engine.data.streamed import Stream
-from ...engine.hooks import evaluation
-from ...engine.hooks.evaluation import averaged_weights
-from ...engine.internals import keras
-from ...engine.inventory import Inventory
-from ...engine.metrics.predictions import Rows
-from ...engine.state import TrainState
-from ...engine.step.options import RunContext
-from ...engine.strategies.base import Prediction, Strategy
-from ...engine.strategies.replicated import Replicated
-from ..command_line import registry
-from ..command_line.config import Config
-from ..errors import UsageError
-from ..host import isolation
-from . import data as datas
-from . import external, weights
-from .base import BaseRun
-from .preprocessor import Names, check_trained
+from ....engine import Trainer
+from ....engine.build import prepare
+from ....engine.data import combined, entry, form, views
+from ....engine.data.arrays import ArraySource
+from ....engine.data.data import Data
+from ....engine.data.source import Source, Split
+from ....engine.data.streamed import Stream
+from ....engine.hooks import evaluation
+from ....engine.hooks.evaluation import averaged_weights
+from ....engine.internals import keras
+from ....engine.inventory import Inventory
+from ....engine.metrics.predictions import Rows
+from ....engine.state import TrainState
+from ....engine.step.options import RunContext
+from ....engine.strategies.base import Prediction, Strategy
+from ....engine.strategies.replicated import Replicated
+from ...command_line import registry
+from ...command_line.config import Config
+from ...errors import UsageError
+from ...host import isolation
+from ..base import BaseRun
+from ..data import external, loading
+from ..saved import weights
+from ..saved.preprocessor import Names, check_trained
 
 
 class Predictor:
@@ -202,13 +202,13 @@ def of_input(run: PredictableRun, name: str) -> Mapping[str, Source | Stream]:
     registry.check_name("input", name)
     if name != config.input:
         config = dataclasses.replace(config, input=name, input_arg={}, data_dir=None, eval_data_dir=None)
-    loaded = datas.load(config, run.known)
+    loaded = loading.load(config, run.known)
     if (loaded.vocabulary or loaded.tokens) and loaded.ids != run.known.ids:
         raise UsageError(
             f"predict({name!r}): it numbers ids by its own examples, and the model by those it was trained on; give "
             "the columns as arrays, predict({'city': ['Rome']})"
         )
-    entered, _ = datas.enter(config, loaded)
+    entered, _ = loading.enter(config, loaded)
     train, evaluation = entered.train, entered.evaluation
     check_trained(f"predict({name!r})", (run.known, run.features), (loaded, form.features(train.element_spec)))
     return {"train": train} if evaluation is None else {"train": train, "eval": evaluation}

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.data.source import Source, Split
-from ...engine.machine import files
-from ...input.tables.parquet_table import library
-from ..errors import UsageError, setting
+from ....engine.data.source import Source, Split
+from ....engine.machine import files
+from ....input.tables.parquet_table import library
+from ...errors import UsageError, setting
 from .predictions import PredictableRun
 
 _MOST_COLUMNS = 10_000

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine import Trainer
-from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.data import form
-from ...engine.data.data import Data
-from ...engine.data.source import Spec
-from ...engine.machine.files import read_json
-from ...input import known
-from ...models.classification import Classifier
-from ...models.tabular import Tabular
-from ..command_line.config import Config
-from ..errors import UsageError
+from ....engine import Trainer
+from ....engine.checkpoints.run_dir import NAMES, RunDir
+from ....engine.data import form
+from ....engine.data.data import Data
+from ....engine.data.source import Spec
+from ....engine.machine.files import read_json
+from ....input import known
+from ....models.classification import Classifier
+from ....models.tabular import Tabular
+from ...command_line.config import Config
+from ...errors import UsageError
 
 _PADDED = {form.Padded: "padded", form.Ragged: "ragged", form.Unmeasured: "unmeasured"}  # their names in the file
 MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, unless the trainer has another

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from ...engine.data import entry, form, views
-from ...engine.data.combined import Combined
-from ...engine.data.source import Split
-from ...engine.strategies.base import Program
-from ..errors import UsageError
-from . import fingerprints
-from .base import BaseRun
+from ....engine.data import entry, form, views
+from ....engine.data.combined import Combined
+from ....engine.data.source import Split
+from ....engine.strategies.base import Program
+from ...errors import UsageError
+from ..base import BaseRun
+from ..saved import fingerprints
+from ..saved.preprocessor import check_names
 from .inputs import seed_of_order
-from .preprocessor import check_names
 
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
 

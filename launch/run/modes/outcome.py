@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine.hooks import evaluation, numerics
-from ...engine.metrics.by_class import report
+from ....engine.hooks import evaluation, numerics
+from ....engine.metrics.by_class import report
+from ..base import BaseRun
+from ..saved import fingerprints, restoring
 from . import export as exports
-from . import fingerprints, prediction_files, predictions, restoring
-from .base import BaseRun
+from . import prediction_files, predictions
 
 _SHOWN_CLASSES = 20
 

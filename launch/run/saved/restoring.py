@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from ...engine import logging
-from ...engine.checkpoints import Checkpoints, Manifest, RunDir
-from ...engine.errors import CheckpointError
-from ...engine.hooks import saving
-from ...engine.state import RULES
-from ..command_line import checks
-from ..command_line import config as configs
-from ..command_line.config import Config
-from ..errors import UsageError, setting
-from ..host import threads
-from . import fingerprints, results, weights
-from .base import BaseRun
+from ....engine import logging
+from ....engine.checkpoints import Checkpoints, Manifest, RunDir
+from ....engine.errors import CheckpointError
+from ....engine.hooks import saving
+from ....engine.state import RULES
+from ...command_line import checks
+from ...command_line import config as configs
+from ...command_line.config import Config
+from ...errors import UsageError, setting
+from ...host import threads
+from .. import results
+from ..base import BaseRun
+from . import fingerprints, weights
 
 
 def restore_to_train(run: BaseRun) -> Manifest | None:

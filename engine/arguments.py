@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UsageError
+from .errors import UsageError
 
 
 class Expression:

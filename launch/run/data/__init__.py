@@ -1,0 +1,1 @@
+"""A run's data: loaded, checked and entered, written as shards."""

@@ -1,0 +1,1 @@
+"""The modes of a run but training: evaluate, predict, generate and export."""

@@ -1,0 +1,1 @@
+"""A run on disk: its checkpoints, weights, model and preprocessing, read again."""
