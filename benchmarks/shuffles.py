@@ -1,4 +1,4 @@
-"""How random each order is, of a sorted file: `python -m benchmarks.shuffles` prints a table of docs/data.md.
+"""How random each order is, of a sorted file: `python -m benchmarks.shuffles` prints a table.
 
 The file has ten classes, one after the other. An epoch of it is taken in each order, in batches of 64: how far apart in
 the file two neighbours of the epoch stand, at the median, and how the share of a class in a batch varies. A shuffle of

@@ -65,14 +65,13 @@ and its flags."""
 def pages() -> dict[str, str]:
     """Returns the text of each page, by its name."""
     kinds = [
-        [f"`{kind}`", f"`{name}`", key.description]
+        [f"`{kind}`", "<br>".join(f"`{name}`: {key.description}" for name, key in keys.items())]
         for kind, keys in events.SCHEMA.items()
-        for name, key in keys.items()
     ]
     keys = [[f"`{name}`", key.description] for name, key in result.KEYS.items()]
     return {
         "flags.md": _flags(),
-        "events.md": _with_table("events.md", _table(kinds, ("`event`", "key", "what it is"))),
+        "events.md": _with_table("events.md", _table(kinds, ("`event`", "its keys"))),
         "benchmark_result.md": _with_table("benchmark_result.md", _table(keys, ("key", "what it is"))),
     }
 

@@ -88,22 +88,22 @@ def _count(text: str, statements: list[ast.stmt]) -> int:
     return sum(1 for n in numbers if lines[n - 1].strip() and not lines[n - 1].lstrip().startswith("#"))
 
 
-_COOKBOOK, _LENGTHS, _FROM = "docs/cookbook.md", "docs/lengths.md", "docs/from_keras.md"
+_COOKBOOK, _FROM = "docs/cookbook.md", "docs/from_keras.md"
 KINDS = {
     "tutorial": Kind(_FROM, ("class Heights(",), 'CheckpointManager(checkpoint, "runs/tape"'),
     "Orbit": Kind(_FROM, ("class Heights(", '"runs/controlled"'), "class HeightsTask("),
-    "detection": Kind(_LENGTHS, ("class Detector(",), "detection"),
+    "detection": Kind(_COOKBOOK, ("class Detector(",), "detection"),
     "forecasting": Kind(_COOKBOOK, ("class Forecaster(",), "forecasting"),
-    "translation": Kind(_LENGTHS, ("class Translator(",), "translation"),
+    "translation": Kind(_COOKBOOK, ("class Translator(",), "translation"),
     "diffusion": Kind(_COOKBOOK, ("class Denoiser(",), "diffusion"),
     "mean teacher": Kind(_COOKBOOK, ("class MeanTeacher(",), "mean_teacher"),
     "graph network": Kind(_COOKBOOK, ("class GraphNetwork(",), "graph_network"),
     "multi-task": Kind(_COOKBOOK, ("class Tasks(",), "multi_task"),
-    "ranking": Kind(_LENGTHS, ("class Ranker(",), "ranking"),
+    "ranking": Kind(_COOKBOOK, ("class Ranker(",), "ranking"),
     "PPO": Kind("examples/ppo.py", (), "ppo"),
     "click logs": Kind(_COOKBOOK, ('for day in ("monday"',), "click_logs"),
     "physics": Kind(_COOKBOOK, ("class Poisson(",), "physics"),
-    "speech": Kind(_LENGTHS, ("class Ctc(",), "speech"),
+    "speech": Kind(_COOKBOOK, ("class Ctc(",), "speech"),
     "a scheduler": Kind(_COOKBOOK, ("def loss_at(",), "scheduler"),
 }
 
