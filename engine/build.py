@@ -17,7 +17,7 @@ from . import optimizers
 from .data import form
 from .errors import UsageError, reason, setting
 from .internals import keras
-from .internals.variables import path_of
+from .internals.variables import variable_path
 from .inventory import Freezing, Inventory
 from .machine.threads import PROCESS
 from .optimizers.averaging import WeightAverage
@@ -208,6 +208,6 @@ def _multiplier(trainer, variable) -> float:
     if isinstance(multiplier, numbers.Real) and 0 <= multiplier < math.inf:
         return float(multiplier)
     raise UsageError(
-        f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for {path_of(variable)}; return a "
-        "number, 0 or more"
+        f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for {variable_path(variable)}; "
+        "return a number, 0 or more"
     )

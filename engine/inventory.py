@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .errors import UsageError, setting
 from .internals import keras
-from .internals.variables import path_of, tf_variable, tracked
+from .internals.variables import tf_variable, tracked, variable_path
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer
 from .optimizers.averaging import Averaged, WeightAverage
@@ -115,7 +115,7 @@ class Inventory:
     @cached_property
     def kept_by_replicas(self) -> list[tf.Variable]:
         """The variables of which each replica keeps its own value: the state of stateful layers, and others."""
-        states = map(tf_variable, keras.states_of(self.layers.values()))
+        states = map(tf_variable, keras.carried_states(self.layers.values()))
         return [*states, *filter(per_replica.differs, self.own_state.values())]
 
     @cached_property
@@ -166,7 +166,7 @@ class Inventory:
     def moved_variables(self) -> list[tf.keras.Variable]:
         """The layers' variables that a forward pass may assign: moving statistics, counts, stateful layers' states."""
         layers = self.layers.values()
-        return [*keras.moved_variables(layers), *keras.states_of(layers)]
+        return [*keras.moved_variables(layers), *keras.carried_states(layers)]
 
     @property
     def added_to(self) -> list[tf.Variable]:
@@ -180,7 +180,7 @@ class Inventory:
         any_will_do = {id(v.value) for layer in others for v in keras.own_untrained(layer)}
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         any_will_do |= {key for key, each in self._declared.items() if each.by == first}
-        variables = [*self.own_state.values(), *map(tf_variable, keras.states_of(self.layers.values()))]
+        variables = [*self.own_state.values(), *map(tf_variable, keras.carried_states(self.layers.values()))]
         return [each for each in variables if id(each) not in any_will_do]
 
     def step_form(self) -> tuple:
@@ -206,8 +206,8 @@ class Inventory:
             new = [own for key, own in weights.items() if key not in self._trainable_at_first and key not in known]
             if new and self.optimizers:
                 raise UsageError(
-                    f"{path_of(new[0])} has been made trainable in the run, and its optimizer has no state for it; "
-                    "make it trainable where the model is made, and set trainable=False between two calls, or set "
+                    f"{variable_path(new[0])} has been made trainable in the run, and its optimizer has no state for "
+                    "it; make it trainable where the model is made, and set trainable=False between two calls, or set "
                     f"{setting('freeze')}"
                 )
         self._form_before = flags, frozenset(weights)

@@ -18,7 +18,7 @@ from .data.position import Position
 from .errors import UsageError
 from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read
-from .internals.variables import key_of, path_of, tf_variable
+from .internals.variables import state_key, tf_variable, variable_path
 from .inventory import Freezing, Inventory
 from .optimizers import KerasOptimizer, Optimizer
 from .reduction import aggregation, per_replica
@@ -117,9 +117,9 @@ class TrainState:
         held = {id(each.handle) for variable in self.variables() for each in per_replica.components(variable)}
         others = [each for each in variables_read(graph) if each.trainable and id(each.handle) not in held]
         if others:
-            first = min(others, key=path_of)
+            first = min(others, key=variable_path)
             raise UsageError(
-                f"{type(self.trainer).__name__}: its step uses a trainable variable, {path_of(first)} "
+                f"{type(self.trainer).__name__}: its step uses a trainable variable, {variable_path(first)} "
                 f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; assign "
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
                 "tf.Module), or set trainable=False"
@@ -145,7 +145,7 @@ class TrainState:
         done = self._named | updated | (of_layers - weights)
         idle = [each for each in read if each.trainable and id(each.handle) not in done]
         self._named |= handles(idle)
-        return sorted({*map(path_of, idle)})
+        return sorted({*map(variable_path, idle)})
 
     def check_assigned(self, graph: tf.Graph, batch, averaged: Collection[int], replicas: int) -> None:
         """Checks that the variables that a step assigns are equal on all replicas afterwards: see `aggregation.check`.
@@ -170,10 +170,10 @@ class TrainState:
         for variable in self.trainer.inventory.added_to:
             if assigned.from_itself(variable.handle):
                 raise UsageError(
-                    f"{path_of(variable)} {variable.shape.as_list()}: the step assigns a value computed from its own "
-                    "value, which other workers change meanwhile, so updates would be lost; use assign_add (a layer "
-                    "that compute_gradients or minimize calls may also assign a multiple of the value plus something), "
-                    "or make it with aggregation='only_first_replica' if any worker's value is right"
+                    f"{variable_path(variable)} {variable.shape.as_list()}: the step assigns a value computed from its "
+                    "own value, which other workers change meanwhile, so updates would be lost; use assign_add (a "
+                    "layer that compute_gradients or minimize calls may also assign a multiple of the value plus "
+                    "something), or make it with aggregation='only_first_replica' if any worker's value is right"
                 )
 
     @contextlib.contextmanager
@@ -208,9 +208,9 @@ class TrainState:
 
     def updated(self) -> dict[str, list[str]]:
         """Returns the names of the variables of each optimizer and each weights' average, in its order."""
-        names = {id(tf_variable(node)): graph.prefix_of(path) for path, node in graph.walk(self.checkpoint)}
+        names = {id(tf_variable(node)): graph.key_prefix(path) for path, node in graph.walk(self.checkpoint)}
         return {
-            path: [names.get(id(tf_variable(variable)), path_of(variable)) for variable in whole.of_variables]
+            path: [names.get(id(tf_variable(variable)), variable_path(variable)) for variable in whole.of_variables]
             for path, whole in self._updating().items()
         }
 
@@ -237,19 +237,19 @@ class TrainState:
         tables = Inventory(self.trainer).tables.values() if may_grow else ()
         growing = {id(shard) for table in tables if table.ids_are_rows for shard in table.shards}
         before, now = manifest.about.get("updated", {}), self.updated()
-        memory = graph.prefix_of(("trainer", "reduction"))
+        memory = graph.key_prefix(("trainer", "reduction"))
         moved: dict[str, graph.Moved] = {}
         averaged = [_averaged_prefix(path) for path in Inventory(self.trainer).averaged]
-        tops, together = [memory, graph.prefix_of(("trainer", "loss_scale")), *averaged], [memory, *averaged]
+        tops, together = [memory, graph.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
         of_one_form: list[str] = []
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
-            tops.append(graph.prefix_of(at))
+            tops.append(graph.key_prefix(at))
             # Local SGD's replicas have counts of their own: neither kind of slots can use the other's.
             of_one_form += [
-                graph.key_of((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
+                graph.checkpoint_key((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
             ]
-            together += [*_slots_of(at, optimizer), graph.prefix_of((*at, "keras_optimizer"))]
+            together += [*_slots_of(at, optimizer), graph.key_prefix((*at, "keras_optimizer"))]
             theirs = before.get(path, now[path])
             moved |= _moved_slots(at, optimizer, theirs, now[path], growing)
             if _by_table(theirs).keys() != _by_table(now[path]).keys():
@@ -264,7 +264,7 @@ class TrainState:
         """Resets the counts of slots, and the averages, that were not restored."""
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
-            of_keras = is_new(graph.prefix_of((*at, "keras_optimizer")))
+            of_keras = is_new(graph.key_prefix((*at, "keras_optimizer")))
             new = [of_keras or is_new(slots) for slots in _slots_of(at, optimizer)]
             if any(new):
                 optimizer.update_counts.assign(np.where(new, 0, optimizer.update_counts.numpy()))
@@ -302,13 +302,13 @@ class TrainState:
 
 def _averaged_prefix(path: str) -> str:
     """Returns the key prefix of an `Averaged` model."""
-    return graph.prefix_of(("trainer", *path.split(".")))
+    return graph.key_prefix(("trainer", *path.split(".")))
 
 
 def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
     """Returns the key prefixes of the slots of each variable of an optimizer."""
     variables = enumerate(optimizer.of_variables)
-    return [graph.prefix_of((*at, "slots", key_of(variable, position))) for position, variable in variables]
+    return [graph.key_prefix((*at, "slots", state_key(variable, position))) for position, variable in variables]
 
 
 def _moved_slots(
@@ -325,24 +325,24 @@ def _moved_slots(
       growing: `id`s of variables that may have more rows here.
     """
     theirs, variables = _by_table(before), optimizer.of_variables
-    counts, positions, moved = graph.key_of((*at, "update_counts")), [0] * len(now), {}
+    counts, positions, moved = graph.checkpoint_key((*at, "update_counts")), [0] * len(now), {}
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
             variable, there = variables[number], theirs.get(name, [])
-            key, grows = key_of(variable, number), id(variable) in growing
+            key, grows = state_key(variable, number), id(variable) in growing
             leaf = key.partition("_")[2]
-            slots = tuple(graph.prefix_of((*at, "slots", f"{each:04d}_{leaf}")) for each in there)
+            slots = tuple(graph.key_prefix((*at, "slots", f"{each:04d}_{leaf}")) for each in there)
             if before != now or grows:
-                moved[graph.prefix_of((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers), may_grow=grows)
+                moved[graph.key_prefix((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers), may_grow=grows)
             positions[number] = there[0] if there else None
     if before == now:
         return moved
     moved[counts] = graph.Moved((counts,), positions=tuple(positions))
-    return {**moved, graph.prefix_of((*at, "keras_optimizer")): graph.Moved(())}
+    return {**moved, graph.key_prefix((*at, "keras_optimizer")): graph.Moved(())}
 
 
 def _shadow_key(at: tuple[str, ...], position: str) -> str:
-    return graph.prefix_of((*at, "weight_average", "shadows", position))
+    return graph.key_prefix((*at, "weight_average", "shadows", position))
 
 
 def _by_table(names: list[str]) -> dict[str, list[int]]:

@@ -73,10 +73,10 @@ class Trainer(tf.Module):
         """
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
-        features = keras.with_optional(self.model, form.map_padded(self._of_padded, features))
+        features = keras.with_optional(self.model, form.map_padded(self._unwrap_padded, features))
         return self.model(features, training=training)
 
-    def _of_padded(self, padded: form.Padded) -> tf.Tensor:
+    def _unwrap_padded(self, padded: form.Padded) -> tf.Tensor:
         """Returns what the model gets of an array of varying length."""
         return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
 
@@ -231,7 +231,7 @@ class Trainer(tf.Module):
 
     def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing."""
-        layers = keras.layers_of(self._inventory.own_layers, variables)
+        layers = keras.affected_layers(self._inventory.own_layers, variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(

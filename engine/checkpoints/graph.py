@@ -21,7 +21,7 @@ from ..errors import CheckpointError, reason, setting
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
 from ..layers.embeddings import Embedding
-from ..mesh.shards import sharding_of
+from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from . import slices
 from .slices import Picked, ShardRows
@@ -237,7 +237,7 @@ def _compare(
         if not is_variable(node):
             continue
         path, stored_id = together.get(id(node), (path, None))
-        name, own = _readable(at + path), key_of(at + path)
+        name, own = _readable(at + path), checkpoint_key(at + path)
         keys, source = _keys_in(own, stored_id, stored, shards.get(id(node)), moved)
         keys = [key for key in keys if key in forms]
         if not keys:
@@ -258,15 +258,15 @@ def _compare(
         here, there = _form_here(node), _form(shape, dtype)
         if source.may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
             name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
-        if here == there and not (isinstance(key, ShardRows) and sharding_of(node)):
+        if here == there and not (isinstance(key, ShardRows) and variable_sharding(node)):
             fitting[own] = name, node, key
         else:
             lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""
             line = f"{name}: {here} here, {there} in the checkpoint{lost}"
             reshaped.append(_Difference(_RESHAPED, own, line))
-    left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(prefix_of(at)))
+    left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(key_prefix(at)))
     extra = [_Difference(_EXTRA, key, f"{_readable_key(key)} {_form(*forms[key])}") for key in left]
-    optional = tuple(prefix_of(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
+    optional = tuple(key_prefix(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
     return fitting, [each for each in (*missing, *extra) if not each.key.startswith(optional)] + reshaped
 
 
@@ -346,10 +346,10 @@ def serialized(nodes: Sequence[tuple[tuple[str, ...], Any]]) -> bytes:
     for path, node in nodes:
         stored = graph.nodes.add()
         if is_variable(node):
-            stored.attributes.add(name=_VALUE, full_name=_readable(path), checkpoint_key=key_of(path))
+            stored.attributes.add(name=_VALUE, full_name=_readable(path), checkpoint_key=checkpoint_key(path))
             continue
         _refuse_other_state(path, node)
-        for name, child in children_of(node, is_root=not path):
+        for name, child in tracked_children(node, is_root=not path):
             stored.children.add(node_id=numbers[id(child)], local_name=name)
     graph.nodes[0].children.add(node_id=len(nodes), local_name=_COUNTER)
     graph.nodes.add().attributes.add(name=_VALUE, full_name=_COUNTER, checkpoint_key=COUNTER_KEY)
@@ -375,7 +375,7 @@ def _breadth_first(root, start: int, child_of: Callable[[int, str], int | None])
             continue
         seen.add(id(node))
         yield path, node, number
-        for name, child in children_of(node, is_root=not path):
+        for name, child in tracked_children(node, is_root=not path):
             is_link = name == UPDATED and isinstance(node, tf.keras.optimizers.Optimizer)
             if (inside := child_of(number, name)) is not None:
                 (links if is_link else queue).append(((*path, name), child, inside))
@@ -386,7 +386,7 @@ def is_variable(node) -> bool:
     return isinstance(node, (tf.Variable, tf.keras.Variable))
 
 
-def children_of(node, is_root: bool) -> list[tuple[str, object]]:
+def tracked_children(node, is_root: bool) -> list[tuple[str, object]]:
     """Returns (attribute's name, object) for the objects that are tracked directly under an object."""
     if is_variable(node):
         return []
@@ -428,12 +428,12 @@ def _refuse_other_state(path, node) -> None:
         )
 
 
-def key_of(path: tuple[str, ...]) -> str:
+def checkpoint_key(path: tuple[str, ...]) -> str:
     """Returns a variable's key in a checkpoint, by its path."""
-    return prefix_of(path) + _ATTRIBUTE
+    return key_prefix(path) + _ATTRIBUTE
 
 
-def prefix_of(path: tuple[str, ...]) -> str:
+def key_prefix(path: tuple[str, ...]) -> str:
     """Returns the prefix of the keys of all that is under a path."""
     return "".join(name.replace(".", "..").replace("/", ".S") + "/" for name in path)
 
@@ -450,7 +450,7 @@ def _readable_key(key: str) -> str:
 
 def whole_shape(node) -> list[int]:
     """Returns the shape of a variable; of one sharded over a mesh, the shape of the whole."""
-    sharding = sharding_of(node)
+    sharding = variable_sharding(node)
     return list(sharding.shape) if sharding else tf.TensorShape(node.shape).as_list()
 
 

@@ -103,7 +103,7 @@ class Snapshots:
         Returns:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
-        stored = {each.step: each for each in self._of_this_run() if each.step > after}
+        stored = {each.step: each for each in self._snapshots_of_run() if each.step > after}
         rows = self._exchange_json({str(step): each.part for step, each in stored.items()})
         found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
@@ -114,7 +114,7 @@ class Snapshots:
         record: Any = mine.record if mine else {}
         if 1 + len(more) < len(rows):  # a process that has lost its own needs the record too
             record = self._exchange_json(record if process == first else None)[first]
-        entries = entries_of(mine, all_of_them=process == first) if mine else []
+        entries = snapshot_entries(mine, all_of_them=process == first) if mine else []
         others = frozenset({first, *(each for each in more if rows[each][str(step)][1] in record["parts"])} - {0})
         is_written = True
         try:
@@ -131,17 +131,17 @@ class Snapshots:
         Without other processes' shards only: they may have other steps.
         """
         with self._using:
-            newest = next(iter(self._of_this_run()), None)
+            newest = next(iter(self._snapshots_of_run()), None)
             if newest is None or self._checkpoints.writer.process or {*newest.record["parts"]} - {0}:
                 return None
             if newest.step <= manifests.newest_step(self._checkpoints.directory):
                 return None  # it is written already
-            self._checkpoints.write_beside(newest.step, entries_of(newest), for_manifest(newest.record))
+            self._checkpoints.write_beside(newest.step, snapshot_entries(newest), for_manifest(newest.record))
         return newest.step if newest.step == manifests.newest_step(self._checkpoints.directory) else None
 
-    def _of_this_run(self) -> list[StoredSnapshot]:
+    def _snapshots_of_run(self) -> list[StoredSnapshot]:
         own = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}
-        return [each for each in self._slots.read() if _of_any_number(each.record) == _of_any_number(own)]
+        return [each for each in self._slots.read() if _run_identity(each.record) == _run_identity(own)]
 
     def _run(self) -> list:
         """Returns what identifies the run; a folder that was removed and created again belongs to another run."""
@@ -150,8 +150,8 @@ class Snapshots:
 
     def _read(self, variables: list[tf.Variable]) -> list[tf.Tensor]:
         """Copies variables to the host; in one call, unless some are on servers."""
-        here = slices.host_of(tf.constant(0).device)
-        are_here = all(slices.host_of(each.device) == here for each in variables)
+        here = slices.host_device(tf.constant(0).device)
+        are_here = all(slices.host_device(each.device) == here for each in variables)
         return (self._read_here if are_here else slices.read_on_host)(variables)
 
     def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
@@ -194,12 +194,12 @@ class Snapshots:
             self.copy_seconds = time.thread_time() - began
 
 
-def _of_any_number(record: Mapping[str, Any]) -> dict[str, Any]:
+def _run_identity(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what identifies a run in a record, whatever the number of its processes, as a checkpoint fits any."""
     return {"run": record["run"], "about": {**record["about"], "strategy": None, "cpu": None}}
 
 
-def entries_of(stored: StoredSnapshot, all_of_them: bool = True) -> list[SlicedVariable]:
+def snapshot_entries(stored: StoredSnapshot, all_of_them: bool = True) -> list[SlicedVariable]:
     """Returns a snapshot's entries, to be written to a checkpoint: all, or only this process's shards."""
     return [
         slices.unpacked(value, lambda value=value: stored.read(value))  # type: ignore[misc]

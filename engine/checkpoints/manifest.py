@@ -76,10 +76,10 @@ class Manifest:
         """
         if self.gone():
             return f"{self.name} was removed"
-        problems = (self.problem_of(name, content, hashed) for name in self.files)
+        problems = (self.file_problem(name, content, hashed) for name in self.files)
         return next(filter(None, problems), None)
 
-    def problem_of(self, name: str, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
+    def file_problem(self, name: str, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
         """Returns how one of the files differs, as `problem` does."""
         path, wanted = os.path.join(os.path.dirname(self.prefix), name), self.files[name]
         try:
@@ -149,7 +149,7 @@ def settle(directory: str) -> list[str]:
             _seal(manifest)
             continue
         for file in manifest.files:
-            if manifest.problem_of(file) is None:
+            if manifest.file_problem(file) is None:
                 removed.append(file)
             removed.append(f"{file}.tmp")  # an incomplete copy to another file system
         removed.append(name)
@@ -202,7 +202,7 @@ def read(path: str) -> Manifest:
         raise CheckpointError(f"{name}: expected a manifest, found {type(error).__name__}: {error}") from error
 
 
-def manifest_of(prefix: str) -> Manifest | None:
+def manifest_at(prefix: str) -> Manifest | None:
     """Reads the manifest of the checkpoint at a path; None if TensorFlow alone wrote it. Raises `CheckpointError`."""
     path = os.path.abspath(prefix) + SUFFIX
     return read(path) if os.path.exists(path) else None
@@ -234,7 +234,7 @@ def _check_objects(name: str, record: dict) -> None:
 def _check_files(name: str, manifest: Manifest) -> None:
     """Checks that only this checkpoint's files are listed, since listed files are read and removed."""
     if manifest.name != f"ckpt-{manifest.step}":
-        raise CheckpointError(f"{name}: expected step {step_of(name)}, found {_shown(manifest.step)}")
+        raise CheckpointError(f"{name}: expected step {step_from_name(name)}, found {_shown(manifest.step)}")
     for file, recorded in manifest.files.items():
         match = _FILE.fullmatch(file)
         if not match or match["stem"] != manifest.name:
@@ -330,7 +330,7 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
                 manifests.append(read(os.path.join(directory, name)))
             except CheckpointError as error:
                 if os.path.lexists(os.path.join(directory, name)):
-                    problems[step_of(name)] = error.message
+                    problems[step_from_name(name)] = error.message
                 else:  # the run, which writes the next one first, has removed it meanwhile
                     removed.append(name)
     if removed and not manifests:
@@ -339,7 +339,7 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
     for name in names:
         match = _FILE.fullmatch(name)
         if match and match["stem"] + SUFFIX not in lists and os.path.lexists(os.path.join(directory, name)):
-            problems[step_of(name)] = f"{match['stem']}: expected {match['stem'] + SUFFIX}, found none"
+            problems[step_from_name(name)] = f"{match['stem']}: expected {match['stem'] + SUFFIX}, found none"
     return sorted(manifests, key=lambda manifest: -manifest.serial), problems
 
 
@@ -362,7 +362,7 @@ def is_being_written(directory: str) -> bool:
 
 def steps(directory: str) -> set[int]:
     """Returns the steps of all manifests, unreadable ones included."""
-    return {step_of(name) for name in listdir(directory) if _MANIFEST.fullmatch(name)}
+    return {step_from_name(name) for name in listdir(directory) if _MANIFEST.fullmatch(name)}
 
 
 def newest_step(directory: str) -> int:
@@ -370,7 +370,7 @@ def newest_step(directory: str) -> int:
     return next((each.step for each in read_all(directory)[0]), -1)
 
 
-def step_of(name: str) -> int:
+def step_from_name(name: str) -> int:
     """Returns the step in the name of one of a checkpoint's files."""
     return int(re.match(r"ckpt-(\d+)", name)[1])
 

@@ -97,18 +97,18 @@ class Picked(NamedTuple):
 
 def value_entry(value: tf.Tensor, key: str) -> SlicedVariable:
     """Returns the entry of a value that was read."""
-    return SlicedVariable(key, [Slice("", host_of(value.device), lambda: value)])
+    return SlicedVariable(key, [Slice("", host_device(value.device), lambda: value)])
 
 
 def table_entry(variable: tf.Variable, key: str) -> SlicedVariable:
     """Slices a large table or a slot of one. It is read some rows at a time, since reading all of it would copy it."""
     whole = Box((0,) * len(variable.shape), tuple(variable.shape))
     return SlicedVariable(
-        key, list(_slices_of(variable.shape, whole, _rows_of(variable), variable, is_copied=True)), True
+        key, list(_slice_box(variable.shape, whole, _row_reader(variable), variable, is_copied=True)), True
     )
 
 
-def of_shards(variable, key: str, is_live: bool) -> SlicedVariable:
+def slice_shards(variable, key: str, is_live: bool) -> SlicedVariable:
     """Slices what this process writes of a sharded variable: the shards of which it has the first holder.
 
     Args:
@@ -116,14 +116,14 @@ def of_shards(variable, key: str, is_live: bool) -> SlicedVariable:
       key: in the checkpoint.
       is_live: whether the variable is read slice by slice as it is written, not now: see `copies_when_read`.
     """
-    sharding, held = shards.sharding_of(variable), list(shards.local_shards(variable))
+    sharding, held = shards.variable_sharding(variable), list(shards.local_shards(variable))
     slices: list[Slice] = []
     for replica, shard in held:
         if sharding.is_first_holder(replica):
-            read = _rows_of(shard) if is_live else _rows_in(read_on_host([shard])[0])
+            read = _row_reader(shard) if is_live else _rows_in(read_on_host([shard])[0])
             box = sharding.box(replica)
             is_copied = is_live or box.size[1:] != sharding.local_shape[1:]
-            slices += _slices_of(sharding.shape, box, read, shard, is_copied)
+            slices += _slice_box(sharding.shape, box, read, shard, is_copied)
     return SlicedVariable(key, slices, is_live, frozenset(_writers(sharding, len(held))), is_sharded=True)
 
 
@@ -133,7 +133,7 @@ def _writers(sharding: shards.Sharding, replicas_a_process: int) -> Iterator[int
             yield replica // replicas_a_process
 
 
-def _slices_of(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.Variable, is_copied: bool):
+def _slice_box(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.Variable, is_copied: bool):
     """Yields the slices of a box; `read` takes a slice's box within this process's values."""
     if not all(box.size):
         return
@@ -148,11 +148,11 @@ def _slices_of(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.V
         spec = Box((box.begin[0] + first, *box.begin[1:]), size).spec(shape)
         size_bytes = row_bytes * size[0]
         copied_bytes = size_bytes if is_copied or size_bytes % _ALIGNMENT_BYTES else 0
-        yield Slice(spec, host_of(variable.device), functools.partial(read, inside), copied_bytes)
+        yield Slice(spec, host_device(variable.device), functools.partial(read, inside), copied_bytes)
         first = stop
 
 
-def _rows_of(variable: tf.Variable) -> Callable[[Box], tf.Tensor]:
+def _row_reader(variable: tf.Variable) -> Callable[[Box], tf.Tensor]:
     def read(box: Box) -> tf.Tensor:
         rows = variable.sparse_read(tf.range(box.begin[0], box.begin[0] + box.size[0]))
         return tf.slice(rows, [0] * len(box.size), box.size)
@@ -176,7 +176,7 @@ def read_on_host(variables: list[tf.Variable]) -> list[tf.Tensor]:
     """Reads each variable on the CPU of the process that has it."""
     values = []
     for variable in variables:
-        with tf.device(host_of(variable.device)):
+        with tf.device(host_device(variable.device)):
             values.append(tf.identity(variable.read_value()))
     return values
 
@@ -264,12 +264,12 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> 
             there = tf.train.load_checkpoint(prefix).get_tensor(key.key)
             picked = [0 if at is None else there[at] for at in key.positions]
             _assign(tf_variable(variable), tf.constant(picked, there.dtype))
-        elif shards.sharding_of(variable):
+        elif shards.variable_sharding(variable):
             _read_shards(prefix, key, variable)
         else:
             plain.append((tf_variable(variable), key))
-    for batch in _batches(plain, lambda pair: (host_of(pair[0].device), pair[0].dtype.size * _elements(pair[0]))):
-        with tf.device(host_of(batch[0][0].device)):
+    for batch in _batches(plain, lambda pair: (host_device(pair[0].device), pair[0].dtype.size * _elements(pair[0]))):
+        with tf.device(host_device(batch[0][0].device)):
             values = tf.raw_ops.RestoreV2(
                 prefix=os.fspath(prefix),
                 tensor_names=[key for _, key in batch],
@@ -294,19 +294,19 @@ def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
 
 def _read_shards(prefix: str, key: str, variable) -> None:
     """Reads each local replica's shard of a sharded variable."""
-    sharding, variable = shards.sharding_of(variable), tf_variable(variable)
+    sharding, variable = shards.variable_sharding(variable), tf_variable(variable)
     values: dict[Box, tf.Tensor] = {}
     for replica, shard in shards.local_shards(variable):
         box = sharding.box(replica)
         if box not in values:
-            values[box] = _restored(prefix, key, sharding, box, shard, shards.padding_of(variable))
+            values[box] = _restored(prefix, key, sharding, box, shard, shards.padding_value(variable))
         shard.assign(values[box])
 
 
 def _restored(
     prefix: str, key: str, sharding: shards.Sharding, box: Box, shard: tf.Variable, filling: float
 ) -> tf.Tensor:
-    with tf.device(host_of(shard.device)):
+    with tf.device(host_device(shard.device)):
         if not all(box.size):
             return tf.fill(sharding.local_shape, tf.cast(filling, shard.dtype))
         (value,) = tf.raw_ops.RestoreV2(
@@ -334,7 +334,7 @@ def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
                     continue
                 begin, stop = int(there[mine[0]]), int(there[mine[-1]]) + 1
                 box = Box((begin, *(0 for _ in width)), (stop - begin, *width))
-                with tf.device(host_of(component.device)):
+                with tf.device(host_device(component.device)):
                     (values,) = tf.raw_ops.RestoreV2(
                         prefix=os.fspath(prefix),
                         tensor_names=[key],
@@ -346,6 +346,6 @@ def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
                     tf.raw_ops.ResourceScatterUpdate(resource=component.handle, indices=here[mine], updates=values)
 
 
-def host_of(device: str) -> str:
+def host_device(device: str) -> str:
     """Returns the CPU of the process that a device is in."""
     return tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0).to_string()

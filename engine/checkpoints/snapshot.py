@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..internals.variables import tf_variable
 from ..layers.embeddings import Embedding
-from ..mesh.shards import sharding_of
+from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from . import graph, slices
 from .slices import SlicedVariable
@@ -47,19 +47,21 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
       read: copies variables to the host.
     """
     walked = [*graph.walk(state)]
-    by_key = {graph.key_of(path): node for path, node in walked if graph.is_variable(node)}
+    by_key = {graph.checkpoint_key(path): node for path, node in walked if graph.is_variable(node)}
     differing = [node for node in by_key.values() if per_replica.differs(node)]
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
     live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
         own = {graph.KEY: tf.constant(graph.serialized(walked)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
     entries, variables = [slices.value_entry(value, key) for key, value in own.items()], {}
-    whole = [node for node in by_key.values() if not (sharding_of(node) or id(node) in live or id(node) in gathered)]
+    whole = [
+        node for node in by_key.values() if not (variable_sharding(node) or id(node) in live or id(node) in gathered)
+    ]
     values = gathered | dict(zip(map(id, whole), read([*map(tf_variable, whole)]), strict=True))
     for key, node in by_key.items():
         shape = graph.whole_shape(node)
-        if sharding_of(node):
-            entries.append(slices.of_shards(node, key, id(node) in live))
+        if variable_sharding(node):
+            entries.append(slices.slice_shards(node, key, id(node) in live))
         elif id(node) in live:
             entries.append(slices.table_entry(per_replica.components(node)[0], key))
         else:
@@ -78,11 +80,11 @@ def _too_large_to_copy(objects: list) -> set[int]:
     nodes = [node for node in objects if graph.is_variable(node)]
     shapes = {tuple(shard.shape) for table in objects if isinstance(table, Embedding) for shard in table.shards}
     copied = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
-    copied = [node for node in copied if not per_replica.differs(node) and not sharding_of(node)]
+    copied = [node for node in copied if not per_replica.differs(node) and not variable_sharding(node)]
     copied += [
         node
         for node in nodes
-        if sharding_of(node) and slices.copies_when_read(per_replica.components(tf_variable(node))[0])
+        if variable_sharding(node) and slices.copies_when_read(per_replica.components(tf_variable(node))[0])
     ]
     large, total = set(), 0
     for node in sorted(copied, key=lambda node: node.shape.num_elements()):

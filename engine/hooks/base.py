@@ -125,7 +125,7 @@ class Period:
         number, offset = divmod(rest, self.steps)
         return passes * -(-self.within // self.steps) + number, offset
 
-    def end_of(self, number: int) -> int:
+    def period_ends_at(self, number: int) -> int:
         """Returns the step at which so many periods have ended."""
         if not self.within:
             return number * self.steps - self.shift
@@ -134,7 +134,7 @@ class Period:
 
     def end_after(self, step: int) -> int:
         """Returns the next end of a period after a step."""
-        return self.end_of(self.position(step)[0] + 1)
+        return self.period_ends_at(self.position(step)[0] + 1)
 
     def ends_at(self, step: int) -> bool:
         """Returns whether a period ends at a step."""

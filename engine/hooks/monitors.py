@@ -11,7 +11,7 @@ from ..errors import UsageError, counted
 from ..inventory import Inventory
 from ..meter import Meter, Window
 from ..metrics.monitored import Monitored
-from ..metrics.sums import kinds_of
+from ..metrics.sums import kinds_by_name
 from ..state import TrainState
 from ..trainer import computes_metrics
 from .base import Hook, Period, Periodic, Status
@@ -72,12 +72,12 @@ class Monitor(Periodic):
 
     def __call__(self, status: Status) -> None:
         if self._window and not self._is_resolved and (sums := status.segment.sums) is not None:
-            self.resolve(kinds_of(sums.specs), status.state.trainer)
+            self.resolve(kinds_by_name(sums.specs), status.state.trainer)
         super().__call__(status)
 
     def act(self, status: Status) -> None:
         if not self._is_resolved:
-            self.resolve(kinds_of(status.strategy.evaluation.trace()), status.state.trainer)
+            self.resolve(kinds_by_name(status.strategy.evaluation.trace()), status.state.trainer)
         metrics = self._window.take().means() if self._window else status.evaluation
         if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # e.g. NAME_9 of four values
             raise self.monitored.not_measured(metrics)

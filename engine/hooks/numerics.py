@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import LabelError, NonfiniteError
-from ..internals.variables import CompiledOf, own_copy, path_of, tf_variable
+from ..internals.variables import CompiledOf, own_copy, tf_variable, variable_path
 from ..inventory import Inventory
-from ..mesh.shards import sharding_of
+from ..mesh.shards import variable_sharding
 from ..metrics.means import is_loss
 from ..metrics.pairs import Pair
 from ..metrics.sums import LoopSums
@@ -133,7 +133,7 @@ def first_nonfinite(variables: Iterable, are_finite: Callable[[list], tf.Tensor]
     """Returns the path of the first float variable with an inf or NaN, or None."""
     floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
     finite = (are_finite or _are_finite)(floating).numpy() if floating else ()
-    return next((path_of(each) for each, is_finite in zip(floating, finite, strict=True) if not is_finite), None)
+    return next((variable_path(each) for each, is_finite in zip(floating, finite, strict=True) if not is_finite), None)
 
 
 def _are_finite(variables: list) -> tf.Tensor:
@@ -149,7 +149,7 @@ def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
     Checks the first of copies, and each of a sharded variable's shards in this process.
     """
     checks = []
-    for component in per_replica.components(variable) if sharding_of(variable) else [own_copy(variable)]:
+    for component in per_replica.components(variable) if variable_sharding(variable) else [own_copy(variable)]:
         with tf.device(component.device):
             checks += [tf.reduce_all(tf.math.is_finite(piece)) for piece in _pieces(component)]
     return checks

@@ -90,7 +90,7 @@ def restore(
     if manifest is None:
         return None
     # Measurements by other rules are discarded like those on other data.
-    changed = manifest.other_data(checkpoints.about) if rules_of(manifest) == RULES else {"train", "eval"}
+    changed = manifest.other_data(checkpoints.about) if saved_rules(manifest) == RULES else {"train", "eval"}
     host_state = copy.deepcopy(manifest.host_state)  # which is changed afterwards, and the manifest may be read again
     kept = host_state.get("hooks", {})
     owner = "state"
@@ -112,7 +112,7 @@ def restore(
     return manifest
 
 
-def rules_of(manifest: Manifest) -> int | None:
+def saved_rules(manifest: Manifest) -> int | None:
     """Returns the `engine.state.RULES` of the run when it was saved."""
     return manifest.host_state.get("state", {}).get("rules")
 

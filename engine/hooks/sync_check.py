@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import OutOfSyncError
-from ..internals.variables import CompiledOf, path_of
-from ..mesh.shards import sharding_of
+from ..internals.variables import CompiledOf, variable_path
+from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from .base import Period, Periodic, Status
 
@@ -82,8 +82,8 @@ class SyncCheck(Periodic):
         if odd := [self._called(replica) for replica, value in checksums.items() if value != most]:
             raise OutOfSyncError(
                 f"step {step}: {', '.join(odd)} of {len(checksums)} replicas holds other values of "
-                f"{path_of(variable)} {variable.shape.as_list()} than the rest; look for a callback, hook or program "
-                "that sets it to other values on one process, for a step that changes it without an "
+                f"{variable_path(variable)} {variable.shape.as_list()} than the rest; look for a callback, hook or "
+                "program that sets it to other values on one process, for a step that changes it without an "
                 "aggregation or reduction.sum(averages=), or for a faulty device, and start again from the last "
                 "checkpoint"
             )
@@ -109,7 +109,7 @@ def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> tf.Tensor:
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:
     """Returns the replicas with the same values of a variable, a list per shard."""
-    sharding, replicas_of = sharding_of(variable), defaultdict(list)
+    sharding, replicas_of = variable_sharding(variable), defaultdict(list)
     for replica in range(replicas):
         replicas_of[sharding.box(replica) if sharding else None].append(replica)
     return list(replicas_of.values())

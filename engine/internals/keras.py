@@ -100,7 +100,7 @@ def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.kera
     return list(layer._flatten_layers(include_self=itself))
 
 
-def inputs_of(model: tf.keras.layers.Layer) -> Any:
+def symbolic_inputs(model: tf.keras.layers.Layer) -> Any:
     """Returns a model's symbolic inputs, in its own structure; None if unknown."""
     own = model.inputs if isinstance(model, tf.keras.Sequential) and model.built else [getattr(model, "input", None)]
     return tf.keras.tree.lists_to_tuples(own[0] if len(own) == 1 else own)
@@ -201,7 +201,7 @@ def keeps_means(layer: tf.keras.layers.Layer) -> bool:
     return module.split(".")[0] in ("keras", ours) or isinstance(layer, tf.keras.layers.BatchNormalization)
 
 
-def states_of(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
+def carried_states(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
     """Returns the states that stateful layers carry from batch to batch."""
     stateful = [layer for layer in all_layers_in(layers) if getattr(layer, "stateful", False)]
     states = [each for layer in stateful for each in tf.nest.flatten(getattr(layer, "states", None))]
@@ -256,7 +256,7 @@ def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | N
 
 def with_states_of_zero(layers: Iterable[tf.keras.layers.Layer]) -> contextlib.AbstractContextManager:
     """Returns a context in which stateful layers begin with zeros, and leave their states as they were."""
-    states = states_of(layers)
+    states = carried_states(layers)
     return _Scope([(each, tf.zeros(each.shape, each.dtype)) for each in states]) if states else contextlib.nullcontext()
 
 
@@ -288,7 +288,7 @@ def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.V
     return [variable for key, variable in floating.items() if key not in moving]
 
 
-def layers_of(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
+def affected_layers(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) -> list[tf.keras.layers.Layer]:
     """Returns the layers that training `trained` affects: all except those with only other weights."""
     theirs = {id(variable) for variable in trained}
     return [
@@ -420,7 +420,7 @@ def eager_variables() -> Iterator[None]:
         global_state.set_global_attribute("stateless_scope", before)
 
 
-def strategy_of(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> tf.distribute.Strategy:
+def scope_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> tf.distribute.Strategy:
     """Returns the strategy in whose scope a model or an optimizer was created; TensorFlow's default without one."""
     is_optimizer = isinstance(made, tf.keras.optimizers.Optimizer)
     return made._distribution_strategy if is_optimizer else made.distribute_strategy
@@ -428,12 +428,12 @@ def strategy_of(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> tf.dist
 
 def has_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
     """Returns whether a model or an optimizer was created in the scope of a strategy."""
-    return strategy_of(made) is not default_strategy()
+    return scope_strategy(made) is not default_strategy()
 
 
 def belongs_to_current_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
     """Returns whether a model or an optimizer was created in the current strategy's scope, or without one."""
-    return strategy_of(made) is tf.distribute.get_strategy()
+    return scope_strategy(made) is tf.distribute.get_strategy()
 
 
 @contextlib.contextmanager
@@ -493,7 +493,7 @@ def learning_rate(optimizer: tf.keras.optimizers.Optimizer, updates_ago: int) ->
     return optimizer.learning_rate
 
 
-def rate_of(optimizer: tf.keras.optimizers.Optimizer) -> Any:
+def schedule_or_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:
     """Returns an optimizer's schedule, another callable, or a number."""
     rate = optimizer._learning_rate
     return rate if callable(rate) else float(optimizer.learning_rate.numpy())

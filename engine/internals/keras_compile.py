@@ -72,7 +72,7 @@ def untracked_optimizer(model: tf.keras.Model) -> Iterator[None]:
         model.optimizer = vars(model).pop("optimizer")  # TensorFlow does not track what is there already
 
 
-def direction_of(metric: tf.keras.metrics.Metric) -> str | None:
+def metric_direction(metric: tf.keras.metrics.Metric) -> str | None:
     """Returns "max" or "min", the better direction of a metric; None if Keras does not know it."""
     return {"up": "max", "down": "min"}.get(getattr(metric, "_direction", None))
 
@@ -209,7 +209,7 @@ class OutputLoss(NamedTuple):
     count: tf.Tensor | None
     is_even: bool = True
 
-    def of_examples(self, examples) -> tuple:
+    def to_pair(self, examples) -> tuple:
         """Returns (a sum, its count) of so many examples: for a mean over examples, both add up over batches."""
         if self.is_even:
             return self.total * (examples / self.count), examples
@@ -287,7 +287,7 @@ class Losses(CompileLoss):
         counted = (labels >= 0) & (labels < predictions.shape[-1])
         for each in (mask, None if weights is None else weights != 0):
             if each is not None:
-                counted &= squeeze_or_expand_to_same_rank(values, _of_rank(each, values.shape.rank))[1]
+                counted &= squeeze_or_expand_to_same_rank(values, _expand_to_rank(each, values.shape.rank))[1]
         return Classified(labels, predictions, counted)
 
     def _by_output(self, weights) -> Any:
@@ -319,7 +319,7 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
     if weights is not None and tf.is_tensor(y_true):
         y_true = without_missing(y_true, weights)
     values, mask = _values(loss, y_true, y_pred)
-    weights = None if weights is None else _of_rank(tf.cast(weights, values.dtype), values.shape.rank)
+    weights = None if weights is None else _expand_to_rank(tf.cast(weights, values.dtype), values.shape.rank)
     weights = apply_mask(weights, mask, dtype=values.dtype, reduction="sum")
     if weights is not None:
         values, weights = squeeze_or_expand_to_same_rank(values, weights)
@@ -363,7 +363,7 @@ def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:
 def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns weights [n] or [n, ...] in a shape that Keras's metrics multiply by the mask of these outputs."""
     mask = mask_of(y_pred)
-    return weights if mask is None else _of_rank(weights, mask.shape.rank)
+    return weights if mask is None else _expand_to_rank(weights, mask.shape.rank)
 
 
 def without_missing(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -373,11 +373,11 @@ def without_missing(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """
     if not labels.dtype.is_floating:
         return labels
-    weights = squeeze_or_expand_to_same_rank(labels, _of_rank(weights, labels.shape.rank))[1]
+    weights = squeeze_or_expand_to_same_rank(labels, _expand_to_rank(weights, labels.shape.rank))[1]
     return tf.where((weights == 0) & ~tf.math.is_finite(labels), tf.zeros_like(labels), labels)
 
 
-def _of_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
+def _expand_to_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
     return tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *[1] * (rank - weights.shape.rank)])
 
 

@@ -77,7 +77,7 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
             raise ValueError(f"{variable.path} is {form}, and in the copy {_form(other)}")
         for name in _OF_VARIABLE:
             setattr(other, name, getattr(variable, name))
-    for name, value in _differing(theirs, mine, _of_keras()):
+    for name, value in _differing(theirs, mine, _keras_attributes()):
         if _is_plain(value):
             vars(mine)[name] = value
         elif name in vars(mine):
@@ -89,7 +89,7 @@ def _form(variable: tf.keras.Variable) -> str:
 
 
 @functools.cache
-def _of_keras() -> frozenset[str]:
+def _keras_attributes() -> frozenset[str]:
     """Returns the attributes of layers and models that are Keras's own."""
     before = new_state()  # keeps the numbering of the user's layers
     try:

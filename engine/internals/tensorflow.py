@@ -297,7 +297,7 @@ def own_initial_values(
         del extended._get_variable_creator_initial_value
 
 
-def of_first_worker(strategy: tf.distribute.MultiWorkerMirroredStrategy, value: tf.Tensor) -> tf.Tensor:
+def broadcast_from_first_worker(strategy: tf.distribute.MultiWorkerMirroredStrategy, value: tf.Tensor) -> tf.Tensor:
     """Returns the first worker's value of a tensor. All workers call it."""
     device = strategy.extended.worker_devices[0]
     of_variable = strategy.extended._get_variable_creator_initial_value

@@ -15,18 +15,18 @@ import tensorflow as tf
 from .tensorflow import replica_id
 
 
-def path_of(variable) -> str:
+def variable_path(variable) -> str:
     """Returns a variable's name for people: a Keras variable's path, a tf.Variable's name."""
     return getattr(variable, "path", None) or variable.name.removesuffix(":0")
 
 
-def key_of(variable, position: int) -> str:
+def state_key(variable, position: int) -> str:
     """Returns the key in checkpoints for a variable's state, by its position among others.
 
     Keras numbers layers and unnamed variables within a process ("dense_7/kernel", "variable_12"): only the last part
     without its number is the same in the restoring process.
     """
-    leaf = re.sub(r"(:\d+|_\d+)+$", "", path_of(variable).split("/")[-1])
+    leaf = re.sub(r"(:\d+|_\d+)+$", "", variable_path(variable).split("/")[-1])
     return f"{position:04d}_{leaf}"
 
 
@@ -57,7 +57,7 @@ def own_copy(variable: tf.Variable) -> tf.Variable:
     return copies[int(tf.get_static_value(replica_id()) or 0) % len(copies)]
 
 
-def server_of(variable: tf.Variable) -> str | None:
+def server_device(variable: tf.Variable) -> str | None:
     """Returns the device of a variable on a parameter server; None for others."""
     device = variable.device or ""
     return device if "/job:ps" in device else None
@@ -65,7 +65,7 @@ def server_of(variable: tf.Variable) -> str | None:
 
 def on_server(variable: tf.Variable):
     """Returns the device context of a variable's server; an empty context for others."""
-    server = server_of(variable)
+    server = server_device(variable)
     return tf.device(server) if server else contextlib.nullcontext()
 
 
@@ -84,7 +84,7 @@ def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Call
         constants = map(tf.get_static_value, terms)
         here = [tf.identity(x) if c is None else tf.constant(c, x.dtype) for x, c in zip(terms, constants, strict=True)]
         with tf.control_dependencies(here):
-            if server_of(variable):
+            if server_device(variable):
                 tf.CriticalSection(shared_name=f"{variable.name}/update").execute(lambda: update(*here))
             else:
                 update(*here)
@@ -100,7 +100,7 @@ def is_shard(variable) -> bool:
     return hasattr(variable, "shard_of")
 
 
-def whole_of(variable) -> int:
+def table_identity(variable) -> int:
     """Returns one number for all shards of a table, and a unique number for any other variable."""
     return getattr(variable, "shard_of", id(variable))
 

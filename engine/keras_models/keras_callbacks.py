@@ -23,10 +23,10 @@ from ..hooks.base import Period, Status, Windowed
 from ..hooks.evaluation import averaged_weights
 from ..internals import keras
 from ..inventory import Inventory
-from ..mesh.shards import sharding_of
+from ..mesh.shards import variable_sharding
 from ..meter import Meter
 from ..metrics.monitored import Monitored
-from ..metrics.sums import Sums, kinds_of, nan_if_missing, values_by_name
+from ..metrics.sums import Sums, kinds_by_name, nan_if_missing, values_by_name
 from ..state import TrainState
 from ..strategies.base import Interrupted
 
@@ -280,7 +280,7 @@ class KerasCallbacks(Windowed):
 
     def last_step(self, feed: Feed) -> int | None:
         is_limited = self._epochs is not None and (self.epoch_steps or not self._epochs)
-        return self.period(feed).end_of(self._epochs) if is_limited else None
+        return self.period(feed).period_ends_at(self._epochs) if is_limited else None
 
     def next_due(self, step: int, status: Status) -> int | None:
         ends = self._period.end_after(step)
@@ -294,11 +294,11 @@ class KerasCallbacks(Windowed):
         if evaluation is not None:
             if not self._is_evaluating:
                 self._call("on_test_begin", {})
-            self._call("on_test_end", self._logs_of(evaluation))
+            self._call("on_test_end", self._to_logs(evaluation))
             self._is_evaluating = False
         if ends:
-            evaluation = {f"val_{name}": value for name, value in self._logs_of(evaluation or {}).items()}
-            self._logs = dict(sorted({**self._logs_of(self._means()), **evaluation}.items()))  # as Keras has them
+            evaluation = {f"val_{name}": value for name, value in self._to_logs(evaluation or {}).items()}
+            self._logs = dict(sorted({**self._to_logs(self._means()), **evaluation}.items()))  # as Keras has them
             self.window.take()
             for logger in self._called:
                 # A remote file can't be cut.
@@ -344,7 +344,7 @@ class KerasCallbacks(Windowed):
             return self._stride - begun
         number = -(-done // self._stride) * self._stride  # as in Keras also at the end
         if number:
-            self._call("on_test_batch_end", number - 1, self._logs_of(nan_if_missing(values_by_name(sums.values()))))
+            self._call("on_test_batch_end", number - 1, self._to_logs(nan_if_missing(values_by_name(sums.values()))))
         if done < batches:
             self._call("on_test_batch_begin", number, {})
         return self._stride
@@ -352,7 +352,7 @@ class KerasCallbacks(Windowed):
     def end(self, status: Status) -> None:
         self._call("on_train_end", self._logs)
         if status.strategy.num_hosts > 1:  # the chief's history includes its callbacks' additions to logs
-            states = status.strategy.exchange_json([*map(_state_of, self._callbacks)])[0]
+            states = status.strategy.exchange_json([*map(_callback_state, self._callbacks)])[0]
             for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
                 if state is not None and (callback is self.history or callback not in self._called):
                     _set_state(callback, state)
@@ -361,7 +361,7 @@ class KerasCallbacks(Windowed):
         for callback, variable in self._best.items():
             variable.assign(_packed(callback.best_weights or ()))
         pending = {"is_pending": True, "several": self._several} if self.is_pending else {}
-        return {"callbacks": [*map(_state_of, self._callbacks)], "begun": [*self._begun], **pending}
+        return {"callbacks": [*map(_callback_state, self._callbacks)], "begun": [*self._begun], **pending}
 
     def restore_host_state(self, values: dict) -> None:
         self._states = values.get("callbacks") or []
@@ -380,7 +380,7 @@ class KerasCallbacks(Windowed):
         means = self.window.totals.means()
         return {**means, **{name: self._run.totals.means()[name] for name in self._unreset if name in means}}
 
-    def _logs_of(self, means: Mapping[str, float]) -> dict[str, Any]:
+    def _to_logs(self, means: Mapping[str, float]) -> dict[str, Any]:
         """Returns means in the form of Keras's logs: vectors as one array each, and no gradient norm.
 
         `loss` includes layers' losses.
@@ -410,7 +410,7 @@ class KerasCallbacks(Windowed):
         """Calls `on_train_batch_end` once per batch, or once per `steps_per_execution` batches, as in Keras."""
         sums = status.segment.sums
         if not self._several and sums is not None:
-            self._several = [name for name, kind in kinds_of(sums.specs).items() if kind.is_several]
+            self._several = [name for name, kind in kinds_by_name(sums.specs).items() if kind.is_several]
         if not status.segment.steps or self._ended == status.step:
             return
         last = self._batch(status.step - 1)
@@ -418,11 +418,11 @@ class KerasCallbacks(Windowed):
         whole = last + self._stride - 1 - last % self._stride  # its number, as in Keras also at an epoch's end
         if self._at_batches and (ends or status.last or whole == last):
             self._ended = status.step
-            self._call("on_train_batch_end", whole, self._logs_of(self._means()))
+            self._call("on_train_batch_end", whole, self._to_logs(self._means()))
         elif ends and self.ends_at_nonfinite:
             self._ended = status.step
             ending = [callback for callback in self._called if "TerminateOnNaN" in _kinds(callback)]
-            self._call("on_train_batch_end", last, self._logs_of(self._means()), of=ending)
+            self._call("on_train_batch_end", last, self._to_logs(self._means()), of=ending)
 
     def _call(self, method: str, *arguments, of: Sequence[tf.keras.callbacks.Callback] | None = None) -> None:
         """Calls a method of all callbacks, which may add to the logs for later ones, as Keras's do."""
@@ -505,7 +505,7 @@ def _uses_batch_hooks(callback: tf.keras.callbacks.Callback, names: Sequence[str
     return False
 
 
-def _state_of(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
+def _callback_state(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     """Returns a callback's entry in checkpoints, plain JSON; its state is None if there is none."""
     state, kind = None, type(callback).__name__
     if hasattr(callback, "get_state"):
@@ -517,7 +517,7 @@ def _state_of(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def _set_state(callback: tf.keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Restores the result of `_state_of`."""
+    """Restores the result of `_callback_state`."""
     callback.set_state(state) if hasattr(callback, "set_state") else vars(callback).update(state)
 
 
@@ -560,7 +560,7 @@ def _attributes_for_callbacks(trainer, model: tf.keras.Model) -> dict[str, Any]:
         attributes |= {name: functools.partial(alone, name) for name in _COMPUTES}
         why = "of the model that the run trains; train a copy of it"
         attributes |= {name: _refusing(name, why) for name in _TRAINS}
-    if any(map(sharding_of, model.variables)):
+    if any(map(variable_sharding, model.variables)):
         why = "of the model, and each replica has a shard of it; let the run save checkpoints, and export one of them"
         attributes |= {name: _refusing(name, why) for name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES)}
     return attributes

@@ -47,7 +47,7 @@ class KerasMetric:
         self._metric = metric
         self._tried: set[tuple] = set()  # shapes and types
         # TensorFlow unpacks named tuples and recreates them from their class, which must know the metric.
-        own = {"value": lambda sums: self._value(sums), "direction": keras_compile.direction_of(metric)}
+        own = {"value": lambda sums: self._value(sums), "direction": keras_compile.metric_direction(metric)}
         self._kind = type("KerasSums", (KerasSums,), own)
 
     def __call__(self, y_true, y_pred=None, sample_weight=None) -> KerasSums:

@@ -121,7 +121,7 @@ class KerasTrainer(Trainer):
         """
         if not cls.is_built:
             return None
-        made_in = keras.strategy_of(cls.make())
+        made_in = keras.scope_strategy(cls.make())
         if isinstance(made_in, _OF_PROCESSES):
             raise UsageError(
                 f"the model was made in the scope of {type(made_in).__name__}, which the run has to make itself; pass "
@@ -140,7 +140,7 @@ class KerasTrainer(Trainer):
             return on_one
         model = cls.make()
         both = model, getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        return all(not keras.has_strategy(x) if on_one else keras.strategy_of(x) is distribution for x in both)
+        return all(not keras.has_strategy(x) if on_one else keras.scope_strategy(x) is distribution for x in both)
 
     def build(self) -> None:
         source = type(self).make(**self._arguments)
@@ -330,7 +330,7 @@ class KerasTrainer(Trainer):
         try:
             if replicas > 1 or steps > 1:
                 batch = (features, labels, outputs, of_examples if weights is None else weights)
-                sums = own or functools.partial(_sums_of, self._losses)
+                sums = own or functools.partial(_loss_sums, self._losses)
                 known = own is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
                 trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, None if known else compared)))
         except Exception as error:  # of any class
@@ -349,38 +349,38 @@ class KerasTrainer(Trainer):
             _, metrics = self._to_minimize(batch)
             return metrics()
 
-    def _of_padded(self, padded: form.Padded) -> Any:
+    def _unwrap_padded(self, padded: form.Padded) -> Any:
         # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.
         return padded.tensor if isinstance(padded, form.Ragged) else padded.values
 
     def _losses_of_batch(self, outputs, batch, training: bool) -> dict[str, Any]:
         if self._own_loss is None:
             return super()._losses_of_batch(outputs, batch, training)
-        batch = form.map_padded(self._of_padded, batch)
+        batch = form.map_padded(self._unwrap_padded, batch)
         # Called once per step, with the weights: layers that it calls may change their state.
-        compute = functools.partial(self._losses_of, weights=form.fields(batch).weights)
+        compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
         with diagnosis.labels_as_numbers(batch, self):
             owner = f"{type(self).__name__}.{_OWN}"
             total, kept = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
         return {**kept, "loss": Mean(total, _size(batch))}
 
     def loss(self, outputs, batch) -> Mean:
-        batch = form.map_padded(self._of_padded, batch)
+        batch = form.map_padded(self._unwrap_padded, batch)
 
         def pair(weights=None):
-            total, _ = self._losses_of(outputs, batch, weights)
+            total, _ = self._batch_losses(outputs, batch, weights)
             return weighable(Mean(total, _size(batch)), pair, weights is not None)
 
         return pair()
 
     def metrics(self, outputs, batch) -> dict[str, Mean]:
         pairs: dict[str, Any] = {}
-        batch = form.map_padded(self._of_padded, batch)
+        batch = form.map_padded(self._unwrap_padded, batch)
         several = self._losses is not None and len(self._losses.keras_losses) > 1
-        for name, pair in self._losses_of(outputs, batch, None)[1].items() if several else ():
+        for name, pair in self._batch_losses(outputs, batch, None)[1].items() if several else ():
 
             def weigh(weights, name=name):
-                return weighable(self._losses_of(outputs, batch, weights)[1][name], None, has_weights=True)
+                return weighable(self._batch_losses(outputs, batch, weights)[1][name], None, has_weights=True)
 
             pairs[name] = weighable(pair, weigh)
         labels, weights = self._weighed(form.fields(batch).labels)
@@ -414,7 +414,7 @@ class KerasTrainer(Trainer):
         weigh = functools.partial(self._sum, name, metric, labels, predictions) if metric.is_weighted else None
         return weighable(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)
 
-    def _losses_of(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, Pair]]:
+    def _batch_losses(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, Pair]]:
         """Returns the loss, times the examples of this replica's share of the batch, and a pair of each output's.
 
         The sum across replicas, divided by all examples, is then Keras's of the global batch.
@@ -476,14 +476,14 @@ class KerasTrainer(Trainer):
     def _to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
         with self._kept.noted() as updates:
             losses, metrics = super()._to_minimize(batch)
-        return losses, lambda: {**self._of_layers(updates, batch), **metrics()}
+        return losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
 
     def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
         with self._kept.noted() as updates:
             metrics, rows = super()._evaluated(batch)
-        return {**self._of_layers(updates, batch), **metrics}, rows
+        return {**self._layer_pairs(updates, batch), **metrics}, rows
 
-    def _of_layers(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
+    def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, each, _size(batch)) for name, each in updates.items()}
 
     def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
@@ -503,7 +503,7 @@ class KerasTrainer(Trainer):
         return tf.nest.pack_sequence_as(nest, flat)
 
 
-def _sums_of(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
+def _loss_sums(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
     """Computes (a sum, its count) of each output's loss."""
     wholes: list[keras_compile.OutputLoss] = []
 
@@ -516,7 +516,7 @@ def _sums_of(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
     examples = float(_size(outputs))
     by_name: dict[str, tuple] = {}
     for loss, each in zip(losses.keras_losses, wholes, strict=True):
-        by_name[loss.name] = (*by_name.get(loss.name, ()), *each.of_examples(examples))
+        by_name[loss.name] = (*by_name.get(loss.name, ()), *each.to_pair(examples))
     return by_name
 
 

@@ -26,13 +26,13 @@ def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Ge
     weights. An axis of unknown size has 2 entries. Examples have means of their own: those of many entries alike would
     be equal, up to rounding.
     """
-    means = _of_examples([examples, *shape], random)
+    means = _random_per_example([examples, *shape], random)
     values = 1 - random.random([examples, *(size or 2 for size in shape)], np.float32)
     whole = is_label or not dtype.is_floating
     return tf.cast(values < means if whole else values * means, dtype)
 
 
-def _of_examples(shape: Sequence, random: np.random.Generator) -> np.ndarray:
+def _random_per_example(shape: Sequence, random: np.random.Generator) -> np.ndarray:
     """Samples a number between 0.1 and 1 for each example of an array of this shape, to be broadcast to it."""
     return random.uniform(0.1, 1, [shape[0], *(1 for _ in shape[1:])]).astype(np.float32)
 
@@ -90,7 +90,7 @@ def _with_missing(labels: tf.Tensor | None, value: float, random: np.random.Gene
     dtype = tf.string if labels is None else labels.dtype
     if not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):
         return labels
-    kept = random.random(labels.shape, np.float32) < _of_examples(labels.shape, random)
+    kept = random.random(labels.shape, np.float32) < _random_per_example(labels.shape, random)
     return tf.where(kept, labels, tf.cast(value, dtype))
 
 

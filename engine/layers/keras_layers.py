@@ -105,7 +105,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
             values = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
             variance *= (values - 1) / values  # the kernel returns the unbiased estimate
         else:
-            outputs, mean, variance = self._of_all_replicas(inputs)
+            outputs, mean, variance = self._normalize_across_replicas(inputs)
         for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(moving * self.momentum + new * (1 - self.momentum))
         return outputs
@@ -122,7 +122,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         )
         return kernel.y, kernel.batch_mean, kernel.batch_variance
 
-    def _of_all_replicas(self, inputs):
+    def _normalize_across_replicas(self, inputs):
         x = tf.cast(inputs, tf.float32)
         # One sum yields both moments, around the moving mean, which is equal on all replicas: otherwise the difference
         # of squares below would lose digits.

@@ -62,16 +62,16 @@ def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Returns whether a value is a list of named objects, whose other values match these columns or are numbers."""
 
     def is_row(row: Any) -> bool:
-        return isinstance(row, dict) and _text(row.get("name")) and _is_of({"name": _text, **columns}, row, _number)
+        return isinstance(row, dict) and _text(row.get("name")) and _has_types({"name": _text, **columns}, row, _number)
 
     return lambda value: value is None or (isinstance(value, list) and all(map(is_row, value)))
 
 
 def _goodput(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and _is_of({"share": _number, "seconds": _spans}, value))
+    return value is None or (isinstance(value, dict) and _has_types({"share": _number, "seconds": _spans}, value))
 
 
-def _is_of(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
+def _has_types(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
     return all(keys.get(name, others)(value) for name, value in values.items())
 
 
@@ -197,7 +197,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         return None
     values = {name: value for name, value in event.items() if name != "event"}
     others = _number if kind == "row" else lambda value: True
-    return event if _is_of(_FITS.get(kind, {}), values, others) else None
+    return event if _has_types(_FITS.get(kind, {}), values, others) else None
 
 
 def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.variables import path_of, tf_variable
+from ..internals.variables import tf_variable, variable_path
 from . import collectives
 from .mesh import AXES, DATA, MODEL, Axis, Mesh, local_replicas
 
@@ -104,7 +104,7 @@ class Sharding:
         return {DATA: replica // model, MODEL: replica % model}
 
 
-def sharding_of(variable) -> Sharding | None:
+def variable_sharding(variable) -> Sharding | None:
     """Returns how a variable, Keras's or TensorFlow's, is sharded; None if each replica has a copy of all of it."""
     return getattr(tf_variable(variable), "mesh_sharding", None)
 
@@ -116,7 +116,7 @@ def mark(variable, sharding: Sharding | None, padding: float = 0.0) -> None:
         tf_variable(variable).mesh_padding = padding
 
 
-def padding_of(variable) -> float:
+def padding_value(variable) -> float:
     """Returns the value of a sharded variable's padding: a slot's initial value, so that 1/slot stays finite."""
     return tf_variable(variable).mesh_padding
 
@@ -133,7 +133,7 @@ def local_shards(variable) -> Iterator[tuple[int, tf.Variable]]:
 
 def size(variable) -> int:
     """Returns the number of values of the whole of any variable."""
-    sharding = sharding_of(variable)
+    sharding = variable_sharding(variable)
     return math.prod(sharding.shape if sharding else tf_variable(variable).shape)
 
 
@@ -143,7 +143,7 @@ def whole(variable) -> np.ndarray:
     Raises:
       UsageError: other processes hold shards of it.
     """
-    sharding = sharding_of(variable)
+    sharding = variable_sharding(variable)
     if sharding is None:
         return tf_variable(variable).numpy()
     array = np.empty(sharding.shape, tf_variable(variable).dtype.as_numpy_dtype)
@@ -153,7 +153,7 @@ def whole(variable) -> np.ndarray:
         array[box.slices] = shard.numpy()[tuple(slice(0, n) for n in box.size)]
         left.discard(box)
     if left:
-        raise UsageError(f"other processes have shards of {path_of(variable)}")
+        raise UsageError(f"other processes have shards of {variable_path(variable)}")
     return array
 
 
@@ -165,7 +165,7 @@ def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
       sample: returns the values of any box of the whole, depending only on the position, so that a model's weights do
         not depend on the mesh.
     """
-    sharding = sharding_of(variable)
+    sharding = variable_sharding(variable)
     for replica, shard in local_shards(variable):
         begin, size = sharding.box(replica)
         row_bytes = max(1, shard.dtype.size * math.prod(size[1:]))
@@ -232,7 +232,7 @@ class UpdateShard(NamedTuple):
         return [self.axis, *rest]
 
 
-def update_shard_of(variable, mesh: Mesh) -> UpdateShard | None:
+def plan_update_shard(variable, mesh: Mesh) -> UpdateShard | None:
     """Returns how a variable's update is sharded over a mesh; None if every holder updates all of it.
 
     It is None if the mesh does not shard the optimizer, for a small variable, and for one without an axis that divides
@@ -240,7 +240,7 @@ def update_shard_of(variable, mesh: Mesh) -> UpdateShard | None:
     """
     if not mesh.shard_optimizer:
         return None
-    sharding, shape = sharding_of(variable), tuple(tf_variable(variable).shape)
+    sharding, shape = variable_sharding(variable), tuple(tf_variable(variable).shape)
     holders = mesh.data if sharding else mesh.everyone
     axis = next((axis for axis, length in enumerate(shape) if length % holders.size == 0), None)
     if holders.size == 1 or axis is None or math.prod(shape) < LEAST_VALUES:

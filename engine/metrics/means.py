@@ -82,15 +82,15 @@ def root_mean_square(values, weights=None) -> RootMean:
       >>> float(pair.total), float(pair.count)
       (34.0, 2.0)
     """
-    return _of_kind(RootMean, mean(tf.square(tf.cast(values, tf.float32)), weights))
+    return _weighable_mean(RootMean, mean(tf.square(tf.cast(values, tf.float32)), weights))
 
 
 def exp_mean(values, weights=None) -> ExpMean:
     """Returns the pair of e to the mean, e.g. the perplexity of losses. Arguments as `mean`'s."""
-    return _of_kind(ExpMean, mean(values, weights))
+    return _weighable_mean(ExpMean, mean(values, weights))
 
 
-def _of_kind(kind: type[Mean], pair: Mean):
+def _weighable_mean(kind: type[Mean], pair: Mean):
     return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
 
 

@@ -44,7 +44,7 @@ class Monitored:
         return f"{self.direction}:{self.name}" if self.direction else self.name
 
     def find(self, kinds: Mapping[str, Any]) -> Any:
-        """Returns the metric's kind, if it is measured (`sums.kinds_of`); else None.
+        """Returns the metric's kind, if it is measured (`sums.kinds_by_name`); else None.
 
         A metric with several values has the names NAME_0 or NAME_KEY.
         """

@@ -113,7 +113,7 @@ def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
     return [name for name in names if name not in vectors], vectors
 
 
-def kinds_of(specs: Sequence[RowSpec]) -> dict[str, type[Pair]]:
+def kinds_by_name(specs: Sequence[RowSpec]) -> dict[str, type[Pair]]:
     """Returns the kinds of the metrics that are numbers, by name."""
     return {spec.name: spec.kind for spec in specs if not issubclass(spec.kind, NO_NUMBERS)}
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..errors import UsageError, reason
 from ..internals import keras, keras_copy
 from ..internals.graphs import ENGINES_OWN
-from ..internals.variables import assign_local, on_server, path_of, tf_variable, update_alone
+from ..internals.variables import assign_local, on_server, tf_variable, update_alone, variable_path
 from ..mesh import shards
 from ..reduction import per_replica
 
@@ -32,8 +32,8 @@ class Shadows:
         for variable, _ in pairs:
             if variable.trainable and variable.dtype in (tf.bfloat16, tf.float16):
                 raise UsageError(
-                    f"{path_of(variable)} is {variable.dtype.name}, in which an average loses small changes; keep "
-                    "variables in float32, and compute in 16 bits (mixed precision)"
+                    f"{variable_path(variable)} is {variable.dtype.name}, in which an average loses small changes; "
+                    "keep variables in float32, and compute in 16 bits (mixed precision)"
                 )
         # Behind a function: a list or dictionary would put the model's variables into the checkpoint a second time.
         self._pairs = lambda: pairs
@@ -116,7 +116,7 @@ class WeightAverage(tf.Module, Shadows):
         for i, variable in enumerate(map(tf_variable, variables)):
             with strategy.extended.colocate_vars_with(variable):
                 shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
-            shards.mark(shadows[-1], shards.sharding_of(variable))
+            shards.mark(shadows[-1], shards.variable_sharding(variable))
         self.shadows = shadows
         pairs = list(zip(map(tf_variable, variables), shadows, strict=True))
         Shadows.__init__(self, pairs)

@@ -19,10 +19,19 @@ import tensorflow as tf
 from .. import logging
 from ..errors import UsageError, setting
 from ..internals.tensorflow import temporary_variable
-from ..internals.variables import assign_local, is_shard, key_of, on_server, path_of, read_local, server_of, tf_variable
+from ..internals.variables import (
+    assign_local,
+    is_shard,
+    on_server,
+    read_local,
+    server_device,
+    state_key,
+    tf_variable,
+    variable_path,
+)
 from ..mesh import shards
 from ..mesh.mesh import current_mesh
-from ..mesh.shards import Sharding, sharding_of
+from ..mesh.shards import Sharding, variable_sharding
 from ..reduction import wire
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
@@ -461,7 +470,7 @@ def _by_server(pairs):
     """Groups pairs by the server of their target's variable, or None, in order."""
     groups: dict[str | None, list] = {}
     for gradient, target in pairs:
-        groups.setdefault(server_of(target.variable), []).append((gradient, target))
+        groups.setdefault(server_device(target.variable), []).append((gradient, target))
     return groups
 
 
@@ -473,10 +482,10 @@ class _Target:
         self.position = position
         self.multiplier = multiplier
         self.variable = tf_variable(variable)
-        self.path = path_of(variable)
-        self.key = key_of(variable, position)
+        self.path = variable_path(variable)
+        self.key = state_key(variable, position)
         self.decays = True
-        self.piece = shards.update_shard_of(self.variable, current_mesh())
+        self.piece = shards.plan_update_shard(self.variable, current_mesh())
 
     @property
     def is_updated(self) -> bool:
@@ -486,7 +495,7 @@ class _Target:
     @property
     def slot_sharding(self) -> Sharding | None:
         """How its slots are sharded over the mesh; None if each replica has them whole."""
-        return self.piece.sharding if self.piece else sharding_of(self.variable)
+        return self.piece.sharding if self.piece else variable_sharding(self.variable)
 
     @property
     def slot_shape(self) -> Sequence[int]:
@@ -574,7 +583,7 @@ class _Targets:
             return self._by_id[id(tf_variable(variable))]
         except KeyError:
             raise UsageError(
-                f"optimizer {self._owner} was built without variable {path_of(variable)}; pass every variable to "
+                f"optimizer {self._owner} was built without variable {variable_path(variable)}; pass every variable to "
                 "build. If a layer makes it in a later call, make it in the layer's build, or call the layer in "
                 "build_model"
             ) from None

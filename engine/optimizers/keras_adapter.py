@@ -57,7 +57,7 @@ class KerasOptimizer(Optimizer):
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
     def set_learning_rate(self, value):
-        if self._learning_rate is not None or callable(keras.rate_of(self.keras_optimizer)):
+        if self._learning_rate is not None or callable(keras.schedule_or_rate(self.keras_optimizer)):
             super().set_learning_rate(value)
         else:
             self.keras_optimizer.learning_rate = value

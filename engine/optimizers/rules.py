@@ -376,7 +376,7 @@ def options_of(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: St
     }
     changed = [name for name in OF_RATE if name in options.changed]
     rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras one's may be its own
-    equal = _equal_rates(keras.rate_of(theirs) if rate is None else rate, options) if changed else set()
+    equal = _equal_rates(keras.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
     return equal | {name for name, is_equal in has.items() if is_equal}
 
 

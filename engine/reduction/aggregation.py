@@ -16,7 +16,7 @@ import tensorflow as tf
 from ..errors import UsageError
 from ..internals.graphs import ENGINES_OWN, Assignments
 from ..internals.tensorflow import is_only_replica
-from ..internals.variables import assign_local, not_implemented, path_of, read_local, tf_variable
+from ..internals.variables import assign_local, not_implemented, read_local, tf_variable, variable_path
 from ..step.context import step_context
 from . import per_replica
 
@@ -117,7 +117,7 @@ def updates_explained(replicas: int) -> Iterator[None]:
             raise
         variable, method = refused
         raise UsageError(
-            f"{path_of(variable)} {variable.shape.as_list()}: {method} works on one device only, and there are "
+            f"{variable_path(variable)} {variable.shape.as_list()}: {method} works on one device only, and there are "
             f"{replicas} replicas; assign the whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, "
             "updates)) or similar, and make the variable with synchronization=tf.VariableSynchronization.ON_READ, "
             "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA if each replica keeps its own, such as a buffer of "
@@ -166,8 +166,8 @@ def check(
     for variable in undeclared:
         if any(known.depend_on_batch(each.handle) for each in per_replica.components(variable)):
             raise UsageError(
-                f"{path_of(variable)} {variable.shape.as_list()}: each of {replicas} replicas assigns it by its own "
-                "examples, and it declares no aggregation of these values; make it with aggregation='sum' if the "
+                f"{variable_path(variable)} {variable.shape.as_list()}: each of {replicas} replicas assigns it by its "
+                "own examples, and it declares no aggregation of these values; make it with aggregation='sum' if the "
                 "replicas' additions add up, 'mean', or 'only_first_replica', or assign the batch's result of "
                 "tf.distribute.get_replica_context().all_reduce('sum', ...) (if each replica keeps its own value, make "
                 "it a tf.Variable with synchronization=tf.VariableSynchronization.ON_READ)"
@@ -175,13 +175,13 @@ def check(
     for variable, by in state:
         if by == MEAN and not variable.dtype.is_floating:
             raise UsageError(
-                f"{path_of(variable)}: its aggregation is the mean, and its dtype is {variable.dtype.name}; use 'sum', "
-                "'only_first_replica', or make it float32"
+                f"{variable_path(variable)}: its aggregation is the mean, and its dtype is {variable.dtype.name}; use "
+                "'sum', 'only_first_replica', or make it float32"
             )
         if by == SUM and not all(known.only_add(each.handle) for each in per_replica.components(variable)):
             raise UsageError(
-                f"{path_of(variable)} {variable.shape.as_list()}: its aggregation is the sum of what replicas add, "
-                "and the step assigns it something other than itself plus something; use assign_add, or sum the "
+                f"{variable_path(variable)} {variable.shape.as_list()}: its aggregation is the sum of what replicas "
+                "add, and the step assigns it something other than itself plus something; use assign_add, or sum the "
                 "batch's share by tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation "
                 "out"
             )

@@ -17,7 +17,7 @@ from ..internals.tensorflow import is_only_replica, timestamp
 from ..internals.variables import tf_variable
 from ..mesh import collectives
 from ..mesh.mesh import Axis, Mesh
-from ..mesh.shards import UpdateShard, sharding_of, update_shard_of
+from ..mesh.shards import UpdateShard, plan_update_shard, variable_sharding
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from .aggregation import Aggregated, assign, shares, summed
@@ -171,8 +171,8 @@ class Reduction(tf.Module):
                 "for each gradient"
             )
         shared, summed = mesh.once(count), gradients
-        pieces = [update_shard_of(v, mesh) if shares_out else None for v in variables] or [None] * len(summed)
-        shardings = [sharding_of(v) for v in variables] or [None] * len(summed)
+        pieces = [plan_update_shard(v, mesh) if shares_out else None for v in variables] or [None] * len(summed)
+        shardings = [variable_sharding(v) for v in variables] or [None] * len(summed)
         for i, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
                 by_rows = not shardings[i] and not mesh.shard_optimizer

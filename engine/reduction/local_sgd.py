@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..internals.variables import assign_local, path_of, read_local, tf_variable
+from ..internals.variables import assign_local, read_local, tf_variable, variable_path
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from . import per_replica
@@ -133,7 +133,7 @@ class _Period:
 
 
 def _make_copy(variable) -> tf.Variable:
-    return tf.Variable(tf_variable(variable), trainable=False, name=path_of(variable))
+    return tf.Variable(tf_variable(variable), trainable=False, name=variable_path(variable))
 
 
 def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:

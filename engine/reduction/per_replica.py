@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from .. import logging
-from ..internals.variables import path_of, read_local, tf_variable
+from ..internals.variables import read_local, tf_variable, variable_path
 from ..mesh import collectives
 
 _OTHER_REPLICAS = (
@@ -83,7 +83,7 @@ def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
     by = variable.aggregation
     is_divisible = by in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN) or hasattr(variable, "is_divisible")
     if not (same or is_divisible):
-        logging.warning(_OTHER_REPLICAS, path_of(variable), rows.shape[0], strategy.num_replicas_in_sync)
+        logging.warning(_OTHER_REPLICAS, variable_path(variable), rows.shape[0], strategy.num_replicas_in_sync)
         return
 
     def row(context: tf.distribute.ValueContext) -> tf.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..internals.variables import assign_local, key_of, tf_variable
+from ..internals.variables import assign_local, state_key, tf_variable
 from ..mesh.mesh import Axis
 from ..step.context import step_context
 from ..step.gradients import Gradients
@@ -68,7 +68,7 @@ class PowerSgd(Reduction):
             rows, columns = _matrix_shape(variable.shape)
             if self.rank * (rows + columns) >= rows * columns:
                 continue
-            keys[id(tf_variable(variable))] = key = key_of(variable, index)
+            keys[id(tf_variable(variable))] = key = state_key(variable, index)
             memory[key] = per_replica.variable(tf.zeros([rows, columns]), f"power_sgd/{key}/memory")
             # Any start that is the same on all replicas and has no zeros.
             start = tf.random.stateless_normal([self.rank, columns], seed=[0, index])

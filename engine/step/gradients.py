@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..errors import UsageError, setting
 from ..internals import keras
-from ..internals.variables import assign_local, path_of, tf_variable, whole_of
+from ..internals.variables import assign_local, table_identity, tf_variable, variable_path
 from ..mesh.shards import Sharding
 from ..metrics.means import as_loss, as_losses, is_loss
 from ..metrics.pairs import Mean, SumOfMeans
@@ -208,14 +208,14 @@ class Update:
         elif options.clip_value:
             gradients = gradients.clipped_by_value(options.clip_value)
         elif options.clip_variable_norm:
-            gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(whole_of, variables)))
+            gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(table_identity, variables)))
         self.gradients = gradients
         self._positions = {id(tf_variable(variable)): position for position, variable in enumerate(variables)}
         self._loss_scale = getattr(trainer, "loss_scale", None)  # float16's
 
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
-        if others := [path_of(each) for each in variables if id(tf_variable(each)) not in self._positions]:
+        if others := [variable_path(each) for each in variables if id(tf_variable(each)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
         step_context().applied.mark("skipping")
         values = [self.gradients.values[self._positions[id(tf_variable(each))]] for each in variables]
@@ -355,8 +355,8 @@ def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gra
         return gradients
     if not is_whole or tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise UsageError(
-            f"{path_of(variables[replaced.index(True)])} is a scale of float8, or its like, which is of a batch as a "
-            f"whole; train on one device, with {setting('accumulate_steps')}=1"
+            f"{variable_path(variables[replaced.index(True)])} is a scale of float8, or its like, which is of a batch "
+            f"as a whole; train on one device, with {setting('accumulate_steps')}=1"
         )
     for variable, value, is_next in zip(variables, gradients.values, replaced, strict=True):
         if is_next and value is not None:

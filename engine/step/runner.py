@@ -13,7 +13,7 @@ from ..data import form
 from ..errors import UsageError
 from ..internals import graphs, keras
 from ..internals.tensorflow import is_only_replica, replica_id
-from ..internals.variables import assign_local, read_local, server_of
+from ..internals.variables import assign_local, read_local, server_device
 from ..mesh.mesh import Mesh
 from ..metrics.sums import without_details
 from .batches import check_weighed, dense, pad_empty_batch, zero_unless
@@ -231,7 +231,7 @@ def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf
         with tf.name_scope(graphs.ENGINES_OWN):
             assign_local(variable, value)
 
-    if server_of(variable):  # others change it too, so it is assigned only if needed
+    if server_device(variable):  # others change it too, so it is assigned only if needed
         for each in counts:
             tf.cond(each, lambda: None, lambda: assign(value))
         return

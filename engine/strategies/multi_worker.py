@@ -15,10 +15,10 @@ import tensorflow as tf
 from ..data.arrays import is_on_gpus
 from ..errors import LostPeerError
 from ..health.watchdog import Arrivals, Watchdog
-from ..internals.tensorflow import of_first_worker, own_initial_values, receive_in_chunks
+from ..internals.tensorflow import broadcast_from_first_worker, own_initial_values, receive_in_chunks
 from ..mesh import collectives
 from ..mesh.mesh import Mesh
-from ..mesh.shards import sharding_of
+from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
 from .base import LoopResult, Stop
@@ -126,9 +126,9 @@ class MultiWorker(Replicated):
             state = make()
         if len({*self.exchange(digest)}) > 1:
             for variable in made:
-                if sharding_of(variable) is None:
+                if variable_sharding(variable) is None:
                     first, *_ = copies = self.distribution.experimental_local_results(variable)
-                    value = of_first_worker(self.distribution, first.read_value())
+                    value = broadcast_from_first_worker(self.distribution, first.read_value())
                     for copy in copies:
                         copy.assign(value)
         return state

@@ -103,14 +103,14 @@ def _write(files: Sequence[Sequence[int]]) -> int:
     with quiet_startup():
         import tensorflow as tf
 
-        from ...engine.checkpoints.in_memory import entries_of, for_manifest
+        from ...engine.checkpoints.in_memory import for_manifest, snapshot_entries
         from ...engine.checkpoints.store import Checkpoints
 
     stored = _stored(files)
     if (found := _newest(stored)) is None:
         return EXIT_FAILED
     step, (first, *more) = found
-    entries = [entry for task in (first, *more) for entry in entries_of(stored[task][step], task == first)]
+    entries = [entry for task in (first, *more) for entry in snapshot_entries(stored[task][step], task == first)]
     record = stored[first][step].record
     directory = record["run"][0]
     try:

@@ -314,7 +314,7 @@ class Config(Flags):
             return path, saved_settings(path, content).get("keras", {}) if "deciding" in content else {}
         if not (path := self.init_from or ""):
             return "", {}
-        checkpoints = [manifests.manifest_of(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
+        checkpoints = [manifests.manifest_at(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
         of_weights: dict[str, Any] = next((manifest.about.get("keras", {}) for manifest in checkpoints if manifest), {})
         # By this one a weight belongs to a pixel. The others are for each run to choose, as its precision is.
         return path, {name: value for name, value in of_weights.items() if name == "image_data_format"}

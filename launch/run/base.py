@@ -36,7 +36,7 @@ from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
 from ...engine.loop import Loop
 from ...engine.machine.threads import Thread
-from ...engine.mesh.shards import sharding_of
+from ...engine.mesh.shards import variable_sharding
 from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.reduction.power_sgd import PowerSgd
@@ -400,7 +400,7 @@ def build_state(
             f"{setting('powersgd_rank', config.powersgd_rank)}: no gradient of {config.model_entry.name} is smaller as "
             "two matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
         )
-    if strategy.mesh.is_sharded and not any(map(sharding_of, inventory.all_weights)):
+    if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
         raise UsageError(
             f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer sharded over the model's "
             "axis, so replicas would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave "

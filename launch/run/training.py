@@ -21,7 +21,7 @@ from ...engine.inventory import Inventory
 from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
-from ...engine.metrics.sums import RowSpec, kinds_of
+from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ..cluster import memory
 from ..cluster.rendezvous import named
@@ -155,7 +155,7 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
 
     Without an evaluation those of training are found once a step is traced.
     """
-    kinds, monitors = kinds_of(measured), [hook for hook in run.hooks if isinstance(hook, Monitor)]
+    kinds, monitors = kinds_by_name(measured), [hook for hook in run.hooks if isinstance(hook, Monitor)]
     for hook in monitors:
         if hook.monitored.source == "eval" or hook.monitored.find(kinds):
             hook.resolve(kinds, run.trainer)

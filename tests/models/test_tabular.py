@@ -193,9 +193,9 @@ def test_wide_part_is_a_weight_for_each_id_and_cross(prepared):
     assert rows[:, :-1].all()
     trainer.embedding.shards[0].assign(np.concatenate([rows[:, :-1], wide], 1).astype(np.float32))
     trainer.cross_table.shards[0].assign(crosses.astype(np.float32))
-    rows = trainer.cross_table.rows_of(tf.constant(features["item"] * ROWS + features["user"])).numpy()
+    rows = trainer.cross_table.lookup_rows(tf.constant(features["item"] * ROWS + features["user"])).numpy()
     assert trainer.fields[0].name == "item"
-    cross_rows = trainer.cross_table.rows_of(tf.constant(features["user"] * ROWS + features["item"])).numpy()
+    cross_rows = trainer.cross_table.lookup_rows(tf.constant(features["user"] * ROWS + features["item"])).numpy()
     expected = deep + wide[features["item"], 0] + wide[ROWS + features["user"], 0] + crosses[cross_rows, 0]
     np.testing.assert_allclose(outputs_of(trainer, features), expected, rtol=1e-4, atol=1e-5)
     assert not np.array_equal(rows, cross_rows)  # which field comes first matters

@@ -135,7 +135,9 @@ def test_twenty_steps_on_a_mesh_are_those_of_one_device(bench, run):
     assert expected[-1] < (3.5 if options["optimizer"] == "adam" else 3.7)  # of 3.61 at first
     for variable in mesh.trainer.model.trainable_variables:
         held = mesh.copies(variable)
-        for alike in [held] if shards.sharding_of(variable) is None else [held[rank::model] for rank in range(model)]:
+        for alike in (
+            [held] if shards.variable_sharding(variable) is None else [held[rank::model] for rank in range(model)]
+        ):
             for other in alike[1:]:
                 np.testing.assert_array_equal(other, alike[0])
 

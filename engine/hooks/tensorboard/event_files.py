@@ -215,7 +215,7 @@ def cut_back(folder: str, step: int) -> None:
             continue
         _cut_partial_event(path)
         records, is_whole = _read_records(path)
-        kept = [record for record in records if (own_step := _step_of(record)) is not None and own_step <= step]
+        kept = [record for record in records if (own_step := _event_step(record)) is not None and own_step <= step]
         if is_whole and len(kept) == len(records):
             continue
         # The temporary name is one that TensorBoard ignores.
@@ -237,7 +237,7 @@ def _cut_partial_event(path: str) -> None:
             file.truncate(whole)
 
 
-def _step_of(record: bytes) -> int | None:
+def _event_step(record: bytes) -> int | None:
     try:
         return Event.FromString(record).step
     except Exception:  # protobuf's DecodeError: not an event

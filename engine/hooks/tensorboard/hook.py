@@ -11,9 +11,9 @@ import tensorflow as tf
 from ... import logging
 from ...data import form
 from ...errors import reason
-from ...internals.variables import path_of
+from ...internals.variables import variable_path
 from ...inventory import Inventory
-from ...mesh.shards import sharding_of
+from ...mesh.shards import variable_sharding
 from ...meter import Totals
 from ..base import Period, Status, Windowed
 from ..figures import Figures
@@ -133,14 +133,16 @@ class TensorBoard(Windowed):
         if self._weights is None:
             variables = [v for v in Inventory(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             self._weights = tf.function(
-                lambda: {path_of(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
+                lambda: {variable_path(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
                 autograph=False,
             )
         by_kind = {"weights": self._weights()}
         if self.probe is not None:
             by_kind["gradients"] = self.probe.gradients(status.program, status.step)
         # For a sharded variable this is the first replica's shard, as the name says.
-        sharded = {path_of(variable) for variable in Inventory(trainer).all_weights if sharding_of(variable)}
+        sharded = {
+            variable_path(variable) for variable in Inventory(trainer).all_weights if variable_sharding(variable)
+        }
         by_kind = {
             f"{kind}/{path}{'/first_part' if path in sharded else ''}": made
             for kind, histograms in by_kind.items()

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...data import form
 from ...data.feed import Feed
 from ...internals.tensorflow import single_replica_context
-from ...internals.variables import assign_local, path_of, read_local, tf_variable
+from ...internals.variables import assign_local, read_local, tf_variable, variable_path
 from ...layers.embeddings import Embedding
 from ...step import batches
 from ...step.runner import StepRunner
@@ -46,7 +46,7 @@ class Probe:
         Before clipping, after the sum over replicas. {} if the trainer leaves `compute_gradients` nothing to train,
         and if no batch of a dataset can be kept.
         """
-        feed = self._feed_of(program, step)
+        feed = self._probe_feed(program, step)
         if not self._trainer.trainable_variables or feed is None:
             return {}
         operands, offset, _ = feed.look(step)
@@ -55,7 +55,7 @@ class Probe:
             shares = self._strategy.mesh.batch_share(0, self._strategy.num_replicas)[1]
             is_shared = feed.order.is_shared(step, shares)
             gradients = self._gradients(feed, operands, *numbers, self._inventory.freezing.frozen, is_shared)
-        paths = [path_of(v) for v in self._trainer.trainable_variables]
+        paths = [variable_path(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
 
     @property
@@ -65,12 +65,12 @@ class Probe:
 
     def features(self, program: Program, step: int):
         """Returns the features of one replica's share of a step's batch, as tensors; None if unknown."""
-        if (feed := self._feed_of(program, step)) is None:
+        if (feed := self._probe_feed(program, step)) is None:
             return None
         operands, offset, _ = feed.look(step)
         return self._batch(feed, operands, tf.constant(offset, tf.int64))
 
-    def _feed_of(self, program: Program, step: int) -> Feed | None:
+    def _probe_feed(self, program: Program, step: int) -> Feed | None:
         feed = program.feed
         if feed.random_access:  # training takes the same step next
             return feed
@@ -108,7 +108,7 @@ class Probe:
             gradients = gradients.over(count).unscaled()
         for variable, value in zip(moved, kept, strict=True):
             assign_local(variable, value)
-        paths = [path_of(v) for v in trainer.trainable_variables]
+        paths = [variable_path(v) for v in trainer.trainable_variables]
         return {
             path: histogram(g.values if isinstance(g, tf.IndexedSlices) else g)
             for path, g in zip(paths, gradients, strict=True)

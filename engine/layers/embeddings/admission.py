@@ -12,7 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ...errors import UsageError
-from ...internals.variables import own_copy, path_of, server_of
+from ...internals.variables import own_copy, server_device, variable_path
 from ...step.context import step_context
 from . import hashing
 
@@ -59,7 +59,7 @@ class Admission(tf.Module):
 
     def build(self, shard: tf.Variable, reserved: int) -> None:
         """Creates the variables, beside a shard [rows, width]. Its first `reserved` rows are never assigned."""
-        rows, path = shard.shape[0], path_of(shard)
+        rows, path = shard.shape[0], variable_path(shard)
         self._buckets = -(-rows // _BUCKET)
         self._cells = max(_LEAST_CELLS, _SKETCH_CELLS * rows)
         if "GPU" in (shard.device or ""):
@@ -68,7 +68,7 @@ class Admission(tf.Module):
                 "parameter servers, or with hashed ids"
             )
         # Workers share a server's variables, and look up and assign rows there in turn.
-        self._server = server_of(shard)
+        self._server = server_device(shard)
 
         def keys() -> tf.Tensor:
             parts = [(reserved, _NOBODYS), (rows - reserved, _FREE), (self._buckets * _BUCKET - rows, _NOBODYS)]
@@ -116,7 +116,7 @@ class Admission(tf.Module):
         return Tally(*tf.unstack(own_copy(self.tally).read_value()))
 
     def _find(self, ids: tf.Tensor) -> tf.Tensor:
-        buckets = self._buckets_of(ids)
+        buckets = self._sketch_buckets(ids)
         same = tf.reshape(tf.equal(self._keys_in(buckets), ids[:, None, None]), [-1, 2 * _BUCKET])
         column = tf.argmax(same, 1)
         bucket = tf.where(column < _BUCKET, buckets[:, 0], buckets[:, 1])
@@ -137,7 +137,7 @@ class Admission(tf.Module):
 
         Returns the ids that may still get a row.
         """
-        buckets = self._buckets_of(ids)
+        buckets = self._sketch_buckets(ids)
         free = tf.cast(tf.equal(self._keys_in(buckets), _FREE), tf.int32)
         emptier = tf.argmax(tf.reduce_sum(free, 2), 1)
         bucket, free = (tf.gather(x, emptier, batch_dims=1) for x in (buckets, free))
@@ -182,7 +182,7 @@ class Admission(tf.Module):
         _note(self.tally, tf.range(len(Tally._fields), dtype=tf.int64))
         tf.raw_ops.AssignAddVariableOp(resource=own_copy(self.tally).handle, value=value)
 
-    def _buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
+    def _sketch_buckets(self, ids: tf.Tensor) -> tf.Tensor:
         return hashing.hash_columns(ids, [self._buckets] * 2)
 
     def _keys_in(self, buckets: tf.Tensor) -> tf.Tensor:

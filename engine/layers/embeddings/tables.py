@@ -235,7 +235,7 @@ class Embedding(tf.Module):
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(ids, combined)
 
-    def rows_of(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
+    def lookup_rows(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
         """Returns the row of each id, int64; arbitrary if `there` is False. `admits`: whether ids may get rows."""
         if self.admissions:
             return self._assigned_rows(ids, there, admits)
@@ -333,10 +333,10 @@ class Embedding(tf.Module):
         flat = tf.reshape(_flat_values(ids), [-1])
         w = None if weights is None else tf.reshape(tf.cast(_flat_values(weights), tf.float32), [-1, 1])
         if self.padding_id is None:
-            rows = self.rows_of(flat, None, admits)
+            rows = self.lookup_rows(flat, None, admits)
         else:
             there = tf.not_equal(flat, tf.constant(self.padding_id, flat.dtype))
-            rows = self.rows_of(flat, there, admits)
+            rows = self.lookup_rows(flat, there, admits)
             rows = tf.where(there, rows, NO_ROW)
             w = tf.where(there[:, None], 1.0 if w is None else w, 0.0)
         return _Leaf(ids, rows, w)

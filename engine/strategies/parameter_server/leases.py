@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...internals.variables import server_of, tf_variable
+from ...internals.variables import server_device, tf_variable
 from ...metrics.sums import RowSpec
 from ...optimizers.base import Optimizer
 from ...reduction import wire
@@ -142,8 +142,8 @@ class Pull:
     ):
         self._moved = moved
         floats = [each for each in variables if tf_variable(each).dtype == tf.float32]
-        placed = [(server_of(tf_variable(each)), each) for each in floats]
-        progressing = [(server_of(optimizer.iterations), optimizer) for optimizer in optimizers]
+        placed = [(server_device(tf_variable(each)), each) for each in floats]
+        progressing = [(server_device(optimizer.iterations), optimizer) for optimizer in optimizers]
         self._servers = []  # each with its optimizers, its variables, and their layout
         for server in dict.fromkeys(server for server, _ in [*placed, *progressing] if server):
             mine = [each for device, each in progressing if device == server]

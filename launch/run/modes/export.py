@@ -109,7 +109,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     forward, taken = predictions.computed(trainer, run.example, name)
     model = weights.named(trainer, name) if name else trainer.model
     layers = [model] if name else Inventory(trainer).own_layers
-    batch = next((state.shape[0] for state in keras.states_of(layers)), None)
+    batch = next((state.shape[0] for state in keras.carried_states(layers)), None)
     features = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype), preprocessing.raw(taken)
     )

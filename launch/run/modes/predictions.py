@@ -225,7 +225,7 @@ def computed(trainer: Trainer, example, name: str | None) -> tuple[Callable[...,
     if name is None:
         return functools.partial(_predict, trainer.forward), _features_taken(trainer, example)
     model = weights.named(trainer, name)
-    own = keras.inputs_of(model)
+    own = keras.symbolic_inputs(model)
     return functools.partial(_predict, model), _any_size(form.features(example) if own is None else own)
 
 
@@ -235,7 +235,7 @@ def _features_taken(trainer: Trainer, example) -> Any:
     They are the data's, or those of the model's own inputs where it takes no others, as of a GAN's noise.
     """
     of_data = _any_size(form.features(example))
-    if type(trainer).forward is not Trainer.forward or (own := keras.inputs_of(trainer.model)) is None:
+    if type(trainer).forward is not Trainer.forward or (own := keras.symbolic_inputs(trainer.model)) is None:
         return of_data
     shapes, own_shapes = ([each.shape for each in tf.nest.flatten(x)] for x in (of_data, own))
     if len(shapes) == len(own_shapes) and all(map(tf.TensorShape.is_compatible_with, shapes, own_shapes)):

@@ -65,7 +65,7 @@ def _newest_or_in_memory(run: BaseRun) -> Manifest | None:
 
 def _check_rules(config: Config, manifest: Manifest) -> None:
     """Raises `UsageError` or warns if a run was begun by other rules of shuffling and updating: its bits differ."""
-    if (before := saving.rules_of(manifest)) == RULES:
+    if (before := saving.saved_rules(manifest)) == RULES:
         return
     message = (
         f"{setting('run_dir', config.run_dir)} was begun by rules {before} of shuffling and updating, and these are "

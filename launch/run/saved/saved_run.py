@@ -313,7 +313,7 @@ def _with_predict(
       features: nest of arrays or specs [examples, ...] that it takes, if the model does not define them.
       name: of the model among its trainer's attributes; None is `Trainer.forward`.
     """
-    inputs = keras.inputs_of(model)
+    inputs = keras.symbolic_inputs(model)
     features = features if inputs is None else inputs
     of_keras, padded = functools.partial(type(model).predict, model), list[form.Padded]()
     form.map_padded(padded.append, features)

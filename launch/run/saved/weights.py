@@ -119,7 +119,7 @@ def _begin(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | A
 
 def _continue(run: BaseRun, prefix: str) -> list[str]:
     """Loads all that a run's trainer has, its optimizers too, whose schedules begin again; returns variables' names."""
-    if (manifest := manifests.manifest_of(prefix)) is None:
+    if (manifest := manifests.manifest_at(prefix)) is None:
         raise UsageError(
             f"{setting('init_optimizer')}: {prefix} is not a run's checkpoint with its manifest; give a run's folder, "
             f"or leave {setting('init_optimizer')} out"
@@ -144,7 +144,7 @@ def _continue(run: BaseRun, prefix: str) -> list[str]:
 def _all_by_path(run: BaseRun) -> dict[str, Any]:
     """Returns the weights and moving statistics by path, and the tables by name. Raises `UsageError`."""
     inventory, found = Inventory(run.trainer), dict[str, Any]()
-    own = [(variables.path_of(each), each) for each in inventory.own_variables]
+    own = [(variables.variable_path(each), each) for each in inventory.own_variables]
     for name, each in [*_by_path(run.trainer), *own]:
         if isinstance(each, Embedding) and not each.ids_are_rows:
             raise UsageError(
@@ -165,13 +165,13 @@ def _by_path(trainer: Trainer) -> list[tuple[str, Any]]:
     """Lists the layers' variables by path, and the tables by name; not those that are averages of others."""
     inventory = Inventory(trainer)
     layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
-    weights = [(variables.path_of(each), each) for layer in layers for each in layer.variables]
+    weights = [(variables.variable_path(each), each) for layer in layers for each in layer.variables]
     return [*weights, *((table.name, table) for table in inventory.tables.values())]
 
 
 def _check_source(run: BaseRun, prefix: str) -> None:
     """Raises `UsageError` where weights of --init_from are of other features, or of ids that are numbered otherwise."""
-    config, manifest = run.config, manifests.manifest_of(prefix)
+    config, manifest = run.config, manifests.manifest_at(prefix)
     if manifest is None or config.allow_changed_config:
         return
     fingerprints.check_begun(config, manifest, run.known.ids)
@@ -202,12 +202,12 @@ def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> 
 def _load_keras_file(run: BaseRun, source: str) -> int:
     """Loads a Keras file into a run's model; of a sharded variable each replica takes its shard."""
     model = _only_model(run.trainer, source)
-    if not any(map(shards.sharding_of, model.variables)):
+    if not any(map(shards.variable_sharding, model.variables)):
         return load_keras_weights(source, model)
     whole = _only_model(fresh(run), source)
     taken = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
-        if shards.sharding_of(variable):
+        if shards.variable_sharding(variable):
             shards.fill(variable, functools.partial(_box_of, theirs))
         else:
             variable.assign(theirs)
@@ -278,7 +278,7 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
         named_targets = [(key, _by_name(run.trainer, key)) for key in values]
         arrays = list(values.values())
     else:
-        named_targets = [(variables.path_of(each), each) for each in _in_order(run.trainer, name)]
+        named_targets = [(variables.variable_path(each), each) for each in _in_order(run.trainer, name)]
         arrays = list(values)
         if len(arrays) != len(named_targets):
             raise UsageError(
@@ -310,7 +310,7 @@ def _in_order(trainer: Trainer, name: str | None) -> list:
 def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
     """Returns (variable, its value) of a weight, or of each shard of a table. Raises `UsageError`."""
     is_table = isinstance(target, Embedding)
-    sharding = None if is_table else shards.sharding_of(target)
+    sharding = None if is_table else shards.variable_sharding(target)
     shape = (target.rows, target.width) if is_table else tuple(sharding.shape if sharding else target.shape)
     try:
         array = np.asarray(value, np.float32 if is_table else variables.tf_variable(target).dtype.as_numpy_dtype)
@@ -332,7 +332,7 @@ def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
     }
     for variable, value in pairs:
         for target in [variable, *shadows.get(id(variable), ())]:
-            if shards.sharding_of(target):
+            if shards.variable_sharding(target):
                 shards.fill(target, lambda box: value[box.slices])  # noqa: B023
             else:
                 target.assign(value)
@@ -349,7 +349,7 @@ def hand_over_averages(trainer: Trainer) -> None:
 
 def alone(run: BaseRun) -> Trainer:
     """Returns the run's trainer; if weights are sharded over a mesh, a whole copy on this process's device."""
-    return copied(run) if any(map(shards.sharding_of, _weights(run.trainer))) else run.trainer
+    return copied(run) if any(map(shards.variable_sharding, _weights(run.trainer))) else run.trainer
 
 
 def copied(run: BaseRun) -> Trainer:

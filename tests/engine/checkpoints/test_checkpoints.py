@@ -160,7 +160,7 @@ def test_a_variable_under_two_names_is_saved_once_and_weights_are_found_under_ei
 def test_the_newest_are_kept_and_nothing_of_the_others(tmp_path, keep, left):
     _, checkpoints = saved(tmp_path, [1, 2, 10, 30], keep)
     assert [manifest.step for manifest in checkpoints.all()] == left
-    assert {manifests.step_of(name) for name in names(tmp_path) if name != "checkpoint"} == {*left}
+    assert {manifests.step_from_name(name) for name in names(tmp_path) if name != "checkpoint"} == {*left}
     assert checkpoints.clean() == []
 
 

@@ -45,7 +45,7 @@ class State:
     def fill(self, factor=1.0):
         for name, variable in self.variables.items():
             whole = self._whole(name, factor)
-            if shards.sharding_of(variable):
+            if shards.variable_sharding(variable):
                 shards.fill(variable, lambda box, whole=whole: tf.constant(whole[box.slices]))
             else:
                 variable.assign(whole)
@@ -53,7 +53,7 @@ class State:
     def check(self, factor=1.0):
         """Each replica holds its shard, to the bit, and zeros where it is padded."""
         for name, variable in self.variables.items():
-            sharding, whole = shards.sharding_of(variable), self._whole(name, factor)
+            sharding, whole = shards.variable_sharding(variable), self._whole(name, factor)
             for replica, shard in shards.local_shards(variable):
                 expected = whole
                 if sharding:

@@ -52,7 +52,7 @@ def mlp(bench, compiled):
 
 
 def measured(**pairs) -> dict:
-    return sums.kinds_of(sums.row_specs({"loss": means.mean([1.0]), **pairs}))
+    return sums.kinds_by_name(sums.row_specs({"loss": means.mean([1.0]), **pairs}))
 
 
 def improvements(monitor, **arguments):
@@ -152,7 +152,7 @@ def test_metric_that_is_not_measured_is_named_with_those_that_are(mlp):
 
 def test_a_metric_that_no_step_has_is_known_once_one_is_traced(mlp):
     bench, seen = mlp(seed=1), []  # another than those that other tests have traced
-    kinds = sums.kinds_of(bench.strategy.evaluation.trace())
+    kinds = sums.kinds_by_name(bench.strategy.evaluation.trace())
     assert Monitored.parse("eval_accuracy").directed(kinds).direction == "max"
     with pytest.raises(ValueError, match=r"monitor=eval_foo is not measured in this run; use one of eval_accuracy, "):
         Monitored.parse("eval_foo").directed(kinds)

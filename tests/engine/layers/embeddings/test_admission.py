@@ -23,12 +23,12 @@ def table(rows=100, admit_after=1, **arguments):
 
 
 def rows_of(made: Embedding, ids, training=False) -> np.ndarray:
-    return made.rows_of(tf.convert_to_tensor(ids), admits=training).numpy()
+    return made.lookup_rows(tf.convert_to_tensor(ids), admits=training).numpy()
 
 
 def train_on(made: Embedding, parts: np.ndarray) -> None:
     """Gives rows to ids [steps, batch], by one compiled function."""
-    step = tf.function(lambda ids: made.rows_of(ids, admits=True), autograph=False)
+    step = tf.function(lambda ids: made.lookup_rows(ids, admits=True), autograph=False)
     for ids in parts:
         step(tf.constant(ids))
 

@@ -254,11 +254,11 @@ def test_hashed_ids_spread_evenly_and_stay():
     """Of 22,000 consecutive ids or strings over 11 rows each gets 2,000 within six deviations of 43."""
     made = table(hash_ids=True)
     for ids in (np.arange(-11_000, 11_000), np.array([f"user {i}" for i in range(22_000)])):
-        rows = made.rows_of(tf.constant(ids)).numpy()
+        rows = made.lookup_rows(tf.constant(ids)).numpy()
         assert np.abs(np.bincount(rows, minlength=ROWS) - 2000).max() < 260
-        np.testing.assert_array_equal(rows, made.rows_of(tf.constant(ids)))
+        np.testing.assert_array_equal(rows, made.lookup_rows(tf.constant(ids)))
     # SplitMix64's first outputs from the seed 0, by its authors' reference: 0xE220A8397B1DCDAF.
-    assert made.rows_of(tf.constant([0], tf.int64)).numpy() == [0xE220A8397B1DCDAF % ROWS]
+    assert made.lookup_rows(tf.constant([0], tf.int64)).numpy() == [0xE220A8397B1DCDAF % ROWS]
 
 
 @pytest.mark.parametrize(

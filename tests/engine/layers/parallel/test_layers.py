@@ -71,7 +71,7 @@ def test_a_decoder_on_a_mesh_has_the_values_and_gradients_of_one_device(meshes, 
     strategy, mesh = meshes(*shape)
     model = made(mesh, strategy, kv_heads=kv_heads)
     held = [dict(shards.local_shards(v)) for v in model.trainable_variables]
-    shardings = [shards.sharding_of(v) for v in model.trainable_variables]
+    shardings = [shards.variable_sharding(v) for v in model.trainable_variables]
     assert sum(each is not None for each in shardings) == 7  # the table, four kernels, two biases of columns
     for replica, found in enumerate(on_each(strategy, lambda: loss_and_gradients(model, mesh))):
         sizes = [2, *(int(np.prod(each[replica].shape)) for each in held)]

@@ -59,7 +59,7 @@ def check_copies(run, model):
     averages = [run.trainer.optimizer.weight_average] if run.trainer.optimizer.weight_average else []
     for variable in [*run.trainer.model.trainable_variables, *(s for a in averages for s in a.shadows)]:
         held = run.copies(variable)
-        alike = held if shards.sharding_of(variable) is None else held[::model]
+        alike = held if shards.variable_sharding(variable) is None else held[::model]
         for other in alike[1:]:
             np.testing.assert_array_equal(alike[0], other)
 

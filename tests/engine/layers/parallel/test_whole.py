@@ -75,8 +75,8 @@ def test_copies_are_compared_over_all_replicas_and_parts_among_those_that_hold_t
     check.begin(status(bench))
     check.act(status(bench))
     variables = {variable.path: variable for variable in bench.trainer.model.trainable_variables}
-    shard = next(path for path, variable in variables.items() if shards.sharding_of(variable))
-    copy = next(path for path, variable in variables.items() if not shards.sharding_of(variable))
+    shard = next(path for path, variable in variables.items() if shards.variable_sharding(variable))
+    copy = next(path for path, variable in variables.items() if not shards.variable_sharding(variable))
     for path, replicas in [(shard, 2), (copy, 4)]:
         (_, other) = list(shards.local_shards(variables[path]))[3]
         before = other.numpy()
@@ -100,7 +100,9 @@ def test_a_position_in_a_stream_is_no_replicas(bench):
 def test_a_weight_that_is_not_finite_is_found_in_any_part(made):
     bench = made(1, 2)
     numerics.check_weights(bench.trainer, "here")
-    sharded = next(variable for variable in bench.trainer.model.trainable_variables if shards.sharding_of(variable))
+    sharded = next(
+        variable for variable in bench.trainer.model.trainable_variables if shards.variable_sharding(variable)
+    )
     (_, shard) = list(shards.local_shards(sharded))[1]
     shard.assign(tf.fill(shard.shape, np.nan))
     with pytest.raises(NonfiniteError, match=f"here: variable {sharded.path} is not finite"):
