@@ -16,8 +16,10 @@ from crankshaft.engine.machine import allocator
 from crankshaft.engine.strategies.base import Program
 from crankshaft.launch.command_line import checks, config, parsing
 from crankshaft.launch.host import process
-from crankshaft.launch.run import base
+from crankshaft.launch.run import building
 from crankshaft.launch.run.data.loading import load
+from crankshaft.launch.run.run import Run
+from crankshaft.launch.run.training import choose_jit
 
 
 def tune() -> None:
@@ -26,20 +28,20 @@ def tune() -> None:
     logging.getLogger("crankshaft").setLevel(logging.ERROR)
 
 
-def make(run_dir: str, *more: str) -> base.BaseRun:
+def make(run_dir: str, *more: str) -> Run:
     """A run in a run_dir of its own; `more` are flags of launch.train."""
     words = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more]
     configuration = config.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
     checks.check(configuration)
-    strategy = base.make_strategy(configuration)
+    strategy = building.make_strategy(configuration)
     allocator.keep_freed_memory_with_tensorflow()
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`turns.py`)
-        made = base.BaseRun.create(configuration, load(configuration), strategy)
-        print(base.choose_jit(made))
+        made = building.build_run(configuration, load(configuration), strategy)
+        print(choose_jit(made))
     return made
 
 
-def rate(made: base.BaseRun, steps: int, program: Program | None = None) -> float:
+def rate(made: Run, steps: int, program: Program | None = None) -> float:
     """Steps a second of `steps` more steps, one or more, with nothing around them, until the device is done.
 
     They are a program's; None is that of the run's training.

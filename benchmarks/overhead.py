@@ -36,7 +36,8 @@ from crankshaft.engine.hooks.saving import Checkpointing
 from crankshaft.engine.hooks.snapshots import COST, LEAST_SECONDS, NEWEST
 from crankshaft.engine.machine.pauses import Pauses
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import base, hooks, metrics
+from crankshaft.launch.run import hooks, metrics
+from crankshaft.launch.run.base import BaseRun
 
 from . import bare, turns
 from .language_model import FLAGS as LANGUAGE_MODEL
@@ -58,7 +59,7 @@ LARGE = {
 FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
 
 
-def rate_as_benchmark(made: base.BaseRun, steps: int) -> float:
+def rate_as_benchmark(made: BaseRun, steps: int) -> float:
     """`bare.rate`, but as benchmark mode does it; by the clock around it, not by its own."""
     began = time.perf_counter()
     timed_round(made.strategy, made.strategy.training, steps)
@@ -72,7 +73,7 @@ class Pieces(Periodic):
 
     name = "pieces"
 
-    def __init__(self, made: base.BaseRun, steps: int, ways: Mapping[str, Callable[[Status], None]], wait):
+    def __init__(self, made: BaseRun, steps: int, ways: Mapping[str, Callable[[Status], None]], wait):
         super().__init__(steps)
         self._made, self._ways, self._turns, self._wait = made, ways, itertools.cycle(ways), wait
         self.rates: dict[str, list[float]] = {name: [] for name in ("alone", *ways)}
@@ -93,7 +94,7 @@ class Pieces(Periodic):
         self._ways[self._name](dataclasses.replace(status, step=self._made.state.step))
 
 
-def measure_measuring(made: base.BaseRun, steps: int, pieces: int) -> dict[str, list[float]]:
+def measure_measuring(made: BaseRun, steps: int, pieces: int) -> dict[str, list[float]]:
     """With nothing around them and in benchmark mode, in pieces, in turn, and first in turn."""
     rates: dict[str, list[float]] = {"alone": [], "benchmark mode": []}
     ways = {"alone": bare.rate, "benchmark mode": rate_as_benchmark}
@@ -103,7 +104,7 @@ def measure_measuring(made: base.BaseRun, steps: int, pieces: int) -> dict[str, 
     return rates
 
 
-def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
+def composed(made: BaseRun, stack: contextlib.ExitStack) -> list:
     """Makes a run's hooks, with recorder and request handler, and serves Prometheus, which scrapes once per second."""
     own = hooks.compose(made, [], time.monotonic(), Pauses())
     for hook in own:
@@ -120,7 +121,7 @@ def composed(made: base.BaseRun, stack: contextlib.ExitStack) -> list:
     return own
 
 
-def measure_hooks(made: base.BaseRun, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:
+def measure_hooks(made: BaseRun, steps: int, pieces: int, alone: bool) -> dict[str, list[float]]:
     """With nothing around them, with a run's hooks, and with those and a checkpoint or a snapshot, in pieces, in turn.
 
     `alone`: with nothing but what records the run, answers and is scraped, and without checkpoints.

@@ -43,8 +43,8 @@ from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.command_line import config as configs
-from crankshaft.launch.run.base import choose_jit
 from crankshaft.launch.run.modes.outcome import Outcome
+from crankshaft.launch.run.training import choose_jit
 
 PARTS = ("all", "whole", "step", "own_step", "input", "reduce", "update", "checkpoint")
 _PART_SECONDS = 1.5

@@ -11,7 +11,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
@@ -25,8 +25,6 @@ from .run.data import loading
 from .run.results import RunEnding
 
 if TYPE_CHECKING:
-    from ..engine.strategies.base import Strategy
-    from .host.isolation import Isolation
     from .run.modes.outcome import Outcome
     from .run.run import Run
 
@@ -39,21 +37,19 @@ def execute(config: Config, data, hooks: Sequence, script_flags: Mapping[str, An
     The arguments are those of `assemble`.
     """
     run = assemble(config, data, hooks, script_flags)
-    run.execute(_mode(config))
-    return run
-
-
-def _mode(config: Config) -> Callable[[Run], Outcome]:
-    """Returns the function that executes the run's mode."""
     from .benchmark.mode import benchmark
     from .run import training
-    from .run.modes import evaluator, generation, outcome
+    from .run.modes import evaluation, evaluator, export, generation, prediction_files
 
-    if config.is_evaluator:
-        return evaluator.watch
-    others = {"benchmark": benchmark, "eval": outcome.evaluate, "export": outcome.export, "predict": outcome.predict}
-    others["generate"] = generation.generate
-    return others.get(config.mode, training.whole)
+    mode: Callable[[Run], Outcome] = {
+        "benchmark": benchmark,
+        "eval": evaluation.evaluate_checkpoints,
+        "export": export.export,
+        "predict": prediction_files.predict,
+        "generate": generation.generate,
+    }.get(config.mode, training.whole)
+    run.execute(evaluator.watch if config.is_evaluator else mode)
+    return run
 
 
 def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
@@ -69,29 +65,52 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
     process.prepare()  # from here on a fork may set what libraries read
     if config.strategy == "parameter_server":
         servers.fail_fast()
+    is_quiet = config.cluster is not None and not config.debug
     if config.serves:
-        _serve(config, data)
+        load = functools.partial(loading.sources, config, data)
+        run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
+        servers.serve(
+            config.cluster, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
+        )
     with contextlib.ExitStack() as stack:
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
-        held = config.cluster.lock if config.cluster else None
-        lock = stack.enter_context(process.lock(config.run_dir, held)) if config.writes_run else None
+        inherited_lock = config.cluster.lock if config.cluster else None
+        lock = stack.enter_context(process.lock(config.run_dir, inherited_lock)) if config.writes_run else None
         ending = RunEnding(config, lock, began)
         stack.push(ending.end)
         if config.metrics_port is not None:
             _serve_metrics(config, ending, stack)
-        early = config.input and not own_files.is_path(config.input) and config.mode not in WITHOUT_DATA
-        loaded = loading.load(config) if early else None
-        strategy, isolation = _start(config, ending, script_flags, stack)
-        from .run import run as runs
-        from .run import training
+        # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.
+        is_builtin = config.input and not own_files.is_path(config.input)
+        loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
+        with process.quiet_startup(is_quiet):
+            with _meeting(config):
+                from ..engine.strategies.base import closing_feeds
+                from .host.isolation import Isolation
+                from .run import building, training
+                from .run.run import run_environment
+            isolation = Isolation(config.keras, script_flags)
+            with run_environment(config, isolation):
+                checks.check_named(config)
+                check_work_of_baseline(config)
+                with _joining(config):
+                    strategy = building.make_strategy(config, ending.end_by_standstill)
+            if not process.sets_allocator(os.environ):
+                allocator.keep_freed_memory_with_tensorflow()
+        if config.owns_process:
+            imports.keep()
+        stack.enter_context(closing_feeds(strategy))
         if not config.is_evaluator:
             stack.enter_context(strategy.watch())
+
         get = functools.partial(loading.load, config) if config.input else functools.partial(loading.call, data)
-        with runs.run_environment(config, isolation):
-            limits = [hook.last_step for hook in hooks if hasattr(hook, "last_step")] if _are_listed(hooks) else []
-            run = runs.Run.create(config, loaded or get, strategy, _need_epochs(hooks), limits, ending.check_folder)
+        is_list = isinstance(hooks, Sequence)  # else it is refused later, as are those in it that are not hooks
+        limits = [hook.last_step for hook in hooks if hasattr(hook, "last_step")] if is_list else []
+        needs_epochs = not is_list or any(getattr(hook, "needs_epochs", True) for hook in hooks)
+        with run_environment(config, isolation):
+            run = building.build_run(config, loaded or get, strategy, needs_epochs, limits, ending.check_folder)
             ending.run = run
             stack.callback(run.external_streams.clear)
             if config.trains:
@@ -100,38 +119,6 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
                 stack.callback(training.close, run)
         run.open(ending, isolation, stack.pop_all())
     return run
-
-
-def _serve(config: Config, data) -> NoReturn:
-    """Serves others, as a worker or a parameter server, until they end."""
-    load = functools.partial(loading.sources, config, data)
-    run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
-    timeout_seconds, quiet = config.cluster_timeout_seconds, not config.debug
-    servers.serve(config.cluster, timeout_seconds, quiet, load, gpus=config.gpu_numbers, run_dir=run_dir)
-
-
-def _start(
-    config: Config, ending: RunEnding, script_flags: Mapping[str, Any] | None, stack: contextlib.ExitStack
-) -> tuple[Strategy, Isolation]:
-    """Starts TensorFlow, meets the other processes if any, and makes the strategy. `stack` ends with it."""
-    with process.quiet_startup(quiet=config.cluster is not None and not config.debug):
-        with _meeting(config):
-            from ..engine.strategies.base import closing_feeds
-            from .host.isolation import Isolation
-            from .run import base
-            from .run.run import run_environment
-        isolation = Isolation(config.keras, script_flags)
-        with run_environment(config, isolation):
-            checks.check_named(config)
-            check_work_of_baseline(config)
-            with _joining(config):
-                strategy = base.make_strategy(config, ending.end_by_standstill)
-        if not process.sets_allocator(os.environ):
-            allocator.keep_freed_memory_with_tensorflow()
-    if config.owns_process:
-        imports.keep()
-    stack.enter_context(closing_feeds(strategy))
-    return strategy, isolation
 
 
 def _serve_metrics(config: Config, ending: RunEnding, stack: contextlib.ExitStack) -> None:
@@ -144,16 +131,6 @@ def _serve_metrics(config: Config, ending: RunEnding, stack: contextlib.ExitStac
     port = stack.enter_context(metrics.serving(port, config.bind or "", lambda: ending.run, labels))
     if config.is_chief and config.progress != "off":
         print(f"metrics: http://{config.bind or '127.0.0.1'}:{port}/metrics", flush=True)
-
-
-def _are_listed(hooks: Any) -> bool:
-    """Returns whether hooks are in a list; other objects are refused later, as are those that are not hooks."""
-    return isinstance(hooks, Sequence)
-
-
-def _need_epochs(hooks: Any) -> bool:
-    """Returns whether a hook may act at the end of an epoch."""
-    return not _are_listed(hooks) or any(getattr(hook, "needs_epochs", True) for hook in hooks)
 
 
 @contextlib.contextmanager

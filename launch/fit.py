@@ -26,7 +26,7 @@ from ..engine.keras_models.keras_callbacks import KerasCallbacks
 from ..engine.keras_models.keras_trainer import KerasTrainer
 from . import api, explanations
 from .errors import UsageError
-from .run import kept
+from .run.compiled_cache import CompiledCache
 
 # Flags that `fit` sets by other arguments.
 _ARGUMENTS = {
@@ -210,7 +210,7 @@ def _train(arguments: Arguments) -> api.Run:
     if arguments.is_model:
         arguments.model.history = hook.history
     if arguments.is_model and not run.code:
-        kept.keep(run.config, run.inputs, run.strategy, run.train_steps)
+        CompiledCache.store(run.config, run.inputs, run.strategy, run.train_steps)
     if backups and _removes(backups[0], arguments) and run.config.writes_run and not run.code:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None

@@ -14,8 +14,9 @@ from typing import Any
 from ...engine.checkpoints import RunDir
 from ..cluster import children
 from ..plan import cost, machine
-from ..run.base import BaseRun, choose_jit
-from ..run.modes.outcome import Outcome, result_of
+from ..run.base import BaseRun
+from ..run.modes.outcome import Outcome, run_result
+from ..run.training import choose_jit
 from . import report, result
 from .measure import intervals, rounds, trace
 
@@ -30,7 +31,7 @@ def benchmark(run: BaseRun) -> Outcome:
     config = run.config
     work = result.configured_work(config)
     measured = _measure(run, os.environ)
-    content = {**result.heading(config.global_batch_size), **result_of(run), **work, **measured}
+    content = {**result.heading(config.global_batch_size), **run_result(run), **work, **measured}
     if not config.is_chief:
         return Outcome(content)
     if config.baseline:

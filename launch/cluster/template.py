@@ -43,12 +43,10 @@ _END_SECONDS = 5.0  # for what libraries do at the end, such as remove temporary
 _MODULES = (
     *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
     *("crankshaft.engine.strategies.base", "crankshaft.launch.host.isolation", "crankshaft.launch.run.training"),
-    *("crankshaft.launch.run.base", "crankshaft.launch.run.run", "crankshaft.launch.run.modes.outcome"),
-    *(
-        "crankshaft.launch.benchmark.mode",
-        "crankshaft.launch.run.modes.evaluator",
-        "crankshaft.launch.run.modes.generation",
-    ),
+    *("crankshaft.launch.run.building", "crankshaft.launch.run.run"),
+    *("crankshaft.launch.benchmark.mode", "crankshaft.launch.run.modes.evaluator"),
+    *("crankshaft.launch.run.modes.export", "crankshaft.launch.run.modes.generation"),
+    "crankshaft.launch.run.modes.prediction_files",
 )
 
 

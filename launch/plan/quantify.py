@@ -22,7 +22,7 @@ from ...engine.strategies.parameter_server.feed import ReadByWorkersFeed
 from ...engine.strategies.parameter_server.strategy import ParameterServer
 from ..command_line.config import Config
 from ..errors import UsageError
-from ..run.base import parallel_micro_batches
+from ..run.building import parallel_micro_batches
 from . import cost
 from .cost import bytes_of, server_of, variable_bytes
 from .memory import OUTSIDE, peak

@@ -35,7 +35,7 @@ from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules
 from ..command_line.config import Config
 from ..errors import UsageError
-from ..run import base
+from ..run import building
 from ..run.data import inputs as run_inputs
 from ..run.data import loading
 from .cost import bytes_of
@@ -264,7 +264,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")
     if isinstance(inputs.feeds["train"], CombinedFeed):
         raise UsageError("a step takes a batch of each of several inputs; plan each of them alone")
-    steps, variables = base.train_steps(config, inputs.feeds["train"], ()), list[tf.Variable]()
+    steps, variables = building.train_steps(config, inputs.feeds["train"], ()), list[tf.Variable]()
 
     def create(_, **keywords):
         """Creates a variable without a value where it would be."""
@@ -276,7 +276,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         return made
 
     def trace() -> Rehearsal:
-        state = base.build_state(config, strategy, inputs, steps)
+        state = building.build_state(config, strategy, inputs, steps)
         gradients = _noted(state.trainer.reduction)
         batch = config.global_batch_size // shares
         values = tf.nest.map_structure(

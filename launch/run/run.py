@@ -24,7 +24,7 @@ from . import agreement, training
 from .base import BaseRun
 from .data import external
 from .history import HistoryRows, Means
-from .modes import generation, prediction_files, predictions
+from .modes import evaluation, generation, prediction_files, predictions
 from .modes.outcome import Outcome
 from .results import RunEnding
 from .saved import saved_run, weights
@@ -257,7 +257,7 @@ class Run(BaseRun):
 
         with self._call("predict", False, data, checked, name=name, split=split) as examples:
             outputs = self._predictors[name](examples, lambda: self._standby.name)
-            return prediction_files.columns(self, examples, outputs, name) if columns else outputs
+            return prediction_files.prediction_columns(self, examples, outputs, name) if columns else outputs
 
     def generate(
         self,
@@ -298,7 +298,7 @@ class Run(BaseRun):
           UsageError: data is of another form, or the run has none to evaluate on.
         """
         with self._call("evaluate", while_open=False, data=data) as split:
-            return predictions.evaluate(self, split, lambda: self._standby.name)
+            return evaluation.evaluate(self, split, lambda: self._standby.name)
 
     def execute(self, mode: Callable[[Run], Outcome]) -> None:
         """Executes a mode, a function of the run; writes its result, and closes the run."""

@@ -27,13 +27,15 @@ from ..cluster import memory
 from ..cluster.rendezvous import named
 from ..command_line import config as configs
 from ..errors import EXIT_REGROUP, UsageError, setting
+from ..explanations import with_flags
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, results
-from .base import BaseRun, choose_jit
+from .base import BaseRun
 from .data import external
 from .history import Means
-from .modes.outcome import Outcome, by_class, format_metrics, result_of
+from .modes.evaluation import by_class, format_metrics
+from .modes.outcome import Outcome, run_result
 from .progress import duration, print_model_summary
 from .saved import restoring, weights
 
@@ -150,6 +152,36 @@ def _make_ready(run: BaseRun) -> None:
         run.strategy.training.unrolls = False
 
 
+def choose_jit(run: BaseRun) -> str:
+    """Decides `state.jit`, measuring if --jit=auto leaves it open, and returns a line with the reason."""
+    config, state, strategy = run.config, run.state, run.strategy
+    if reason := run.no_jit_reason:
+        if config.jit == "on":
+            raise UsageError(f"{setting('jit')}=on: {reason}; use {setting('jit')}=auto or off")
+        if state.jit is None:
+            state.jit = False  # a choice that was made before is kept for the next process
+        return f"XLA off: {with_flags(reason)}"
+    why = "as this run began"
+    if config.jit != "auto":
+        state.jit, why = config.jit == "on", "as configured"
+    elif state.jit is None and getattr(run.trainer, "wants_jit", False):
+        state.jit, why = True, "as the model is compiled"
+    left = None if run.train_steps is None else run.train_steps - run.step
+    if state.jit is None and jit_choice.is_short(left):
+        return f"XLA off: not timed, since the run has {counted(left, 'step')} left"
+    if state.jit is not None:
+        if strategy.training.jit != state.jit:
+            strategy.training = strategy.program("train", strategy.training.feed, state.jit)
+        return f"XLA {'on' if state.jit else 'off'}, {why}"
+    run.log("timing steps, also with XLA if it may be faster: seconds, more where the machine is busy")
+    measured, why_not = jit_choice.measure(strategy, state, steps=left)
+    state.jit = jit_choice.choose(measured)
+    strategy.training = measured[state.jit][1]
+    rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
+    with_xla = f"{rates[True]} with it" if True in rates else why_not
+    return f"XLA {'on' if state.jit else 'off'}: steps/s {rates[False]} without, {with_xla}"
+
+
 def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
     """Finds the metrics that hooks monitor among the rows of an evaluation, and prints which they are.
 
@@ -233,7 +265,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     """
     metrics, status = run.metrics, run.loop.status
     means = metrics.means or metrics.window.totals.steady_means()
-    result = result_of(run, train=means, resumed_from=run.resumed_from, **metrics.rates())
+    result = run_result(run, train=means, resumed_from=run.resumed_from, **metrics.rates())
     if bad_records := run.bad_records():
         result["bad_records"] = bad_records
     if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:

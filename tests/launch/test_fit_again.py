@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
-from crankshaft.launch.run.kept import KEPT
+from crankshaft.launch.run.compiled_cache import ATTRIBUTE
 
 keras = tf.keras
 X = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
@@ -43,7 +43,7 @@ def model(*layers):
 
 def forget(model):
     """Makes the next `fit` compile."""
-    del vars(model)[KEPT]
+    del vars(model)[ATTRIBUTE]
 
 
 def check_alike(one, other):

@@ -17,7 +17,7 @@ from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import FIELDS, USES
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
-from crankshaft.launch.run import base
+from crankshaft.launch.run import building
 from crankshaft.launch.run.data import loading
 
 HOSTILE = {
@@ -77,7 +77,7 @@ def ends(monkeypatch, tmp_path, capsys):
     """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
     for place, name in ((process, "prepare"), (servers, "fail_fast"), (loading, "load")):
         monkeypatch.setattr(place, name, lambda *arguments: None)
-    starts = ((base, "make_strategy"), (rendezvous, "Rendezvous"), (servers, "serve"), (Supervisor, "run"))
+    starts = ((building, "make_strategy"), (rendezvous, "Rendezvous"), (servers, "serve"), (Supervisor, "run"))
     for place, name in starts:
         monkeypatch.setattr(place, name, started)
     monkeypatch.chdir(tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crankshaft.launch.run import base
+from crankshaft.launch.run import building
 from tests.launch.command_line.test_config import asked
 from tests.runs import assert_equal_bits
 
@@ -24,7 +24,7 @@ from tests.runs import assert_equal_bits
 )
 def test_there_are_as_many_micro_batches_as_cores_where_that_pays(monkeypatch, flags, threads, micro_batches):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(threads))
-    assert base.parallel_micro_batches(asked("--input=digits", *flags.split())) == micro_batches
+    assert building.parallel_micro_batches(asked("--input=digits", *flags.split())) == micro_batches
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from ...host.signals import EXIT_CODES, Signals
 from .. import agreement
 from ..base import BaseRun
 from ..saved import restoring
-from .outcome import Outcome, format_metrics
+from .evaluation import format_metrics
+from .outcome import Outcome
 
 _POLL_SECONDS = 1.0
 

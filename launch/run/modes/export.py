@@ -18,6 +18,7 @@ from ....engine import Trainer, logging
 from ....engine.data import form
 from ....engine.data.data import Data
 from ....engine.data.source import Spec
+from ....engine.hooks import numerics
 from ....engine.hooks.evaluation import averaged_weights
 from ....engine.internals import keras
 from ....engine.internals.variables import own_copy, tf_variable
@@ -27,14 +28,27 @@ from ....input import known
 from ...errors import UsageError, setting
 from ...host.files import write_json
 from ..base import BaseRun
-from ..saved import weights
+from ..saved import restoring, weights
 from . import predictions
+from .outcome import Outcome, run_result
 
 _DEFAULT = "serving_default"
 _DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read
 _SIGNATURE_NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _NAMED = 20  # classes, and columns, in the README
 _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
+
+
+def export(run: BaseRun) -> Outcome:
+    """Writes the model of the latest (or chosen) checkpoint as a SavedModel or Keras file."""
+    for manifest in restoring.restored(run):
+        taken = f"{'best' if run.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
+    numerics.check_weights(run.trainer, f"step {run.state.step}")
+    config = run.config
+    path = save(run, config.output_path, config.export_model)
+    kind = "Keras model" if path.endswith(".keras") else "SavedModel"
+    line = f"{kind} of step {run.state.step}, {taken}: {path}"
+    return Outcome({**run_result(run), "export": path, "checkpoint": taken}, lines=[line])
 
 
 def save(run: BaseRun, path: str, name: str | None = None) -> str:

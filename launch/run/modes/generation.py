@@ -22,7 +22,7 @@ from ...command_line import checks
 from ...errors import UsageError, setting
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
-from .outcome import Outcome, result_of
+from .outcome import Outcome, run_result
 
 
 def generate(run: BaseRun) -> Outcome:
@@ -52,7 +52,7 @@ def generate(run: BaseRun) -> Outcome:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(len(made), 'token')}{speed}{ended}", file=sys.stderr)
     generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
-    return Outcome({**result_of(run), "checkpoint": taken, "generated": generated})
+    return Outcome({**run_result(run), "checkpoint": taken, "generated": generated})
 
 
 def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:

@@ -9,16 +9,39 @@ from typing import Any
 import numpy as np
 
 from ....engine.data.source import Source, Split
+from ....engine.hooks import numerics
 from ....engine.machine import files
 from ....input.tables.parquet_table import library
 from ...errors import UsageError, setting
+from ..base import BaseRun
+from ..saved import fingerprints, restoring
+from . import predictions
+from .outcome import Outcome, run_result
 from .predictions import PredictableRun
 
 _MOST_COLUMNS = 10_000
 _ROWS = 1 << 14  # of CSV, that are made text at once
 
 
-def columns(run: PredictableRun, examples: Split, outputs: Any, name: str | None) -> dict[str, np.ndarray]:
+def predict(run: BaseRun) -> Outcome:
+    """Writes the predictions of the latest (or chosen) checkpoint for the examples of a split."""
+    config = run.config
+    for manifest in restoring.restored(run):
+        if run.trainer.run_context.vocabulary:
+            fingerprints.warn_of_ids(config, manifest, run.checkpoints.about)
+    numerics.check_weights(run.trainer, f"step {run.state.step}")
+    predictor = predictions.Predictor(run, config.export_model)
+    examples = predictor.checked(None, config.predict_split)
+    outputs = predictor(examples)
+    columns = prediction_columns(run, examples, outputs, config.export_model)
+    count = len(next(iter(columns.values())))
+    if run.strategy.is_chief:
+        write(config.output, columns, run.names.classes)
+    line = f"predictions of {count:,} examples by the model of step {run.state.step}: {config.output}"
+    return Outcome({**run_result(run), "output": config.output, "examples": count}, lines=[line])
+
+
+def prediction_columns(run: PredictableRun, examples: Split, outputs: Any, name: str | None) -> dict[str, np.ndarray]:
     """Returns arrays [examples, ...] by name: `id` if examples have one, and the predictions.
 
     That is, of a classifier, `class`, `class_name` where the data names classes, and `probability`, [examples, classes]

@@ -17,7 +17,6 @@ from ....engine.data.arrays import ArraySource
 from ....engine.data.data import Data
 from ....engine.data.source import Source, Split
 from ....engine.data.streamed import Stream
-from ....engine.hooks import evaluation
 from ....engine.hooks.evaluation import averaged_weights
 from ....engine.internals import keras
 from ....engine.inventory import Inventory
@@ -251,19 +250,3 @@ def _any_size(features) -> Any:
     """Returns specs of batches of any size, and of any length where examples differ in it."""
     spec = form.measured(form.element_spec(features))
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), spec)
-
-
-def evaluate(run: BaseRun, split=None, ends: Callable[[], str | None] = lambda: None) -> dict[str, float]:
-    """Computes the metrics' means over a split; None is the run's own evaluation data.
-
-    `ends`: see `Strategy.evaluate`.
-
-    Raises:
-      UsageError: the split is not of the run's form, or the run has no evaluation data.
-    """
-    if split is None:
-        if not run.has_evaluation:
-            raise UsageError("evaluate(): the run has no evaluation data; give evaluate a split")
-        return evaluation.evaluate(run.strategy, run.state, directory=run.config.run_dir, ends=ends)
-    with contextlib.closing(external.program(run, "eval", split)) as program:
-        return evaluation.evaluate(run.strategy, run.state, program, directory=run.config.run_dir, ends=ends)

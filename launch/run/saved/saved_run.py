@@ -335,7 +335,7 @@ def _with_predict(
             if is_ours or entry.has_whole_examples(x):
                 examples = predictions.examples(run, features, x, split)
                 outputs = predictor()(examples, batch_size or _BATCH_SIZE)
-                return prediction_files.columns(run, examples, outputs, name) if columns else outputs
+                return prediction_files.prediction_columns(run, examples, outputs, name) if columns else outputs
             preprocessing = run.known.preprocessing
             if isinstance(features, dict) or preprocessing.array:  # else a frame is one array, as Keras has it
                 x = frames.as_arrays(x, may_lack=preprocessing.may_lack or not isinstance(features, dict))

@@ -16,7 +16,7 @@ from crankshaft.launch.errors import UsageError
 from crankshaft.launch.plan.cost import bytes_of
 from crankshaft.launch.plan.memory import peak
 from crankshaft.launch.plan.quantify import quantify
-from crankshaft.launch.run import base
+from crankshaft.launch.run import building
 from crankshaft.launch.run.data import inputs, loading
 
 WIDER = ("--model=mlp", "--input=digits", "--train_steps=8", "--global_batch_size=32")
@@ -108,9 +108,9 @@ def test_rows_come_after_their_ids_and_before_gradients_go():
 
 def sent_by_the_engine(config):
     """Returns the bytes that the first replica of a real strategy puts into each collective of its traced step."""
-    strategy = base.make_strategy(config)
+    strategy = building.make_strategy(config)
     run_inputs = inputs.build(config, loading.load(config), strategy)
-    state = base.build_state(config, strategy, run_inputs, 8)
+    state = building.build_state(config, strategy, run_inputs, 8)
     strategy.bind(state, run_inputs.feeds["train"])
     traced = [strategy.training.one_step(0).graph]
     if state.trainer.reduction.sync_every_steps:

@@ -1,4 +1,4 @@
-"""What a `fit` keeps with the model for the next one: its trainer and what it compiled. Host code.
+"""Stores with a Keras model what its `fit` compiled, and its trainer, for the next `fit`. Host code.
 
 As in Keras, a model's steps are compiled once until `compile` is called again, for the same form of data and the same
 weights to train: what else a program changes of the model or of what its functions read takes effect then.
@@ -23,16 +23,16 @@ from ..command_line.config import Config
 from ..command_line.flags import Flags
 from .data.inputs import Inputs
 
-# Flags that a kept step does not depend on, and those with whose values a run may keep it; others must have defaults.
-_FREE = ("train_epochs", "train_steps", "eval_every_steps", "validation_split", "progress")
+# Flags that a compiled step does not depend on, and those that it depends on; others must have their defaults.
+_FREE_FLAGS = ("train_epochs", "train_steps", "eval_every_steps", "validation_split", "progress")
+_COMPARED_FLAGS = ("global_batch_size", "eval_batch_size", "shuffle_buffer", "seed", "jit", "strategy")
 _DEFAULTS = Flags()
-KEPT = "_kept_by_fit"  # the attribute of a model
-_COMPARED = ("global_batch_size", "eval_batch_size", "shuffle_buffer", "seed", "jit", "strategy")
+ATTRIBUTE = "_kept_by_fit"  # of the model
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """What a `fit` keeps.
+class CompiledCache:
+    """The trainer and the compiled steps of a model's last `fit`.
 
     Attributes:
       key: see `_key`.
@@ -47,6 +47,26 @@ class Kept:
     step_variable: tf.Variable
     jit: bool | None
     compiled: Mapping[str, Compiled]
+
+    @staticmethod
+    def store(config: Config, inputs: Inputs, strategy: Strategy, train_steps: int | None) -> None:
+        """Stores what a run of a model compiled with the model, until that is freed."""
+        state, programs, key = strategy.state, _programs(strategy), _key(config, inputs, train_steps)
+        loops = all(isinstance(loop, InnerLoop) and not loop.writes_summaries for loop in programs.values())
+        if key is None or not (loops and state.trainer.run_context.in_place):
+            return
+        compiled = {split: program.compiled for split, program in programs.items()}
+        key = {**key, "model": state.trainer.compiled_state}  # a callback may have compiled the model since
+        cache = CompiledCache(key, state.trainer, state.step_variable, state.jit, compiled)
+        vars(state.trainer.model)[ATTRIBUTE] = cache  # not by `setattr`, so that Keras and checkpoints do not track it
+
+    @staticmethod
+    def pop(config: Config, inputs: Inputs, train_steps: int | None) -> CompiledCache | None:
+        """Removes the cache from a model; returns it if this run would trace its steps from the same."""
+        if not issubclass(config.trainer_class, KerasTrainer) or not config.trainer_class.is_built:
+            return None
+        cache: CompiledCache | None = vars(config.trainer_class.make()).pop(ATTRIBUTE, None)
+        return cache if cache is not None and cache.key == _key(config, inputs, train_steps) else None
 
     def restarted(self, updates_before: int) -> TrainState:
         """Returns a state at step 0, of the same trainer; `updates_before` is that of `Inputs`."""
@@ -63,39 +83,19 @@ class Kept:
             program.compiled = self.compiled[split]
 
 
-def keep(config: Config, inputs: Inputs, strategy: Strategy, train_steps: int | None) -> None:
-    """Keeps what the run of a model compiled, with the model, until it is freed."""
-    state, programs, key = strategy.state, _programs(strategy), _key(config, inputs, train_steps)
-    loops = all(isinstance(each, InnerLoop) and not each.writes_summaries for each in programs.values())
-    if key is None or not (loops and state.trainer.run_context.in_place):
-        return
-    compiled = {split: program.compiled for split, program in programs.items()}
-    key = {**key, "model": state.trainer.compiled_state}  # a callback may have compiled the model since
-    # Not by `setattr`, so that Keras and checkpoints do not track it.
-    vars(state.trainer.model)[KEPT] = Kept(key, state.trainer, state.step_variable, state.jit, compiled)
-
-
-def take(config: Config, inputs: Inputs, train_steps: int | None) -> Kept | None:
-    """Takes from a model what its last `fit` kept, if the steps of this run would be traced from the same."""
-    if not issubclass(config.trainer_class, KerasTrainer) or not config.trainer_class.is_built:
-        return None
-    kept: Kept | None = vars(config.trainer_class.make()).pop(KEPT, None)
-    return kept if kept is not None and kept.key == _key(config, inputs, train_steps) else None
-
-
 def _programs(strategy: Strategy) -> dict[str, Any]:
     programs = {"train": strategy.training, "eval": strategy.evaluation}
     return {split: program for split, program in programs.items() if program is not None}
 
 
 def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, Any] | None:
-    """Returns what decides whether a run's steps are compiled again; None if they always are."""
+    """Everything that a compiled step depends on; None if the steps of such a run are always compiled again."""
     changed = {name: value for name, value in config.values.items() if value != getattr(_DEFAULTS, name)}
     feeds = inputs.feeds.items()
-    if changed.keys() - {*_FREE, *_COMPARED} or any(feed.form is None for _, feed in feeds):
+    if changed.keys() - {*_FREE_FLAGS, *_COMPARED_FLAGS} or any(feed.form is None for _, feed in feeds):
         return None
     return {
-        "flags": {name: getattr(config, name) for name in _COMPARED},
+        "flags": {name: getattr(config, name) for name in _COMPARED_FLAGS},
         "model": keras_compile.CompiledState(config.trainer_class.make()),
         # The order's seed does not reach a compiled step.
         "feeds": {name: (type(feed), feed.form, dataclasses.replace(feed.order, seed=None)) for name, feed in feeds},

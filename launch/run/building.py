@@ -1,0 +1,329 @@
+"""Builds a run from its configuration: strategy, data, trainer, state, checkpoints. Host code."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from ...engine import StepOptions, optimizers
+from ...engine.build import prepare
+from ...engine.checkpoints import Checkpoints, RunDir, WritingProcess
+from ...engine.data import combined, form
+from ...engine.data.data import Data
+from ...engine.data.feed import Feed
+from ...engine.data.order import Order
+from ...engine.errors import reason
+from ...engine.health import watchdog
+from ...engine.inventory import Inventory
+from ...engine.keras_models.keras_trainer import KerasTrainer
+from ...engine.layers.embeddings import shards_in
+from ...engine.machine.threads import Thread
+from ...engine.mesh.shards import variable_sharding
+from ...engine.reduction import Reduction
+from ...engine.reduction.local_sgd import LocalSgd
+from ...engine.reduction.power_sgd import PowerSgd
+from ...engine.state import TrainState
+from ...engine.step.diagnosis import warn_of_rounded
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext
+from ...engine.strategies import FeedOptions, devices
+from ...engine.strategies.base import Strategy
+from ...engine.strategies.multi_worker import WorkerTask
+from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
+from ...engine.strategies.parameter_server.placement import Rule
+from ...engine.strategies.parameter_server.strategy import ServerOptions
+from ..command_line import checks, registry, rules
+from ..command_line.config import WITHOUT_DATA, Config, steps_of
+from ..command_line.values import plain
+from ..errors import RunError, UsageError, setting
+from ..explanations import with_flags
+from ..host import threads
+from . import progress, room
+from .compiled_cache import CompiledCache
+from .data import inputs
+from .data.inputs import Inputs
+from .run import Run
+from .saved import fingerprints
+
+# One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
+_LEAST_EXAMPLES_PER_MICRO_BATCH = 16
+_RECORD_SECONDS = 5.0  # for the end of a process that stands still: its disk may do so too
+
+
+def build_run(
+    config: Config,
+    data: Data | Callable[[], Data],
+    strategy: Strategy,
+    needs_epochs: bool = True,
+    limits: Iterable[Callable[[Feed], int | None]] = (),
+    check_folder: Callable[[], None] = lambda: None,
+) -> Run:
+    """Puts a run together, and restores nothing.
+
+    Args:
+      config: of the run.
+      data: as it was loaded, or what loads it, which a mode without data does not call.
+      strategy: made by `make_strategy`.
+      needs_epochs: see `inputs.build`.
+      limits: return the last step that a hook allows, see `Hook.last_step`.
+      check_folder: raises where the run_dir is not this run's any more.
+    """
+    if config.mode in WITHOUT_DATA:
+        run_inputs, steps = inputs.saved_inputs(config, strategy), config.train_steps or 1
+    else:
+        run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
+        steps = train_steps(config, run_inputs.feeds["train"], limits)
+    cache = CompiledCache.pop(config, run_inputs, steps)
+    if cache:
+        state = cache.restarted(run_inputs.updates_before)
+    else:
+        state = build_state(config, strategy, run_inputs, steps, build=functools.partial(room.build, config))
+    strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
+    if cache:
+        cache.give_compiled(strategy)
+    saved = build_checkpoints(config, state, strategy, run_inputs, check_folder)
+    run = Run(config, strategy, run_inputs, state, steps, *saved)
+    for line in run_inputs.lines:
+        run.log(line)
+    return run
+
+
+def make_strategy(config: Config, record_end: Callable[[str], None] | None = None) -> Strategy:
+    """Makes the strategy, before anything else touches the devices.
+
+    Args:
+      config: of the run.
+      record_end: called in a thread if the watchdog ends the process, with the reason in a line.
+    """
+
+    def end_process(line: str) -> None:
+        if record_end:
+            recording = Thread(target=record_end, args=(with_flags(line),), daemon=True)
+            with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
+                recording.start()
+                recording.join(_RECORD_SECONDS)
+        watchdog.end_process(with_flags(line))
+
+    task = servers = None
+    cluster = config.cluster
+    if config.strategy == "multi_worker":
+        names, addresses = zip(*cluster.addresses, strict=True)
+        task = WorkerTask(cluster.index, names, addresses, cluster.secret, cluster.bind)
+    if config.coordinates:
+        servers = ServerOptions(
+            ClusterAddresses(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
+            max_staleness_steps=config.max_staleness_steps,
+            placement_rules=tuple(Rule(*rule) for rule in config.placement_rules),
+        )
+    strategy = devices.create(
+        "one_device" if config.is_evaluator else config.strategy,
+        num_virtual_devices=config.num_virtual_devices,
+        # A Keras model that is to be trained was made in the scope of a strategy, which is used.
+        distribution=config.trainer_class.strategy() if issubclass(config.trainer_class, KerasTrainer) else None,
+        mesh=rules.mesh_shape(config.mesh),
+        shard_optimizer=config.shard_optimizer,
+        tpu_address=os.environ.get("TPU_NAME", ""),
+        task=task,
+        servers=servers,
+        communication=config.communication,
+        step_timeout_seconds=_step_timeout_seconds(config),
+        end_process=end_process,
+        steps_per_loop=config.steps_per_loop,
+        feed_options=FeedOptions(
+            config.resident_data_mb << 20,
+            config.shuffle_buffer,
+            inputs.sharding(config),
+            config.shuffle_window,
+            read_timeout_seconds=_step_timeout_seconds(config) / 2,  # a read that hangs is named, not who waits for it
+            watch=progress.watch(config.progress if config.is_chief else "off"),
+        ),
+        parallel_micro_batches=parallel_micro_batches(config),
+        owns_process=config.owns_process,
+        gpus=config.gpu_numbers,
+        # TensorFlow has no deterministic form of the op that checks numbers on GPUs.
+        deterministic=not config.check_numerics
+        and os.environ.get("TF_DETERMINISTIC_OPS", "").lower() not in ("0", "false"),
+    )
+    checks.check_batch(config, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
+    tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now
+    return strategy
+
+
+def _step_timeout_seconds(config: Config) -> float:
+    seconds = config.step_timeout_seconds
+    return watchdog.default_timeout_seconds() if seconds is None else seconds
+
+
+def parallel_micro_batches(config: Config) -> int:
+    """Returns how many micro-batches the CPU's cores compute in parallel: one each, where the model allows it."""
+    splits = config.trainer_class.splits_batch(**config.configured_arguments("model_arg"))
+    if not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
+        return 1
+    cores = threads.configured()
+    examples = config.global_batch_size // config.accumulate_steps
+    return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_PER_MICRO_BATCH else 1
+
+
+def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], int | None]]) -> int | None:
+    """Returns the step at which a run ends; None where only its caller knows. `feed` is of its training data."""
+    order = feed.order
+    if order.shift % config.sync_every_steps:
+        raise UsageError(
+            f"{setting('global_batch_size', order.batch_size)}: from step {order.origin.step} on epochs would end "
+            f"between two syncs ({setting('sync_every_steps', config.sync_every_steps)}); resume with the run's "
+            "earlier batch size"
+        )
+    if config.is_endless:
+        return None
+    steps = config.train_steps or max(1, steps_of(config.train_epochs, order.steps_per_epoch) - order.shift)
+    return min([steps, *(last for limit in limits if (last := limit(feed)) is not None)])
+
+
+def build_state(
+    config: Config,
+    strategy: Strategy,
+    run_inputs: Inputs,
+    train_steps: int | None,
+    build: Callable[[Strategy, Callable[[], TrainState]], TrainState] = lambda strategy, make: strategy.build(make),
+) -> TrainState:
+    """Makes the trainer and all that its steps change, where the strategy has its variables.
+
+    `build` calls `make` there; a model that exists, and parameter servers, are built without it.
+    """
+    options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
+    trainer_class = config.trainer_class
+    in_place = issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place(strategy.distribution)
+    # Tables are divided for as many servers as the run began with, as its checkpoints' shards are.
+    newest = RunDir(config.run_dir).newest() if config.run_dir else None
+    num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
+    data = run_inputs.known
+    context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
+
+    def make() -> TrainState:
+        trainer, trainer_context = trainer_class(**config.configured_arguments("model_arg")), context
+        if isinstance(trainer, KerasTrainer) and trainer.is_built:
+            before = tf.Variable(run_inputs.updates_before, dtype=tf.int64, trainable=False)
+            trainer_context = dataclasses.replace(context, updates_before=before)
+        if config.sync_every_steps > 1:
+            outer = optimizers.outer(**config.arguments("outer_arg"))
+            reduction: Reduction = LocalSgd(config.sync_every_steps, outer, config.reduce_dtype)
+        elif config.powersgd_rank:
+            reduction = PowerSgd(config.powersgd_rank, config.reduce_dtype)
+        else:
+            reduction = Reduction(config.reduce_dtype)
+        state = TrainState(prepare(trainer, trainer_context, reduction))
+        state.build()
+        return state
+
+    try:
+        if in_place and strategy.trains_in_place:  # Keras can train a model further that no strategy has made
+            state = make()
+        else:
+            exists = issubclass(trainer_class, KerasTrainer) and trainer_class.is_built
+            state = strategy.build(make) if exists or config.coordinates else build(strategy, make)
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
+        model_arguments = plain(config.configured_arguments("model_arg"))
+        arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())
+        raise RunError(
+            f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
+            f"or shard it across devices by {setting('mesh')}"
+        ) from error
+    inventory = Inventory(state.trainer)  # without optimizers, its step shows that nothing is compressed
+    if config.powersgd_rank and inventory.optimizers and not state.trainer.reduction.memory:
+        raise UsageError(
+            f"{setting('powersgd_rank', config.powersgd_rank)}: no gradient of {config.model_entry.name} is smaller as "
+            "two matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
+        )
+    if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
+        raise UsageError(
+            f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer sharded over the model's "
+            "axis, so replicas would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave "
+            f"{setting('mesh')} out"
+        )
+    if inventory.tables:
+        checks.check_tables(config, config.model_entry.name)
+    if (
+        strategy.is_chief
+        and "train" in run_inputs.splits
+        and (arrays := combined.first(run_inputs.splits["train"]).as_arrays()) is not None
+    ):
+        warn_of_rounded(state.trainer, form.features(arrays))
+    return state
+
+
+def _step_options(
+    config: Config, train_steps: int | None, parallel_micro_batches: int, order: Order | None
+) -> StepOptions:
+    """Makes the settings of a run's step; `order` is of its training data, None where it does not train."""
+    optimizer_arg = config.configured_arguments("optimizer_arg")
+    exclude = optimizer_arg.pop("weight_decay_exclude", WEIGHT_DECAY_EXCLUDE)
+    ema_warmup = optimizer_arg.pop("ema_warmup", True)
+    clips = {ours: optimizer_arg.pop(name, 0.0) for name, ours in registry.CLIPS.items()}
+    # Modes that do not train accept any number of steps, but a schedule needs a step after its warm-up.
+    least_steps = config.warmup_steps + 1
+    has_length = config.trains and train_steps is not None
+    rate_by = order if order and order.origin.rate_steps else None
+    if rate_by and train_steps is not None:
+        train_steps = max(rate_by.rate_step(train_steps), least_steps)
+    return StepOptions(
+        seed=config.seed,
+        precision=config.precision,
+        optimizer=config.optimizer,
+        optimizer_arg=optimizer_arg,
+        learning_rate=config.learning_rate,
+        learning_rate_schedule=config.learning_rate_schedule,
+        learning_rate_schedule_arg=config.configured_arguments("learning_rate_schedule_arg"),
+        warmup_steps=config.warmup_steps,
+        rate_by=rate_by,
+        total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
+        weight_decay=config.weight_decay,
+        weight_decay_exclude=exclude,
+        freeze=config.frozen_steps(order.steps_per_epoch, order.shift) if order else (),
+        clip_norm=config.clip_norm,
+        **clips,
+        ema_decay=config.ema_decay,
+        ema_warmup=ema_warmup,
+        reduce_lr=bool(config.reduce_lr),
+        accumulate_steps=config.accumulate_steps,
+        parallel_micro_batches=parallel_micro_batches,
+        recompute=config.recompute,
+        on_nonfinite="raise" if config.rollbacks else config.on_nonfinite,  # the step is the same
+        debug=config.debug,
+        check_numerics=config.check_numerics,
+    )
+
+
+def build_checkpoints(
+    config: Config, state: TrainState, strategy: Strategy, run_inputs: Inputs, check_folder: Callable[[], None]
+) -> tuple[Checkpoints | None, Checkpoints | None]:
+    """Returns those of the run, and that of its best evaluation; of a run without a folder None.
+
+    `check_folder` raises where the folder is not this run's any more.
+    """
+    if not config.run_dir:
+        return None, None
+    about = {
+        **config.as_json(),
+        "strategy": strategy.describe(),
+        "data": fingerprints.agreed(run_inputs.contents, strategy),
+    }
+    about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
+    if shares := {split: feed.share.metadata() for split, feed in run_inputs.feeds.items() if feed.share}:
+        about["input"] = shares
+    if run_inputs.updates_before:
+        about["updates_before"] = run_inputs.updates_before
+    if run_inputs.order and run_inputs.order.origin.step:
+        about["origin"] = dataclasses.asdict(run_inputs.order.origin)
+    attempt = strategy.exchange_text(uuid.uuid4().hex)[0]
+    writer = WritingProcess(strategy.host, attempt, _step_timeout_seconds(config))
+    folder = RunDir(config.run_dir)
+    options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
+    checkpoints = Checkpoints(folder.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **options)
+    best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=config.writes_best, **options)
+    return checkpoints, best
