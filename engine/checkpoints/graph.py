@@ -114,9 +114,10 @@ def restore(
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     others = [
-        each
-        for each in differences
-        if not each.key.startswith(matching.may_differ) or (each.kind == _RESHAPED and each.key in matching.of_one_form)
+        difference
+        for difference in differences
+        if not difference.key.startswith(matching.may_differ)
+        or (difference.kind == _RESHAPED and difference.key in matching.of_one_form)
     ]
     if others or all(key.startswith(matching.may_differ) for key in fitting):
         raise CheckpointError(f"{why_not}: {_message(others)}")
@@ -126,8 +127,8 @@ def restore(
             f"({_message(differences)}); use the former variables, averages and optimizer, or set "
             f"{setting('allow_changed_config')} to restore only what matches"
         )
-    lacking = [each.key for each in differences if each.kind != _EXTRA]
-    new = (*lacking, *(each for each in matching.together if any(key.startswith(each) for key in lacking)))
+    lacking = [difference.key for difference in differences if difference.kind != _EXTRA]
+    new = (*lacking, *(prefix for prefix in matching.together if any(key.startswith(prefix) for key in lacking)))
     entries = [value for key, value in fitting.items() if not key.startswith(new)]
     slices.read(prefix, [(variable, key) for _, variable, key in entries])
     matching.settle(lambda key: key.startswith(new))
@@ -251,7 +252,7 @@ def _compare(
             key = keys[source.shard]
             shape, dtype = forms[key]
         else:
-            key = ShardRows(tuple(keys), tuple(forms[each][0][0] for each in keys), source.shard, source.number)
+            key = ShardRows(tuple(keys), tuple(forms[name][0][0] for name in keys), source.shard, source.number)
             shape, dtype = [key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
         if per_replica.differs(node):  # a row per replica, or none for one replica
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
@@ -267,14 +268,16 @@ def _compare(
     left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(key_prefix(at)))
     extra = [_Difference(_EXTRA, key, f"{_readable_key(key)} {_form(*forms[key])}") for key in left]
     optional = tuple(key_prefix(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
-    return fitting, [each for each in (*missing, *extra) if not each.key.startswith(optional)] + reshaped
+    return fitting, [
+        difference for difference in (*missing, *extra) if not difference.key.startswith(optional)
+    ] + reshaped
 
 
 def _message(differences: Sequence[_Difference]) -> str:
     """Formats how a state and a checkpoint differ, on one line."""
     entries = []
     for kind in (_MISSING, _EXTRA, _RESHAPED):
-        if lines := [each.line for each in differences if each.kind == kind]:
+        if lines := [difference.line for difference in differences if difference.kind == kind]:
             more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
             entries.append(f"{kind} ({len(lines)}): {'; '.join(lines[:_LISTED])}{more}")
     return "; ".join(entries)
@@ -332,7 +335,7 @@ def _stored_children(stored, number: int) -> dict[str, int]:
 
 
 def _stored_key(node) -> str | None:
-    return next((each.checkpoint_key for each in node.attributes if each.name == _VALUE), None)
+    return next((attribute.checkpoint_key for attribute in node.attributes if attribute.name == _VALUE), None)
 
 
 def serialized(nodes: Sequence[tuple[tuple[str, ...], Any]]) -> bytes:

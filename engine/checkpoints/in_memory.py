@@ -67,13 +67,13 @@ class Snapshots:
         entries, variables = snapshot.take(checkpoints.state, self._read)
         if self.is_off or self._lacks_memory(entries, variables):
             return
-        parts = sorted(frozenset().union(*(each.writers for each in entries if each.is_sharded)))
+        parts = sorted(frozenset().union(*(entry.writers for entry in entries if entry.is_sharded)))
         record: dict[str, Any] = {**kept, "variables": variables, "parts": parts, "run": self._run()}
         writer = checkpoints.writer
         record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
         may_change = threading.Event()
         self._copying = threads.call(f"snapshot-{step}", self._copy, step, record, entries, may_change)
-        if any(each.is_live for each in entries):
+        if any(entry.is_live for entry in entries):
             may_change.wait()
 
     def wait(self) -> None:
@@ -103,8 +103,8 @@ class Snapshots:
         Returns:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
-        stored = {each.step: each for each in self._snapshots_of_run() if each.step > after}
-        rows = self._exchange_json({str(step): each.part for step, each in stored.items()})
+        stored = {snapshot.step: snapshot for snapshot in self._snapshots_of_run() if snapshot.step > after}
+        rows = self._exchange_json({str(step): snapshot.part for step, snapshot in stored.items()})
         found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
             return None
@@ -115,7 +115,9 @@ class Snapshots:
         if 1 + len(more) < len(rows):  # a process that has lost its own needs the record too
             record = self._exchange_json(record if process == first else None)[first]
         entries = snapshot_entries(mine, all_of_them=process == first) if mine else []
-        others = frozenset({first, *(each for each in more if rows[each][str(step)][1] in record["parts"])} - {0})
+        others = frozenset(
+            {first, *(process for process in more if rows[process][str(step)][1] in record["parts"])} - {0}
+        )
         is_written = True
         try:
             self._checkpoints.write(step, entries, others, for_manifest(record))
@@ -141,7 +143,7 @@ class Snapshots:
 
     def _snapshots_of_run(self) -> list[StoredSnapshot]:
         own = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}
-        return [each for each in self._slots.read() if _run_identity(each.record) == _run_identity(own)]
+        return [snapshot for snapshot in self._slots.read() if _run_identity(snapshot.record) == _run_identity(own)]
 
     def _run(self) -> list:
         """Returns what identifies the run; a folder that was removed and created again belongs to another run."""
@@ -151,7 +153,7 @@ class Snapshots:
     def _read(self, variables: list[tf.Variable]) -> list[tf.Tensor]:
         """Copies variables to the host; in one call, unless some are on servers."""
         here = slices.host_device(tf.constant(0).device)
-        are_here = all(slices.host_device(each.device) == here for each in variables)
+        are_here = all(slices.host_device(variable.device) == here for variable in variables)
         return (self._read_here if are_here else slices.read_on_host)(variables)
 
     def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
@@ -160,7 +162,7 @@ class Snapshots:
         for entry in entries:
             shape, dtype = variables.get(entry.key, ([], "int64"))
             if dtype == "string":  # a stream's position may have 1 GiB
-                size = sum(int(tf.reduce_sum(tf.strings.length(each.read()))) for each in entry.slices)
+                size = sum(int(tf.reduce_sum(tf.strings.length(piece.read()))) for piece in entry.slices)
             else:
                 size = tf.as_dtype(dtype).size * tf.TensorShape(shape).num_elements() // len(entry.writers)
             needed += 2 * size
@@ -178,9 +180,9 @@ class Snapshots:
         """Copies values to the memory, in the thread, first those that are read from variables."""
 
         def values() -> Iterator[tuple[Mapping[str, Any], Any]]:
-            yield from slices.packed(each for each in entries if each.is_live)
+            yield from slices.packed(entry for entry in entries if entry.is_live)
             may_change.set()
-            yield from slices.packed(each for each in entries if not each.is_live)
+            yield from slices.packed(entry for entry in entries if not entry.is_live)
 
         began = time.thread_time()
         try:

@@ -225,7 +225,7 @@ def _check_fields(name: str, record: dict) -> None:
 def _check_objects(name: str, record: dict) -> None:
     objects = {f"{field}.{part}": record[field].get(part, {}) for field, part in _OBJECTS}
     hooks = objects["host_state.hooks"]
-    objects |= {f"host_state.hooks.{each}": hooks[each] for each in (hooks if isinstance(hooks, dict) else ())}
+    objects |= {f"host_state.hooks.{name}": hooks[name] for name in (hooks if isinstance(hooks, dict) else ())}
     for part, value in objects.items():
         if not isinstance(value, dict):
             raise CheckpointError(f"{name}: expected {_shown(part)} to be an object, found {_shown(value)}")
@@ -293,7 +293,7 @@ def check_extra(values: dict[str, Any]) -> None:
 def _with_lists(value: Any) -> Any:
     """Returns plain JSON with lists instead of tuples."""
     if isinstance(value, dict):
-        return {name: _with_lists(each) for name, each in value.items()}
+        return {name: _with_lists(item) for name, item in value.items()}
     return [*map(_with_lists, value)] if isinstance(value, (list, tuple)) else value
 
 
@@ -367,7 +367,7 @@ def steps(directory: str) -> set[int]:
 
 def newest_step(directory: str) -> int:
     """Returns the step of the checkpoint that was written last; -1 without one."""
-    return next((each.step for each in read_all(directory)[0]), -1)
+    return next((manifest.step for manifest in read_all(directory)[0]), -1)
 
 
 def step_from_name(name: str) -> int:

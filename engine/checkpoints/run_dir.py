@@ -51,7 +51,7 @@ class RunDir:
     def newest(self, is_whole: bool = False) -> Manifest | None:
         """Returns the manifest of the newest checkpoint, or of the newest complete one; None if there is none."""
         saved = manifests.read_all(self.checkpoints)[0]
-        return next((each for each in saved if not is_whole or each.problem() is None), None)
+        return next((manifest for manifest in saved if not is_whole or manifest.problem() is None), None)
 
 
 NAMES = RunDir("")  # paths relative to a run's folder

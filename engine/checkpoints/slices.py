@@ -197,15 +197,15 @@ def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
     """Writes the slices of entries to checkpoint files; returns their prefixes: `prefix` and a number each."""
     names = []
     # Slices on one host are written to one file, as long as no more than SLICE_BYTES of them have to be copied.
-    pairs = [(each, entry.key) for entry in entries for each in entry.slices]
+    pairs = [(piece, entry.key) for entry in entries for piece in entry.slices]
     for number, batch in enumerate(_batches(pairs, lambda pair: (pair[0].device, pair[0].copied_bytes))):
         names.append(f"{prefix}-{number}")
         with tf.device(batch[0][0].device):
             tf.raw_ops.SaveV2(
                 prefix=names[-1],
                 tensor_names=[key for _, key in batch],
-                shape_and_slices=[each.spec for each, _ in batch],
-                tensors=[each.read() for each, _ in batch],
+                shape_and_slices=[piece.spec for piece, _ in batch],
+                tensors=[piece.read() for piece, _ in batch],
             )
     return names
 
@@ -213,9 +213,14 @@ def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
 def packed(entries: Iterable[SlicedVariable]) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yields, of each slice of entries, its description, plain JSON, and its bytes, which a CPU's tensor shares."""
     for entry in entries:
-        for each in entry.slices:
-            value = each.read()
-            described = {"key": entry.key, "spec": each.spec, "dtype": value.dtype.name, "shape": value.shape.as_list()}
+        for piece in entry.slices:
+            value = piece.read()
+            described = {
+                "key": entry.key,
+                "spec": piece.spec,
+                "dtype": value.dtype.name,
+                "shape": value.shape.as_list(),
+            }
             if value.dtype == tf.string:
                 data = tf.io.serialize_tensor(value).numpy()
             else:
@@ -239,12 +244,12 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
     """Yields batches of items on one device and of SLICE_BYTES at most; `cost` returns an item's device and bytes."""
     batch: list[T] = []
     before, total = "", 0
-    for each in items:
-        device, num_bytes = cost(each)
+    for item in items:
+        device, num_bytes = cost(item)
         if batch and (device != before or total + num_bytes > SLICE_BYTES):
             yield batch
             batch, total = [], 0
-        batch.append(each)
+        batch.append(item)
         before, total = device, total + num_bytes
     if batch:
         yield batch

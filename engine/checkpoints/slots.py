@@ -64,7 +64,7 @@ class Slots:
     @property
     def num_bytes(self) -> int:
         """The memory that the slots have taken."""
-        return sum(os.fstat(each).st_size for each in self._descriptors)
+        return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)
 
     def write(self, step: int, record: Mapping[str, Any], values: Iterable[tuple[Mapping[str, Any], Any]]) -> None:
         """Writes a snapshot to the slot that does not have the newest one.
@@ -78,7 +78,7 @@ class Slots:
           OSError: there is too little memory. That slot is then empty.
         """
         self._descriptors = self._descriptors or make()
-        numbers = {each: _header(each)[0] for each in self._descriptors}
+        numbers = {descriptor: _header(descriptor)[0] for descriptor in self._descriptors}
         slot = min(self._descriptors, key=numbers.__getitem__)
         os.pwrite(slot, bytes(_HEADER.size), 0)
         at, described = _BEGIN, []
@@ -101,14 +101,14 @@ class Slots:
 
     def clear(self) -> None:
         """Empties both slots, and frees their memory."""
-        for each in self._descriptors:
-            os.ftruncate(each, 0)
+        for descriptor in self._descriptors:
+            os.ftruncate(descriptor, 0)
 
     def close(self) -> None:
         """Frees the files, if they are this process's own."""
         if self._is_own:
-            for each in self._descriptors:
-                os.close(each)
+            for descriptor in self._descriptors:
+                os.close(descriptor)
             self._descriptors = []
 
 
@@ -120,7 +120,9 @@ def make() -> list[int]:
 def are_slots(descriptors: Sequence[int]) -> bool:
     """Returns whether open files are slots: a process's own children inherit its environment, but not its files."""
     with contextlib.suppress(OSError):
-        return all(os.readlink(f"/proc/self/fd/{each}").startswith(f"/memfd:{_NAME}") for each in descriptors)
+        return all(
+            os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{_NAME}") for descriptor in descriptors
+        )
     return False
 
 
@@ -132,7 +134,7 @@ def newest_whole(stored: Sequence[Mapping[int, tuple[str, int, Sequence[int]]]])
         numbers in the attempt that took it.
     """
     for step in sorted({step for each in stored for step in each}, reverse=True):
-        parts = {process: each[step] for process, each in enumerate(stored) if step in each}
+        parts = {process: steps[step] for process, steps in enumerate(stored) if step in steps}
         for attempt, _, needed in parts.values():
             holders = {process: part[1] for process, part in parts.items() if part[0] == attempt}
             if {*needed} <= {*holders.values()}:

@@ -142,7 +142,7 @@ class Checkpoints:
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
         self._check_known()
         listed = self._catalogue.read_all()[0]
-        swept = [os.path.basename(each.path) for each in listed if each.gone()]
+        swept = [os.path.basename(manifest.path) for manifest in listed if manifest.gone()]
         if len(swept) < len(listed):  # else they are all that is left of a run, and show it
             removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
         for name in removed:
@@ -268,7 +268,9 @@ class Checkpoints:
 
     def _listed(self) -> tuple[bool, list[int]]:
         """Returns whether a checkpoint's files are being moved to the directory, and the serials of all checkpoints."""
-        return manifests.is_being_written(self.directory), [each.serial for each in self._catalogue.read_all()[0]]
+        return manifests.is_being_written(self.directory), [
+            manifest.serial for manifest in self._catalogue.read_all()[0]
+        ]
 
     def read(self, use: Callable[[Manifest], T], fits: Callable[[Manifest], bool] = lambda manifest: True) -> T | None:
         """Calls `use` with the checkpoint that `latest` returns, and returns its result; None without a checkpoint.
@@ -304,7 +306,7 @@ class Checkpoints:
         listed, unreadable = self._catalogue.read_all()
         sealed = manifests.steps(self.directory)
         problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
-        problems += [self._catalogue.problem(each) for each in listed[::-1]]
+        problems += [self._catalogue.problem(manifest) for manifest in listed[::-1]]
         return problems[-1] if problems and all(problems) else None
 
     def restore(
@@ -471,8 +473,8 @@ class Checkpoints:
         The checkpoint of the step that is about to be written does not count. The one that this object saved or
         restored last, which is known to be valid, stays.
         """
-        known = [each for each in self._known() if each.step != writing]
-        swept = [each for each in known[: max(0, len(known) - left)] if each.step != self._current_step]
+        known = [manifest for manifest in self._known() if manifest.step != writing]
+        swept = [manifest for manifest in known[: max(0, len(known) - left)] if manifest.step != self._current_step]
         for manifest in swept:
             for name in manifest.files:
                 manifests.remove(os.path.join(self.directory, name))
@@ -481,13 +483,13 @@ class Checkpoints:
 
     def _known(self) -> list[Manifest]:
         """Lists the checkpoints on the disk in the order of removal: broken ones, by size, then the oldest."""
-        known = [each for each in self._catalogue.read_all()[0] if not each.gone()]
+        known = [manifest for manifest in self._catalogue.read_all()[0] if not manifest.gone()]
         return sorted(known, key=lambda each: (each.problem(content=False) is None, each.serial))
 
     def _write_state_file(self) -> None:
         """Writes TensorFlow's `checkpoint` file, for its own tools, from the manifests, the newest last."""
         path = os.path.join(self.directory, manifests.STATE_FILE)
-        names = [json.dumps(each.name) for each in self._known()]
+        names = [json.dumps(manifest.name) for manifest in self._known()]
         if not names:
             return
         # tensorflow/core/protobuf's CheckpointState as text; TensorFlow's own writer of it is deprecated.
@@ -502,7 +504,7 @@ class Checkpoints:
         manifest = Manifest(
             prefix=os.path.join(self.directory, os.path.basename(prefix)),
             step=saving.step,
-            serial=1 + max((each.serial for each in known), default=0),
+            serial=1 + max((manifest.serial for manifest in known), default=0),
             versions=environment.versions(),
             files=manifests.describe_files(prefix),
             time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

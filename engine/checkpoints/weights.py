@@ -42,7 +42,7 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
             f"the weights in {prefix} do not fit this model; use the same {setting('model')} and "
             f"{setting('model_arg')} as that run"
         )
-        if (there := _holders(prefix)) and not any(name == each or name.startswith(f"{each}.") for each in there):
+        if (there := _holders(prefix)) and not any(name == holder or name.startswith(f"{holder}.") for holder in there):
             why_not = (
                 f"{prefix} has no {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."
                 "load_weights(path, model, name) loads one of these, in Trainer.build"

@@ -120,10 +120,10 @@ class Peers:
             family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
             return family, _resolve(self._bind, port, family)[0]
         for family in (socket.AF_INET, socket.AF_INET6):
-            addresses = {each: _resolve(each, port, family) for each in hosts}
+            addresses = {name: _resolve(name, port, family) for name in hosts}
             if not all(addresses.values()):
                 continue
-            loopback = {each: _is_loopback(sockaddr[0]) for each, sockaddr in addresses.items()}
+            loopback = {name: _is_loopback(sockaddr[0]) for name, sockaddr in addresses.items()}
             if loopback[host] and not all(loopback.values()):
                 return None  # e.g. Debian's 127.0.1.1 for a host's own name
             return family, addresses[host][0]

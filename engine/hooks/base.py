@@ -250,7 +250,9 @@ class Periodic(Hook):
 
     @property
     def _periods(self) -> list[Period]:
-        periods = (each if isinstance(each, Period) else Period(each) for each in (self.every_steps, *self.more))
+        periods = (
+            period if isinstance(period, Period) else Period(period) for period in (self.every_steps, *self.more)
+        )
         return [period for period in periods if period.steps]
 
     def next_due(self, step: int, status: Status) -> int | None:

@@ -87,11 +87,11 @@ class Stragglers(Hook):
             self._began = self._clock()
 
     def _look(self, step: int) -> None:
-        rows = {worker: each for worker, each in enumerate(self._window.take().workers()) if "own_ms" in each}
+        rows = {worker: row for worker, row in enumerate(self._window.take().workers()) if "own_ms" in row}
         if len(rows) < 2:
             return
         for worker, figures in rows.items():
-            others = statistics.median(each["own_ms"] for other, each in rows.items() if other != worker)
+            others = statistics.median(row["own_ms"] for other, row in rows.items() if other != worker)
             is_slow = figures["own_ms"] > self._ratio * others
             self._slow[worker] = self._slow[worker] + 1 if is_slow else 0
             if self._slow[worker] and self._slow[worker] % self._windows == 0:

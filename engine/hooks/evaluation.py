@@ -68,9 +68,13 @@ class FinalWeights(Hook):
 
     def end(self, status: Status) -> None:
         inventory = Inventory(status.state.trainer)
-        averages = [average for each in inventory.optimizers.values() if (average := each.final_average()) is not None]
+        averages = [
+            average for optimizer in inventory.optimizers.values() if (average := optimizer.final_average()) is not None
+        ]
         if self._may_change or averages:
-            weights = [own_copy(tf_variable(each)) for each in (*inventory.all_weights, *inventory.moving_statistics)]
+            weights = [
+                own_copy(tf_variable(weight)) for weight in (*inventory.all_weights, *inventory.moving_statistics)
+            ]
             self._hashes = lambda: hashes(weights).numpy()
             self._before = self._hashes()
         for average in averages:
@@ -105,7 +109,7 @@ class Evaluated(dict[str, float]):
         shown: Computed | None = None,
     ):
         super().__init__(metrics)
-        self.confusion = {name: np.asarray(each, np.int64) for name, each in (confusion or {}).items()}
+        self.confusion = {name: np.asarray(counts, np.int64) for name, counts in (confusion or {}).items()}
         self.partial = tuple(partial) if partial else None
         self.shown = shown or Computed()
 
@@ -121,9 +125,9 @@ class Evaluated(dict[str, float]):
 
     def host_state(self) -> dict[str, Any]:
         """Returns its state for checkpoints, plain JSON."""
-        confusion = {name: each.tolist() for name, each in self.confusion.items()}
+        confusion = {name: counts.tolist() for name, counts in self.confusion.items()}
         more = {"confusion": confusion, "partial": self.partial}
-        return {"result": dict(self), **{name: each for name, each in more.items() if each}}
+        return {"result": dict(self), **{name: value for name, value in more.items() if value}}
 
     @classmethod
     def from_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:

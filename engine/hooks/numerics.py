@@ -133,14 +133,16 @@ def first_nonfinite(variables: Iterable, are_finite: Callable[[list], tf.Tensor]
     """Returns the path of the first float variable with an inf or NaN, or None."""
     floating = [variable for variable in variables if tf.as_dtype(variable.dtype).is_floating]
     finite = (are_finite or _are_finite)(floating).numpy() if floating else ()
-    return next((variable_path(each) for each, is_finite in zip(floating, finite, strict=True) if not is_finite), None)
+    return next(
+        (variable_path(variable) for variable, is_finite in zip(floating, finite, strict=True) if not is_finite), None
+    )
 
 
 def _are_finite(variables: list) -> tf.Tensor:
     """Returns whether each variable is finite, [variables] bool, on the host."""
     checks = [_all_finite(tf_variable(variable)) for variable in variables]  # all are started before waiting for one
     with tf.device("CPU:0"):
-        return tf.stack([tf.reduce_all(tf.stack(each)) for each in checks])
+        return tf.stack([tf.reduce_all(tf.stack(check)) for check in checks])
 
 
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:

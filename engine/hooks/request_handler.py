@@ -129,7 +129,7 @@ class RequestHandler(Hook):
                 self._stop(_STOPPED)
             else:
                 self._wanted.append(request)
-        for request, path in [each for each in self._saving if os.path.exists(each[1])]:
+        for request, path in [pending for pending in self._saving if os.path.exists(pending[1])]:
             self._saving.remove((request, path))
             self._answer(request, f"{path.removesuffix(manifest.SUFFIX)} is written")
 

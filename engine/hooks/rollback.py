@@ -51,7 +51,7 @@ class Rollback(Hook):
         pass
 
     def next_due(self, step: int, status: Status) -> int | None:
-        alone = min((each for each in (*self._suspects, *self.left_out) if each > step), default=None)
+        alone = min((suspect for suspect in (*self._suspects, *self.left_out) if suspect > step), default=None)
         return None if alone is None else max(step + 1, alone - 1)
 
     def run(self, strategy: Strategy, program: Program, limit: int) -> LoopResult:

@@ -67,7 +67,7 @@ class SyncCheck(Periodic):
         return self._hashes(self._variables).numpy().tobytes().hex()
 
     def compare(self, status: Status, values: list[str]) -> None:
-        rows = [np.frombuffer(bytes.fromhex(each), np.int64).reshape(len(self._variables), -1) for each in values]
+        rows = [np.frombuffer(bytes.fromhex(value), np.int64).reshape(len(self._variables), -1) for value in values]
         by_replica = np.concatenate(rows, axis=1)
         for variable, row in zip(self._variables, by_replica.tolist(), strict=True):
             for alike in _holders(variable, len(row)):
@@ -101,7 +101,7 @@ def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> tf.Tensor:
     rows = []
     with tf.device("CPU:0"):
         for variable in variables:  # a plain variable is shared by all replicas
-            values = [tf.reshape(each.read_value(), [1, -1]) for each in per_replica.components(variable)]
+            values = [tf.reshape(component.read_value(), [1, -1]) for component in per_replica.components(variable)]
             row = [tf.raw_ops.Fingerprint(data=value, method="farmhash64") for value in values]
             rows.append(tf.broadcast_to(tf.bitcast(tf.concat(row, 0), tf.int64), [replicas]))
         return tf.stack(rows) if rows else tf.zeros([0, replicas], tf.int64)

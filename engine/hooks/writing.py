@@ -51,7 +51,7 @@ class Writing:
     def close(self, each_turn: Callable[[], Any] | None = None) -> None:
         """Flushes, and ends the thread if no other user has it open; may be called again."""
         self.flush(_CLOSE_SECONDS)
-        self._each_turn = [each for each in self._each_turn if each != each_turn]
+        self._each_turn = [function for function in self._each_turn if function != each_turn]
         if not self._each_turn:
             self._end()
 
@@ -78,8 +78,8 @@ class Writing:
                     flushed.append(work)
                 else:
                     _attempt(work)
-            for each in filter(None, self._each_turn):
-                _attempt(each)
+            for function in filter(None, self._each_turn):
+                _attempt(function)
             for done in flushed:
                 done.set()
 

@@ -170,7 +170,7 @@ def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.random.SeedGenerator]:
     """Returns the seed generators of layers and their sublayers, in order, each once."""
-    generators = {id(each): each for inner in all_layers_in(layers) for each in own_generators(inner)}
+    generators = {id(one): one for layer in all_layers_in(layers) for one in own_generators(layer)}
     return list(generators.values())
 
 
@@ -180,7 +180,7 @@ def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variab
     Only variables created as non-trainable; no frozen weights, and none of a frozen `BatchNormalization` or an adapted
     `Normalization`: a mean across replicas would round constants.
     """
-    moved = {id(each.value): each.value for each in moved_variables(layers)}
+    moved = {id(variable.value): variable.value for variable in moved_variables(layers)}
     return [variable for variable in moved.values() if variable.dtype.is_floating]
 
 
@@ -204,8 +204,8 @@ def keeps_means(layer: tf.keras.layers.Layer) -> bool:
 def carried_states(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
     """Returns the states that stateful layers carry from batch to batch."""
     stateful = [layer for layer in all_layers_in(layers) if getattr(layer, "stateful", False)]
-    states = [each for layer in stateful for each in tf.nest.flatten(getattr(layer, "states", None))]
-    return [each for each in states if isinstance(each, tf.keras.Variable)]
+    states = [state for layer in stateful for state in tf.nest.flatten(getattr(layer, "states", None))]
+    return [state for state in states if isinstance(state, tf.keras.Variable)]
 
 
 def values(variables: Iterable[tf.keras.Variable]) -> list[tf.Tensor]:
@@ -257,7 +257,9 @@ def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | N
 def with_states_of_zero(layers: Iterable[tf.keras.layers.Layer]) -> contextlib.AbstractContextManager:
     """Returns a context in which stateful layers begin with zeros, and leave their states as they were."""
     states = carried_states(layers)
-    return _Scope([(each, tf.zeros(each.shape, each.dtype)) for each in states]) if states else contextlib.nullcontext()
+    if not states:
+        return contextlib.nullcontext()
+    return _Scope([(state, tf.zeros(state.shape, state.dtype)) for state in states])
 
 
 def without_assignments() -> contextlib.AbstractContextManager:
@@ -459,18 +461,18 @@ def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
     own: dict[str, Any] = {"_distribute_strategy": None, "predict_function": None, "test_function": None}
 
     def call(method: str, *arguments, **keywords):
-        variables = {id(each): each for each in [*model.variables, *model.metrics_variables]}.values()
+        variables = {id(weight): weight for weight in [*model.variables, *model.metrics_variables]}.values()
         shared = [(model, {name: vars(model)[name] for name in own})]
-        shared += [(each, {"_value": each._value}) for each in variables]
+        shared += [(variable, {"_value": variable._value}) for variable in variables]
         vars(model).update(own)
-        for each in variables:
-            each._value = own_copy(each._value)
+        for variable in variables:
+            variable._value = own_copy(variable._value)
         try:
             return getattr(type(model), method)(model, *arguments, **keywords)
         finally:
             own.update((name, vars(model)[name]) for name in own)  # compiled once
-            for each, values in shared:
-                vars(each).update(values)
+            for target, values in shared:
+                vars(target).update(values)
 
     return call
 
@@ -598,7 +600,7 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
 
     @property
     def iterations(self):
-        counts = (each for each in (self.own_updates, self.most_updates) if each is not None)
+        counts = (count for count in (self.own_updates, self.most_updates) if count is not None)
         return next(counts, super().iterations)
 
     def _backend_update_step(self, gradients, variables, learning_rates):

@@ -79,7 +79,7 @@ def metric_direction(metric: tf.keras.metrics.Metric) -> str | None:
 
 def kept_metrics(model: tf.keras.Model) -> dict[str, tf.keras.metrics.Metric]:
     """Returns the metrics that layers, including the model, keep besides those of `compile`, by a path for messages."""
-    return {f"{layer.path}.{each.name}": each for layer in model._flatten_layers() for each in layer._metrics}
+    return {f"{layer.path}.{metric.name}": metric for layer in model._flatten_layers() for metric in layer._metrics}
 
 
 class KeptMetrics:
@@ -186,7 +186,7 @@ def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):
     if (noted := _updates.get()) is None:
         return own(metric, *arguments, **keywords)
     given = inspect.signature(own).bind(metric, *arguments, **keywords).args[1:]
-    tensors = tuple(tf.convert_to_tensor(each) for each in given if each is not None)
+    tensors = tuple(tf.convert_to_tensor(tensor) for tensor in given if tensor is not None)
     noted.setdefault(metric.name, []).append(tensors)
     return None
 
@@ -285,9 +285,9 @@ class Losses(CompileLoss):
         predictions = tf.keras.ops.moveaxis(y_pred, axis, -1)
         labels = tf.reshape(classes_of(y_true, axis), tf.shape(values))
         counted = (labels >= 0) & (labels < predictions.shape[-1])
-        for each in (mask, None if weights is None else weights != 0):
-            if each is not None:
-                counted &= squeeze_or_expand_to_same_rank(values, _expand_to_rank(each, values.shape.rank))[1]
+        for factor in (mask, None if weights is None else weights != 0):
+            if factor is not None:
+                counted &= squeeze_or_expand_to_same_rank(values, _expand_to_rank(factor, values.shape.rank))[1]
         return Classified(labels, predictions, counted)
 
     def _by_output(self, weights) -> Any:
@@ -417,9 +417,9 @@ class Metrics:
     def __init__(self, model: tf.keras.Model, y_true, y_pred):
         compiled, names = arguments(model), getattr(model, "output_names", None)
         self._compile_metrics = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
-        for each in (self._compile_metrics, model._compile_metrics):  # callbacks read the model's own
-            if not each.built:
-                each.build(y_true, y_pred)
+        for container in (self._compile_metrics, model._compile_metrics):  # callbacks read the model's own
+            if not container.built:
+                container.build(y_true, y_pred)
         for is_weighted, of_outputs in (
             (False, self._compile_metrics._flat_metrics),
             (True, self._compile_metrics._flat_weighted_metrics),

@@ -69,7 +69,7 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
     layer_name = f"{type(theirs).__name__} {theirs.path or theirs.name}"
     mine.trainable = theirs.trainable  # also sets its sublayers, which come later and are set again
     vars(mine).update((name, vars(theirs)[name]) for name in _OF_LAYER)
-    own, others = ([*each._trainable_variables, *each._non_trainable_variables] for each in (theirs, mine))
+    own, others = ([*layer._trainable_variables, *layer._non_trainable_variables] for layer in (theirs, mine))
     if len(own) != len(others):
         raise ValueError(f"{layer_name} has {len(own)} variables, and its copy has {len(others)}, as after enable_lora")
     for variable, other in zip(own, others, strict=True):

@@ -63,7 +63,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     if inputs and functions and not isinstance(dataset, _UNCHANGED):  # each element becomes a dataset
         kinds = set().union(*map(graphs.kinds, functions))
         return None if any(word in kind for kind in kinds for word in _MAY_BATCH) else False
-    answers = {_batches(each, size) for each in inputs} or {False}
+    answers = {_batches(input_, size) for input_ in inputs} or {False}
     return answers.pop() if len(answers) == 1 else None
 
 
@@ -85,7 +85,7 @@ def _first_axis(dataset: tf.data.Dataset) -> int | None:
 
 def is_padded(dataset: tf.data.Dataset) -> bool:
     """Returns whether a dataset's batches come of `padded_batch`, each padded to its own longest example."""
-    return any(isinstance(each, padded_batch_op._PaddedBatchDataset) for each in _all(dataset))
+    return any(isinstance(part, padded_batch_op._PaddedBatchDataset) for part in _all(dataset))
 
 
 def may_pad(dataset: tf.data.Dataset, comes_in_batches: bool) -> bool:
@@ -100,58 +100,58 @@ def may_pad(dataset: tf.data.Dataset, comes_in_batches: bool) -> bool:
         return comes_in_batches and is_padded(dataset) and not _is_one_by_one(dataset)
     if not inputs or (dataset._functions() and not isinstance(dataset, _UNCHANGED)):
         return comes_in_batches and not _is_one_by_one(dataset)
-    return any(may_pad(each, comes_in_batches) for each in inputs)
+    return any(may_pad(input_, comes_in_batches) for input_ in inputs)
 
 
 def _is_one_by_one(dataset: tf.data.Dataset) -> bool:
     """Returns whether all batches in a pipeline are of one example."""
-    sizes = [getattr(each, "_batch_size", None) for each in _all(dataset) if isinstance(each, _BATCHES)]
+    sizes = [getattr(part, "_batch_size", None) for part in _all(dataset) if isinstance(part, _BATCHES)]
     return bool(sizes) and all(size is not None and tf.get_static_value(size) == 1 for size in sizes)
 
 
 def files_written(dataset: tf.data.Dataset) -> list[str]:
     """Returns the paths that reading a pipeline writes to: its caches and snapshots."""
     paths = []
-    for each in _all(dataset):
-        if isinstance(each, cache_op.CacheDataset):
-            paths.append(_text(each._filename))
-        elif isinstance(each, snapshot_op._SnapshotDataset):
-            paths.append(_text(each._path))
+    for part in _all(dataset):
+        if isinstance(part, cache_op.CacheDataset):
+            paths.append(_text(part._filename))
+        elif isinstance(part, snapshot_op._SnapshotDataset):
+            paths.append(_text(part._path))
     return [path for path in paths if path]
 
 
 def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns those parts of a pipeline that are in another order at each reading, by a seed that is theirs."""
-    found = [each for each in _all(dataset) if isinstance(each, shuffle_op._ShuffleDataset)]
-    return [each for each in found if each._reshuffle_each_iteration]
+    found = [part for part in _all(dataset) if isinstance(part, shuffle_op._ShuffleDataset)]
+    return [shuffle for shuffle in found if shuffle._reshuffle_each_iteration]
 
 
 def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the sources of a pipeline of which a part is read that is another at each reading: shuffled, then cut."""
-    parts = [each for each in _all(dataset) if isinstance(each, _PARTS)]
-    below = [each for part in parts for shuffle in shuffles(part) for each in _all(shuffle)]
-    return [each for each in below if not each._inputs()]
+    parts = [part for part in _all(dataset) if isinstance(part, _PARTS)]
+    below = [source for part in parts for shuffle in shuffles(part) for source in _all(shuffle)]
+    return [source for source in below if not source._inputs()]
 
 
 def ordered(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the largest parts of a pipeline that are in the same order at each reading, as far as operations show."""
-    mixes = (isinstance(each, shuffle_op._ShuffleDataset) for each in _all(dataset))
-    varies = (getattr(each, "_deterministic", "") == "false" for each in _all(dataset))
+    mixes = (isinstance(part, shuffle_op._ShuffleDataset) for part in _all(dataset))
+    varies = (getattr(part, "_deterministic", "") == "false" for part in _all(dataset))
     if not any(mixes) and not any(varies) and dataset.options().deterministic is not False:
         return [dataset]
-    return [part for each in dataset._inputs() for part in ordered(each)]
+    return [part for input_ in dataset._inputs() for part in ordered(input_)]
 
 
 def shards(dataset: tf.data.Dataset) -> list[list[int]]:
     """Returns (number of shards, index) of each `dataset.shard` in a pipeline."""
-    found = [each for each in _all(dataset) if isinstance(each, shard_op._ShardDataset)]
-    return [[int(each._num_shards), int(each._index)] for each in found]
+    found = [part for part in _all(dataset) if isinstance(part, shard_op._ShardDataset)]
+    return [[int(shard._num_shards), int(shard._index)] for shard in found]
 
 
 def _all(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     yield dataset
-    for each in dataset._inputs():
-        yield from _all(each)
+    for input_ in dataset._inputs():
+        yield from _all(input_)
 
 
 def _text(path: tf.Tensor | str) -> str:

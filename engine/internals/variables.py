@@ -147,8 +147,8 @@ def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
         if isinstance(value, kind):
             by_path[path] = value
             return
-        for name, each in _items(value):
-            look(f"{path}.{name}", each)
+        for name, item in _items(value):
+            look(f"{path}.{name}", item)
 
     for name, value in _attributes(owner):
         look(name, value)
@@ -170,4 +170,4 @@ def _attributes(module: tf.Module) -> list[tuple[str, Any]]:
 
 def _is_ours(module: tf.Module) -> bool:
     engine = __package__.rpartition(".")[0]
-    return any(each.__module__.startswith(engine) for each in type(module).__mro__)
+    return any(base.__module__.startswith(engine) for base in type(module).__mro__)

@@ -125,8 +125,10 @@ class KerasCallbacks(Windowed):
         self.history = tf.keras.callbacks.History()
         self.callbacks = list(callbacks)
         self._callbacks = [*callbacks, self.history]
-        self._at_batches = [type(each).__name__ for each in callbacks if _uses_batch_hooks(each, _AT_BATCHES)]
-        self._at_test_batches = any(_uses_batch_hooks(each, _AT_TEST_BATCHES) for each in callbacks)
+        self._at_batches = [
+            type(callback).__name__ for callback in callbacks if _uses_batch_hooks(callback, _AT_BATCHES)
+        ]
+        self._at_test_batches = any(_uses_batch_hooks(callback, _AT_TEST_BATCHES) for callback in callbacks)
         self.epoch_steps, self._first_epoch, self._epochs = epoch_steps, first_epoch, epochs
         self.needs_epochs = epoch_steps is None
         self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
@@ -149,8 +151,12 @@ class KerasCallbacks(Windowed):
         self._unreset = getattr(state.trainer, "unreset", ())
         if self._unreset:
             self._run = meter.window(f"{self.name}_run")
-        holding = [each for each in self._callbacks if "EarlyStopping" in _kinds(each) and each.restore_best_weights]
-        self._best = {each: state.of_hooks.variable(f"best_weights_{i}") for i, each in enumerate(holding)}
+        holding = [
+            callback
+            for callback in self._callbacks
+            if "EarlyStopping" in _kinds(callback) and callback.restore_best_weights
+        ]
+        self._best = {callback: state.of_hooks.variable(f"best_weights_{i}") for i, callback in enumerate(holding)}
 
     def resolve(self, kinds: Mapping[str, type]) -> None:
         """Sets the mode of callbacks that monitor a metric with mode="auto", if the metrics are known.
@@ -191,7 +197,9 @@ class KerasCallbacks(Windowed):
             (self._attributes if is_copy else self._refused)["compile"] = _refusing("compile", why)
         if has_own_optimizer or strategy.num_hosts > 1 or not strategy.updates_here:
             _check(self.callbacks, _OF_MODEL)
-        self._called = [each for each in self._callbacks if status.strategy.is_chief or not _is_on_chief(each)]
+        self._called = [
+            candidate for candidate in self._callbacks if status.strategy.is_chief or not _is_on_chief(candidate)
+        ]
         # All processes stop at the same steps.
         each = status.strategy.exchange_json([self._at_batches, self._at_test_batches])
         at_batches, at_test_batches = zip(*each, strict=True)
@@ -209,7 +217,9 @@ class KerasCallbacks(Windowed):
             )
         if status.step or self._states:
             again = self._begin_again(status, "on_train_begin")
-            again += [type(each).__name__ for each in self._called if "CSVLogger" in _kinds(each) and not each.append]
+            again += [
+                type(logger).__name__ for logger in self._called if "CSVLogger" in _kinds(logger) and not logger.append
+            ]
             if again and status.step:
                 logging.warning(
                     "Keras callback %s begins again, as the checkpoint lacks its state; your own callbacks keep theirs "
@@ -474,7 +484,7 @@ def _check(callbacks: Iterable[tf.keras.callbacks.Callback], instead: Mapping[st
 
 
 def _packed(weights: Iterable[np.ndarray]) -> bytes:
-    return b"".join(np.ascontiguousarray(each).tobytes() for each in weights)
+    return b"".join(np.ascontiguousarray(weight).tobytes() for weight in weights)
 
 
 def _unpacked(values: bytes, weights: Iterable[tf.keras.Variable]) -> list[np.ndarray]:
@@ -525,8 +535,8 @@ def _matched(callbacks: Iterable[tf.keras.callbacks.Callback], states: Iterable[
     """Yields each callback with the next state of its class, or None."""
     rest = list(states)
     for callback in callbacks:
-        saved = next((each for each in rest if each["kind"] == type(callback).__name__), {"state": None})
-        rest = [each for each in rest if each is not saved]
+        saved = next((entry for entry in rest if entry["kind"] == type(callback).__name__), {"state": None})
+        rest = [entry for entry in rest if entry is not saved]
         yield callback, saved["state"]
 
 

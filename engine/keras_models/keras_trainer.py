@@ -106,8 +106,10 @@ class KerasTrainer(Trainer):
             cls.__init__(self, **arguments)
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        named = [each for each in inspect.signature(make).parameters.values() if each.kind not in _COLLECTS]
-        parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in named]
+        named = [
+            parameter for parameter in inspect.signature(make).parameters.values() if parameter.kind not in _COLLECTS
+        ]
+        parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in named]
         __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
         content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_built": is_built}
         return type(name, (cls,), {**content, "default_policy": keras.default_policy()})
@@ -179,8 +181,8 @@ class KerasTrainer(Trainer):
         variables = self.trainable_variables
         if inner.built:  # for variables that were frozen since
             copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
-            built_for = [copies[id(each)] for each in keras_copy.updated_by(inner) if id(each) in copies]
-            if others := {each.path for each in variables} - {each.path for each in built_for}:
+            built_for = [copies[id(variable)] for variable in keras_copy.updated_by(inner) if id(variable) in copies]
+            if others := {variable.path for variable in variables} - {variable.path for variable in built_for}:
                 raise UsageError(
                     f"the optimizer of {type(source).__name__} was built without {min(others)}, which is trainable "
                     "now; call compile again, with a new optimizer"
@@ -234,7 +236,7 @@ class KerasTrainer(Trainer):
     def unreset(self) -> list[str]:
         """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run. Host code."""
         by_name = self._metrics.by_name if self._metrics else {}
-        return [name for name, each in by_name.items() if keras.is_unreset(each.metric)]
+        return [name for name, metric in by_name.items() if keras.is_unreset(metric.metric)]
 
     def _build_losses(self) -> None:
         def trace(features, labels, of_examples):
@@ -297,7 +299,7 @@ class KerasTrainer(Trainer):
                     lambda x: None if x is None else keras.symbol(x), (self._weighed(specs[1])[0], outputs)
                 ),
             )
-            sums |= {name: KerasMetric(each.metric) for name, each in self._metrics.by_name.items()}
+            sums |= {name: KerasMetric(metric.metric) for name, metric in self._metrics.by_name.items()}
         self._sums = sums
 
     def _sums_of_updates(self, updates: dict[str, list[tuple]]) -> dict[str, KerasMetric]:
@@ -309,11 +311,16 @@ class KerasTrainer(Trainer):
         sums: dict[str, KerasMetric] = {}
         if missing := self._kept.kept - updates.keys():
             raise UsageError(_KEPT.format(type(self.model).__name__, min(missing)))
-        for name, each in updates.items():
-            metric, of_one = self._kept.metrics[name], [not all(x.shape.rank for x in arguments) for arguments in each]
+        for name, update in updates.items():
+            metric, of_one = (
+                self._kept.metrics[name],
+                [not all(x.shape.rank for x in arguments) for arguments in update],
+            )
             if not any(of_one):
                 sums[name] = KerasMetric(metric)
-            elif not all(of_one) or not keras_compile.is_mean(metric) or (name in self._kept.kept and len(each[0]) > 1):
+            elif (
+                not all(of_one) or not keras_compile.is_mean(metric) or (name in self._kept.kept and len(update[0]) > 1)
+            ):
                 raise UsageError(
                     f"{type(self.model).__name__} updates {name}, which is not a Mean, with one number of the batch; "
                     "pass it an entry per example"
@@ -387,10 +394,10 @@ class KerasTrainer(Trainer):
         pairs |= self._confusion(labels, outputs, weights)
         if self._metrics is None:
             return pairs
-        labels, predictions, weights = (self._metrics.flat(each) for each in (labels, outputs, weights))
-        for name, each in self._metrics.by_name.items():
-            own = weights[each.output if len(weights) > 1 else 0] if each.is_weighted else None
-            pairs[name] = self._sum(name, each, labels[each.output], predictions[each.output], own)
+        labels, predictions, weights = (self._metrics.flat(structure) for structure in (labels, outputs, weights))
+        for name, metric in self._metrics.by_name.items():
+            own = weights[metric.output if len(weights) > 1 else 0] if metric.is_weighted else None
+            pairs[name] = self._sum(name, metric, labels[metric.output], predictions[metric.output], own)
         return pairs
 
     def _confusion(self, labels, outputs, weights) -> dict[str, Pair]:
@@ -435,7 +442,7 @@ class KerasTrainer(Trainer):
             share = size / _size(outputs)
         if self._own_loss:
             loss, updates = self._own_loss(features, labels, outputs, weights, step_context().is_training)
-            return size * loss, {name: self._updated(name, each, size, share) for name, each in updates.items()}
+            return size * loss, {name: self._updated(name, update, size, share) for name, update in updates.items()}
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
             if self._of_whole_batch:  # the same on each replica
@@ -453,7 +460,7 @@ class KerasTrainer(Trainer):
             return loss.total * (examples if loss.count is None else tf.math.divide_no_nan(examples, count))
 
         total, by_name = self._losses.total(labels, outputs, weights, divided)
-        return total, {name: Mean(each, size) for name, each in by_name.items()}
+        return total, {name: Mean(output_total, size) for name, output_total in by_name.items()}
 
     def _updated(self, name: str, updates: list[tuple], size: tf.Tensor, share: tf.Tensor | None = None) -> Pair:
         """Computes a batch's contribution to a metric that layers or `compute_loss` update.
@@ -484,7 +491,7 @@ class KerasTrainer(Trainer):
         return {**self._layer_pairs(updates, batch), **metrics}, rows
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
-        return {name: self._updated(name, each, _size(batch)) for name, each in updates.items()}
+        return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
 
     def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
         whole = super()._with_penalties(loss, variables)
@@ -515,8 +522,8 @@ def _loss_sums(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
     losses.total(labels, outputs, None, note)
     examples = float(_size(outputs))
     by_name: dict[str, tuple] = {}
-    for loss, each in zip(losses.keras_losses, wholes, strict=True):
-        by_name[loss.name] = (*by_name.get(loss.name, ()), *each.to_pair(examples))
+    for loss, output_loss in zip(losses.keras_losses, wholes, strict=True):
+        by_name[loss.name] = (*by_name.get(loss.name, ()), *output_loss.to_pair(examples))
     return by_name
 
 
@@ -525,8 +532,8 @@ def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> dict[str, tuple]:
     features, labels, outputs, weights = batch
     with keras.without_assignments():
         loss, updates = own_loss(features, labels, outputs, weights, True)
-    numbers = [tf.cast(x, tf.float32) for each in updates.values() for x, *_ in each if x.shape.rank == 0]
-    return {_OWN: tuple(float(_size(outputs)) * each for each in (loss, *numbers))}
+    numbers = [tf.cast(x, tf.float32) for update in updates.values() for x, *_ in update if x.shape.rank == 0]
+    return {_OWN: tuple(float(_size(outputs)) * number for number in (loss, *numbers))}
 
 
 def _check_names(compiled: Mapping[str, Any], labels: Any, outputs: Any, output_names: Iterable[str]) -> None:

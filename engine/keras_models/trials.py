@@ -62,15 +62,18 @@ def not_additive(
                 return None
             return sample(tf.as_dtype(spec.dtype), spec.shape[1:], examples, random, is_label)
 
-        return [tf.nest.map_structure(functools.partial(of, is_label=i == 1), each) for i, each in enumerate(specs)]
+        return [
+            tf.nest.map_structure(functools.partial(of, is_label=i == 1), structure)
+            for i, structure in enumerate(specs)
+        ]
 
     def joined(*values):
         return None if values[0] is None else tf.concat(values, 0)
 
     def differing(batches) -> set[str]:
         whole, first, second = map(sums, (tf.nest.map_structure(joined, *batches), *batches))
-        triples = {name: zip(each, first[name], second[name], strict=True) for name, each in whole.items()}
-        return {name for name, each in triples.items() if not all(alike(a, b + c) for a, b, c in each)}
+        triples = {name: zip(values, first[name], second[name], strict=True) for name, values in whole.items()}
+        return {name for name, triple in triples.items() if not all(alike(a, b + c) for a, b, c in triple)}
 
     names = set[str]()
     entries = sum(math.prod(size or 2 for size in x.shape[1:]) for x in tf.nest.flatten(specs) if x is not None)

@@ -55,7 +55,7 @@ def _numbers(value: Any) -> bool:
 
 
 def _spans(value: Any) -> bool:
-    return value is None or (_numbers(value) and all(abs(each or 0) < _LATEST for each in value.values()))
+    return value is None or (_numbers(value) and all(abs(number or 0) < _LATEST for number in value.values()))
 
 
 def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -352,9 +352,9 @@ def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> t
 def _finite(value: Any) -> Any:
     """Converts a value for JSON: non-finite numbers to None, tuples to lists, keys to text."""
     if isinstance(value, Mapping):
-        return {str(name): _finite(each) for name, each in value.items()}
+        return {str(name): _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, float):

@@ -60,7 +60,7 @@ def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
 
 def as_one(bucket: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
     """Joins tensors along their last axis, calls `move` once, and splits the result likewise."""
-    return tf.split(move(tf.concat(bucket, -1)), [each.shape[-1] for each in bucket], axis=-1)
+    return tf.split(move(tf.concat(bucket, -1)), [tensor.shape[-1] for tensor in bucket], axis=-1)
 
 
 def _between_hosts(context) -> bool:

@@ -152,7 +152,7 @@ def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[b
         file = io.BytesIO()
         np.savez(file, *map(_fixed_width, columns))
         everyones = [np.load(io.BytesIO(content)) for content in exchange(file.getvalue())]
-        columns = [joined([_objects(each[name]) for each in everyones]) for name in everyones[0].files]
+        columns = [joined([_objects(everyone[name]) for everyone in everyones]) for name in everyones[0].files]
     keys, *columns = columns
     if (np.diff(keys) >= 0).all():
         return columns

@@ -59,7 +59,7 @@ def area(low, high, positives, negatives) -> tuple[float, float] | None:
         order = np.argsort(ends)
         ends, below = ends[order], np.concatenate([[0.0], np.cumsum(negatives[order])])
         sides = (below[np.searchsorted(ends, scores, side)] for side in ("left", "right"))
-        return float(sum(np.dot(positives, each) for each in sides) / 2 / pairs)
+        return float(sum(np.dot(positives, negatives) for negatives in sides) / 2 / pairs)
 
     least = in_order(high, low)
     most = least if low is high else in_order(low, high)
@@ -126,7 +126,7 @@ class Ranking:
             exact, starts = False, starts[np.linspace(0, len(starts) - 1, _JOINED, dtype=np.int64)]
         if len(starts):
             ends = high[starts] if exact else np.maximum.reduceat(high, starts)
-            low, sums = low[starts], [np.add.reduceat(each[order], starts) for each in sums]
+            low, sums = low[starts], [np.add.reduceat(totals[order], starts) for totals in sums]
             high = low if exact else ends
         else:
             high = low

@@ -226,12 +226,12 @@ class Sums(Merged[Mapping[str, "_Sum | Pair"]]):
 
     def values(self) -> dict[str, Pair]:
         """Returns the pairs (total, count), each of its kind, float64, by name. Waits for the added steps."""
-        return {name: _with_error(each).pair for name, each in self._read({}).items()}
+        return {name: _with_error(result).pair for name, result in self._read({}).items()}
 
     def host_state(self) -> dict[str, list]:
         """Returns a JSON value: each pair's kind, total, count, and their errors if any is not 0. Waits as `values`."""
         state = {}
-        for name, (pair, error) in ((name, _with_error(each)) for name, each in self._read({}).items()):
+        for name, (pair, error) in ((name, _with_error(result)) for name, result in self._read({}).items()):
             kind = next(key for key, kind in _KINDS.items() if isinstance(pair, kind))
             numbers = [*pair, *error] if any(map(np.any, error)) else pair
             state[name] = [kind, *(x.tolist() if isinstance(x, np.ndarray) else x for x in numbers)]

@@ -110,10 +110,10 @@ def shades(features: np.ndarray) -> np.ndarray:
 
 def evaluation(means: dict[str, float]) -> list[tf.compat.v1.Summary.Value]:
     """Returns the values of an `Evaluated`: its metrics, texts and images, and a picture of each confusion matrix."""
-    confusion = {name: by_class.picture(each)[np.newaxis] for name, each in getattr(means, "confusion", {}).items()}
+    confusion = {name: by_class.picture(counts)[np.newaxis] for name, counts in getattr(means, "confusion", {}).items()}
     shown = getattr(means, "shown", Computed())
-    pictures = (images(name, each) for name, each in {**confusion, **shown.images}.items())
-    texts = (text(name, each) for name, each in shown.texts.items())
+    pictures = (images(name, pixels) for name, pixels in {**confusion, **shown.images}.items())
+    texts = (text(name, content) for name, content in shown.texts.items())
     return [*scalars({**means, **getattr(means, "batches", {})}), *itertools.chain(*pictures, *texts)]
 
 

@@ -87,7 +87,7 @@ class Admission(tf.Module):
     @property
     def undoable(self) -> list[tf.Variable]:
         """This replica's variables, which a skipped step leaves as they were; none on a server, shared by workers."""
-        return [] if self._server else [own_copy(each) for each in self.variables]
+        return [] if self._server else [own_copy(variable) for variable in self.variables]
 
     def look_up(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the row of each id [n] in this shard, int64 [n], or -1."""

@@ -203,7 +203,7 @@ class Embedding(tf.Module):
         """Returns, with `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
         if not self.admissions:
             return {}
-        tallies = [each.read_tally() for each in self.admissions]
+        tallies = [shard.read_tally() for shard in self.admissions]
         return {
             "rows_given": tf.add_n([tally.assigned for tally in tallies]),
             "turned_away": tf.add_n([tally.turned_away for tally in tallies]),

@@ -108,7 +108,7 @@ class Attention(tf.keras.layers.Layer):
         keys, values = tf.squeeze(keys, 2), tf.squeeze(values, 2)  # [B, K, T, D]
         if cache is not None:
             cache = Cache(*(_written(old, new, position) for old, new in zip(cache, (keys, values), strict=True)))
-            keys, values = (each[:, :, : position + length] for each in cache)
+            keys, values = (cached[:, :, : position + length] for cached in cache)
         heads = self._attend(queries, keys, values, position, training)
         inputs = self.own_kv_heads * group * self.own_size
         outputs = self.join(tf.reshape(tf.transpose(heads, [0, 3, 1, 2, 4]), [_size(x, 0), length, inputs]))
