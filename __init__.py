@@ -1,7 +1,7 @@
 """Explicit distributed training loops for TensorFlow 2: `from crankshaft import Trainer, mean, main`.
 
 Names are imported on first use, so that a mistake on a command line does not wait for TensorFlow. The first name that
-needs TensorFlow imports it and hides its notes at the start, but not its errors.
+needs TensorFlow imports it. Whoever imports it, its notes at the start are hidden, but not its errors.
 """
 
 import sys
@@ -92,24 +92,34 @@ __all__ = [
 ]
 
 
-class _WithKeras:
-    """Registers the layers of the models here once Keras is imported, so that `load_model` opens their .keras files.
+class _Imports:
+    """Acts where a program imports TensorFlow or Keras itself, once this package is imported.
 
-    To import Keras for that, with TensorFlow, would keep a mistake on a command line waiting.
+    TensorFlow's notes are kept from standard error. The layers of the models here are registered once Keras is there,
+    so that `load_model` opens their .keras files; to import Keras for that would keep a mistake on a command line
+    waiting.
     """
 
     def find_spec(self, name, path=None, target=None):
-        spec = PathFinder.find_spec(name, path) if name == "keras" else None
+        import_as = {"keras": _with_layers, "tensorflow": _without_notes}.get(name)
+        spec = PathFinder.find_spec(name, path) if import_as else None
         if spec is not None:
             execute = spec.loader.exec_module
-
-            def exec_module(module):
-                execute(module)
-                sys.meta_path.remove(self)
-                _register_layers()
-
-            vars(spec.loader)["exec_module"] = exec_module
+            vars(spec.loader)["exec_module"] = lambda module: import_as(execute, module)
         return spec
+
+
+def _with_layers(execute, module) -> None:
+    execute(module)
+    _register_layers()
+
+
+def _without_notes(execute, module) -> None:
+    if "crankshaft.launch.host.process" in sys.modules:  # it hides them itself
+        execute(module)
+    else:
+        with import_module("crankshaft.launch.host.noise").filtered_stderr():
+            execute(module)
 
 
 def _register_layers() -> None:
@@ -121,7 +131,7 @@ def _register_layers() -> None:
 if "keras" in sys.modules:
     _register_layers()
 else:
-    sys.meta_path.insert(0, _WithKeras())
+    sys.meta_path.insert(0, _Imports())
 
 
 def __getattr__(name: str):

@@ -7,20 +7,17 @@ import errno
 import math
 import multiprocessing
 import os
-import re
-import select
 import signal
 import socket
 import stat
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
 from logging import makeLogRecord
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from filelock import SoftFileLock, Timeout, lock_descriptor
 
@@ -31,8 +28,7 @@ from ...engine.machine.files import open_regular, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
 from ..errors import UsageError, setting
-from . import imports
-from .signals import EXIT_CODES
+from . import imports, noise
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
@@ -40,20 +36,7 @@ _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 _OWNER = NAMES.lock_owner
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
-_OVER = re.compile(r"Timeout \(([0-9:]+)")  # faulthandler's, before the stacks with which it ends a process that hangs
-_END = b"\0end of TensorFlow's start\0\n"
-_CLOSED_MILLISECONDS = 100
 _TASKS = "/proc/self/task"  # Linux's threads of this process
-_NOT_JOINED = (
-    "error: TensorFlow has not joined the cluster within {} (hours:minutes:seconds), as where a task ends just after "
-    "all have come; look at the other tasks' output, and start all of them again\n"
-)
-# TensorFlow's lines at each start on a machine without a GPU; of no use to users who did not request one.
-_NOISE = re.compile(
-    r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
-    r"|All log messages before absl::InitializeLog|To enable the following instructions|Compiled cluster using XLA"
-    r"|XLA service .* initialized|StreamExecutor device|This TensorFlow binary is optimized|Input of GeneratorDatasetOp"
-)
 
 
 def prepare_streams() -> None:
@@ -259,65 +242,8 @@ def quiet_startup(quiet: bool = False):
         if "tensorflow" in sys.modules and import_module("crankshaft.engine.internals.tensorflow").has_started():
             yield  # its notes are behind, and its threads make a fork a risk
         else:
-            with _filtered_stderr(), imports.quick():
+            with noise.filtered_stderr(), imports.quick():
                 yield
-
-
-@contextlib.contextmanager
-def _filtered_stderr() -> Iterator[None]:
-    """Writes what comes to descriptor 2 within, less the noise, to where it goes outside."""
-    sys.stderr.flush()
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy has threads; the child calls nothing of it
-        child = os.fork()
-    if not child:
-        os.close(writing)
-        _relay(reading)
-    os.close(reading)
-    stderr = os.dup(2)
-    os.dup2(writing, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        with contextlib.suppress(OSError):  # it has been killed
-            os.write(writing, _END)
-        os.close(writing)
-        os.waitpid(child, 0)
-
-
-def _relay(reading: int) -> NoReturn:
-    """Writes to standard error what is read, less the noise, until `_END`; then ends the process.
-
-    Programs that were started meanwhile have the pipe as their standard error: what they write later, a process of its
-    own relays. Of a start that takes too long, see `rendezvous.limited`, a line instead of the stacks.
-    """
-    try:
-        for name in EXIT_CODES:  # they are the other process's, which ends this one
-            signal.signal(signal.Signals[name], signal.SIG_IGN)
-        with open(reading, "rb") as lines:
-            for line in lines:
-                is_end = line.endswith(_END)
-                line = line.removesuffix(_END)
-                if over := _OVER.match(line.decode(errors="replace")):
-                    os.write(2, _NOT_JOINED.format(over[1]).encode())
-                    lines.read()  # the stacks, which do not help a user
-                elif line.strip() and not _NOISE.search(line.decode(errors="replace")):
-                    os.write(2, line)
-                if is_end and not _is_closed(reading) and os.fork():
-                    break
-    finally:
-        os._exit(0)
-
-
-def _is_closed(reading: int) -> bool:
-    """Returns whether nobody has the other end of a pipe open any more, or will have it in a moment."""
-    poll = select.poll()
-    poll.register(reading, 0)  # POLLHUP is always reported
-    return bool(poll.poll(_CLOSED_MILLISECONDS))
 
 
 def import_tensorflow(*dependents: str) -> None:

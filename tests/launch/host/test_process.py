@@ -412,6 +412,7 @@ assert requests == ["SIGTERM"]
 
 ENDS = {
     "SIGTERM is not lost while a library replaces its handler": (REPLACED, 0, "0\n", ""),
+    "nothing is printed as a program imports Keras after the package": ("import crankshaft, keras", 0, "", ""),
     "what a library says before it ends the process is shown": (ENDED_WITHIN, -signal.SIGABRT, "", "Unknown flag"),
     "threads start one after the other and wait for no program": (
         AT_ONCE,
