@@ -77,7 +77,7 @@ class Trainer(tf.Module):
         return self.model(features, training=training)
 
     def _unwrap_padded(self, padded: form.Padded) -> tf.Tensor:
-        """Returns what the model gets of an array of varying length."""
+        """Converts an array of varying length to what the model takes."""
         return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
 
     def loss(self, outputs, batch) -> Mean | dict[str, Mean]:
@@ -172,7 +172,7 @@ class Trainer(tf.Module):
         Replica code. A step of your own then returns (metrics, predictions) too.
         """
         parallel = self.run_context.options.parallel_micro_batches
-        metrics, rows = batches.sum_micro_batches(self._evaluated, batch, parallel)
+        metrics, rows = batches.sum_micro_batches(self._evaluate, batch, parallel)
         return (metrics, batches.joined(rows)) if computes_metrics(self) else metrics
 
     # -- to call in a custom step -------------------------------------------------------------------------------------
@@ -189,38 +189,42 @@ class Trainer(tf.Module):
         count undoes. The metric `loss` is `loss` alone; if layers add something, `loss_with_penalties` includes it, as
         Keras's loss does.
         """
-        (gradients,), metrics = differentiate(self, batch, self._to_minimize, [self.trainable_variables])
+        (gradients,), metrics = differentiate(self, batch, self._loss_to_minimize, [self.trainable_variables])
         return gradients, metrics
 
     # -- the engine's own ---------------------------------------------------------------------------------------------
 
-    def _to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
-        outputs = self._outputs_of(form.features(batch), training=True)
-        losses = self._losses_of_batch(outputs, batch, training=True)
-        whole = self._with_penalties(losses["loss"], self.trainable_variables)
-        return [whole or losses["loss"]], lambda: self._with_metrics(losses, whole, outputs, batch)
+    def _loss_to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+        """Computes the loss to minimize, in a list; returns it and a function of the metrics, which need no tape."""
+        outputs, losses = self._forward_losses(batch, training=True)
+        return [losses.get("loss_with_penalties", losses["loss"])], lambda: self._with_metrics(losses, outputs, batch)
 
-    def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
-        """Returns metrics, and `batches.rows` of the predictions if they are kept."""
+    def _evaluate(self, batch) -> tuple[dict[str, Any], Any]:
+        """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
-                outputs = self._outputs_of(form.features(batch), training=False)
-                losses = self._losses_of_batch(outputs, batch, training=False)
-            whole = self._with_penalties(losses["loss"], self.trainable_variables)
-            metrics = {**self._with_metrics(losses, whole, outputs, batch), **outside}
+                outputs, losses = self._forward_losses(batch, training=False)
+            metrics = {**self._with_metrics(losses, outputs, batch), **outside}
             if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, form.without_weights(batch))
             return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
 
-    def _outputs_of(self, features, training: bool):
-        """Returns the model's outputs, 16-bit ones as float32, so that a loss keeps small probabilities."""
+    def _forward_losses(self, batch, training: bool) -> tuple[Any, dict[str, Mean | SumOfMeans]]:
+        """Computes the model's outputs, and the losses by name.
+
+        These are `loss`, its means if it is several, and `loss_with_penalties` if layers add something.
+        """
+        features = form.features(batch)
         outputs = self.forward(features, training)
         diagnosis.check_looked_up(features, self)
-        return keras.halves_in_float32(outputs)
+        outputs = keras.halves_in_float32(outputs)  # so that a loss keeps small probabilities
+        losses = self._losses_by_name(outputs, batch, training)
+        penalized = self._with_penalties(losses["loss"])
+        return outputs, losses if penalized is None else {**losses, "loss_with_penalties": penalized}
 
-    def _losses_of_batch(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
-        """Returns the loss, and its means by name, weighted by the examples' weights.
+    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
+        """Computes the loss and its means by name, weighted by the examples' weights.
 
         Checks that it is not over pairs of examples.
         """
@@ -229,9 +233,9 @@ class Trainer(tf.Module):
             loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
         return as_losses(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
 
-    def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
+    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing."""
-        layers = keras.affected_layers(self._inventory.own_layers, variables)
+        layers = keras.affected_layers(self._inventory.own_layers, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(
@@ -243,10 +247,9 @@ class Trainer(tf.Module):
             return None
         return loss.plus(tf.add_n([tf.cast(x, tf.float32) for x in added]))
 
-    def _with_metrics(self, losses: dict, whole: Mean | SumOfMeans | None, outputs, batch) -> dict[str, Any]:
+    def _with_metrics(self, losses: dict, outputs, batch) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"
         pairs = diagnosis.without_pairs(self.metrics, owner, outputs, form.without_weights(batch))
-        losses = losses if whole is None else {**losses, "loss_with_penalties": whole}
         metrics = checked(pairs, owner, form.fields(batch).weights)
         if both := sorted(losses.keys() & metrics):
             raise UsageError(f"{owner}: {both[0]!r} is a mean of the loss; use another name, or leave it out")

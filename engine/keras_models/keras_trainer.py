@@ -353,16 +353,16 @@ class KerasTrainer(Trainer):
         # As in Keras, there is no update without weights to train, and so nothing to scale or clip.
         step_context().applied.mark(*CLIPS, "scaling", "unscaling", "skipping", "ending")
         with keras.computing_with(step_context().values):
-            _, metrics = self._to_minimize(batch)
+            _, metrics = self._loss_to_minimize(batch)
             return metrics()
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
         # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.
         return padded.tensor if isinstance(padded, form.Ragged) else padded.values
 
-    def _losses_of_batch(self, outputs, batch, training: bool) -> dict[str, Any]:
+    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Any]:
         if self._own_loss is None:
-            return super()._losses_of_batch(outputs, batch, training)
+            return super()._losses_by_name(outputs, batch, training)
         batch = form.map_padded(self._unwrap_padded, batch)
         # Called once per step, with the weights: layers that it calls may change their state.
         compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
@@ -480,21 +480,21 @@ class KerasTrainer(Trainer):
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
         return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
-    def _to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+    def _loss_to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
         with self._kept.noted() as updates:
-            losses, metrics = super()._to_minimize(batch)
+            losses, metrics = super()._loss_to_minimize(batch)
         return losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
 
-    def _evaluated(self, batch) -> tuple[dict[str, Any], Any]:
+    def _evaluate(self, batch) -> tuple[dict[str, Any], Any]:
         with self._kept.noted() as updates:
-            metrics, rows = super()._evaluated(batch)
+            metrics, rows = super()._evaluate(batch)
         return {**self._layer_pairs(updates, batch), **metrics}, rows
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
 
-    def _with_penalties(self, loss: Mean | SumOfMeans, variables) -> Mean | SumOfMeans | None:
-        whole = super()._with_penalties(loss, variables)
+    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
+        whole = super()._with_penalties(loss)
         return None if self._own_loss else whole  # it has added what layers add, or left it out
 
     def _gathered(self, nest):

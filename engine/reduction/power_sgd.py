@@ -152,7 +152,7 @@ class PowerSgd(Reduction):
                 assign_local(self.q[key], tf.where(nonzero, q, self.q[key]))
 
         tf.cond(applied, keep, lambda: None)
-        return Gradients(values, () if scale is None else (scale,), divided_by=count)
+        return Gradients(values, (count,) if scale is None else (count, scale))
 
     def _rounded_to_wire(self, value: tf.Tensor) -> tf.Tensor:
         """Rounds a value as on the wire, so that the memory includes the rounding error."""

@@ -28,40 +28,34 @@ class Gradients(Sequence):
     Dividing by the count, unscaling and clipping are a factor each. Multiplying is a pass over all gradients, up to a
     tenth of a wide model's step on a CPU, so it is done once, when a gradient is read; the norm needs no pass.
 
-    Gradients of a mean may represent those of the sum: `divided_by` is the count by which they were divided already.
-    Dividing by the same count (`over`) then leaves them unchanged.
+    On one replica a loss is divided by its count before the backward pass, which is free. Its gradients are those of
+    the mean, and the count is a factor, which dividing by the same count (`over`) removes.
 
     Args:
-      values: the gradients before the factors.
+      values: the gradients before the factors; those of a `Gradients` are taken over with its factors.
       factors: positive scalar float32 tensors.
-      divided_by: scalar float32, a count that `values` were divided by; None if they were not.
       shardings: for each gradient how it is sharded over the step's mesh; None for a copy on each replica; () if all
         are copies.
     """
 
     def __init__(
-        self,
-        values: Sequence,
-        factors: tuple[tf.Tensor, ...] = (),
-        divided_by: tf.Tensor | None = None,
-        shardings: Sequence[Sharding | None] = (),
+        self, values: Sequence, factors: tuple[tf.Tensor, ...] = (), shardings: Sequence[Sharding | None] = ()
     ):
-        self.values, self.factors, self.divided_by, self.shardings = values, factors, divided_by, shardings
+        self.values, self.factors, self.shardings = values, factors, shardings
         if isinstance(values, Gradients):
-            self.values, self.divided_by, self.shardings = values.values, values.divided_by, values.shardings
-            self.factors = (*values.factors, *factors)
+            self.values, self.factors, self.shardings = values.values, (*values.factors, *factors), values.shardings
 
     def with_values(self, values: Sequence) -> Gradients:
         """Returns gradients of other values with the same factors."""
-        return Gradients(values, self.factors, self.divided_by, self.shardings)
+        return Gradients(values, self.factors, self.shardings)
 
     def times(self, factor: tf.Tensor) -> Gradients:
-        return Gradients(self.values, (*self.factors, factor), self.divided_by, self.shardings)
+        return Gradients(self.values, (*self.factors, factor), self.shardings)
 
     def over(self, count: tf.Tensor) -> Gradients:
         """Divides by a count; zeros if it is 0."""
-        if self.divided_by is count:
-            return Gradients(self.values, self.factors, shardings=self.shardings)
+        if any(factor is count for factor in self.factors):
+            return Gradients(self.values, tuple(x for x in self.factors if x is not count), self.shardings)
         return self.times(tf.math.divide_no_nan(1.0, count))
 
     def unscaled(self) -> Gradients:
@@ -123,7 +117,7 @@ class Gradients(Sequence):
         if isinstance(index, slice):
             return self.with_values(self.values[index])
         gradient = self.values[index]
-        if gradient is None or not self._all_factors:
+        if gradient is None or not self.factors:
             return gradient
         _, factor = self.without_factors()
         if isinstance(gradient, tf.IndexedSlices):
@@ -131,13 +125,9 @@ class Gradients(Sequence):
         return gradient * factor
 
     def _product(self, scalar: tf.Tensor) -> tf.Tensor:
-        for factor in self._all_factors:
+        for factor in self.factors:
             scalar *= factor
         return scalar
-
-    @property
-    def _all_factors(self) -> tuple[tf.Tensor, ...]:
-        return self.factors if self.divided_by is None else (self.divided_by, *self.factors)
 
 
 def _norms_on_mesh(groups) -> list[tf.Tensor]:
@@ -321,22 +311,67 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
       (each pair's gradients, metrics). Gradients of frozen variables are None, and those of variables that they
       replace, see `_overwrite`.
     """
-    options, is_sharded = trainer.run_context.options, step_context().mesh.is_sharded
+    options, reduction, updates = trainer.run_context.options, trainer.reduction, trainer.inventory.freezing.updates
     is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
+    updated = [[variable for variable in group if updates(variable)] for group in variables]
+    has_frozen = sum(map(len, updated)) < sum(map(len, variables))
 
-    def compute(micro_batch):
-        gradients, metrics = _gradients_of(trainer, micro_batch, losses, variables, is_whole)
-        if is_whole:
-            return gradients, metrics
-        return [each if isinstance(each, _OfMeans) else list(each) for each in gradients], metrics
+    def compute(batch):
+        """Computes the losses of a batch or micro-batch, their gradients and the metrics."""
+        context, alone = step_context(), reduction.alone()
+        with (
+            tf.GradientTape(
+                persistent=not is_whole or len(variables) > 1, watch_accessed_variables=not has_frozen
+            ) as tape,
+            keras.computing_with(context.values, [v for group in updated for v in group], tape) as sources,
+        ):
+            if has_frozen:  # so that frozen first layers are not recorded
+                tape.watch(list(map(tf_variable, sources)))
+            with diagnosis.numbers_out_of_range() as outside:
+                pairs, metrics = losses(batch)
+            if is_whole:
+                pairs = [_as_mean(pair, reduction) if isinstance(pair, SumOfMeans) else pair for pair in pairs]
+            totals: list[list[tf.Tensor]] = []  # to differentiate: of each loss one, or one for each of its means
+            for pair in pairs:
+                if isinstance(pair, SumOfMeans):
+                    totals.append(tf.unstack(context.scaled(pair.total[:, 0])))
+                else:
+                    total = context.scaled(pair.total)
+                    totals.append([tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total])
+        gradients: list = []
+        sources = iter(sources)
+        for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
+            group_sources = [next(sources) if updates(variable) else None for variable in group]
+            columns = [_gradients_by(group_sources, tape, total) for total in pair_totals]
+            check_reached([gradient for column in columns for gradient in column], type(trainer).__name__)
+            if isinstance(pair, SumOfMeans):
+                gradients.append(_MeansLoss(columns, _counts(pair)))
+            else:
+                summed = Gradients(columns[0], (pair.count,) if alone else ())
+                gradients.append(summed if is_whole else list(summed))
+        return gradients, {**without_details(metrics()), **outside}
 
     step_context().applied.mark("accumulate_steps")
-    loops = not is_sharded  # sharded layers sum over replicas
     gradients, metrics = batches.accumulate(
-        compute, batch, options.accumulate_steps, options.parallel_micro_batches, loops
+        compute,
+        batch,
+        options.accumulate_steps,
+        options.parallel_micro_batches,
+        loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
     )
-    summed = [each.summed(trainer.reduction) if isinstance(each, _OfMeans) else Gradients(each) for each in gradients]
-    return [_overwrite(own, each, is_whole) for own, each in zip(variables, summed, strict=True)], metrics
+    summed = [pair.summed(reduction) if isinstance(pair, _MeansLoss) else Gradients(pair) for pair in gradients]
+    return [_overwrite(group, its, is_whole) for group, its in zip(variables, summed, strict=True)], metrics
+
+
+def _gradients_by(sources: Sequence, tape: tf.GradientTape, total: tf.Tensor) -> list:
+    """Returns the gradients of a scalar, None for each source that is None."""
+    present = [source for source in sources if source is not None]
+    gradients = tape.gradient(total, present)
+    for gradient, source in zip(gradients, present, strict=True):
+        if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
+            gradient.set_shape(source.shape)
+    rest = iter(gradients)
+    return [None if source is None else next(rest) for source in sources]
 
 
 def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:
@@ -364,8 +399,8 @@ def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gra
     return gradients.with_values([None if own else each for own, each in zip(replaced, gradients.values, strict=True)])
 
 
-class _OfMeans(NamedTuple):
-    """Gradients of the means of a `SumOfMeans`, which add up over micro-batches.
+class _MeansLoss(NamedTuple):
+    """The gradients of a loss that is several means (`SumOfMeans`), which add up over micro-batches.
 
     Their counts in the global batch, by which each is divided, are known after the last micro-batch.
 
@@ -382,7 +417,7 @@ class _OfMeans(NamedTuple):
         factors = tf.unstack(_factors(self.counts, reduction))
 
         def total(values):
-            parts = [Gradients([x], (f,))[0] for x, f in zip(values, factors, strict=True) if x is not None]
+            parts = [Gradients([x], (factor,))[0] for x, factor in zip(values, factors, strict=True) if x is not None]
             is_sparse = all(isinstance(x, tf.IndexedSlices) for x in parts)
             return batches.added(parts if is_sparse else [tf.convert_to_tensor(x) for x in parts]) if parts else None
 
@@ -407,54 +442,6 @@ def _factors(counts: tf.Tensor, reduction) -> tf.Tensor:
 def _as_mean(pair: SumOfMeans, reduction) -> Mean:
     """Returns one pair with the same gradient in the global batch."""
     return Mean(tf.reduce_sum(pair.total[:, 0] * _factors(_counts(pair), reduction)), pair.count)
-
-
-def _scaled_totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
-    """Returns the scalars to differentiate: each mean's total, or of a replica that is alone the mean."""
-    if isinstance(pair, SumOfMeans):
-        return tf.unstack(step_context().scaled(pair.total[:, 0]))
-    total = step_context().scaled(pair.total)
-    return [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total]
-
-
-def _gradients_of(
-    trainer, batch, losses: Callable, variables: Sequence[Sequence], is_whole: bool
-) -> tuple[list[Gradients | _OfMeans], dict]:
-    context, updates = step_context(), trainer.inventory.freezing.updates
-    # On one replica, dividing the loss by its count beforehand is free, and dividing all gradients by it afterwards is
-    # not.
-    alone = trainer.reduction.alone()
-    trained = [[variable for variable in its if updates(variable)] for its in variables]
-    watches_all = sum(map(len, trained)) == sum(map(len, variables))
-    with (
-        tf.GradientTape(persistent=not is_whole or len(variables) > 1, watch_accessed_variables=watches_all) as tape,
-        keras.computing_with(context.values, [v for its in trained for v in its], tape) as sources,
-    ):
-        if not watches_all:  # so that frozen first layers are not recorded
-            tape.watch(list(map(tf_variable, sources)))
-        with diagnosis.numbers_out_of_range() as outside:
-            pairs, metrics = losses(batch)
-        if is_whole:
-            pairs = [_as_mean(pair, trainer.reduction) if isinstance(pair, SumOfMeans) else pair for pair in pairs]
-        totals = [_scaled_totals(pair, alone) for pair in pairs]
-    gradients: list[Gradients | _OfMeans] = []
-    sources = iter(sources)
-    for of_pair, pair, its in zip(totals, pairs, variables, strict=True):
-        own = [next(sources) for variable in its if updates(variable)]
-        values = []
-        for total in of_pair:
-            found = tape.gradient(total, own)
-            for gradient, variable in zip(found, own, strict=True):
-                if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
-                    gradient.set_shape(variable.shape)
-            own_gradients = iter(found)
-            values.append([next(own_gradients) if updates(variable) else None for variable in its])
-        check_reached([gradient for each in values for gradient in each], type(trainer).__name__)
-        if isinstance(pair, SumOfMeans):
-            gradients.append(_OfMeans(values, _counts(pair)))
-        else:
-            gradients.append(Gradients(values[0], divided_by=pair.count if alone else None))
-    return gradients, {**without_details(metrics()), **outside}
 
 
 # The index of zero gradients that belong to no row and update none: padding, since as many rows are exchanged as there
