@@ -138,7 +138,7 @@ def measure_hooks(made: BaseRun, steps: int, pieces: int, alone: bool) -> dict[s
         if not alone:
             ways[f"{title}, a checkpoint"] = lambda status: saving.save(checkpoints, status, used)
             ways[f"{title}, a snapshot"] = lambda status: snapshots.take(
-                status.step, saving.settled(dataclasses.replace(status, in_memory=True), used)
+                status.step, saving.state_to_save(dataclasses.replace(status, in_memory=True), used)
             )
         watch = Pieces(made, steps, ways, lambda: (checkpoints.wait(), snapshots.wait()))
         while not alone and len(made.checkpoints.all()) < made.config.keep_checkpoints:
@@ -156,7 +156,7 @@ def print_snapshots(name: str, rounds: int, folder: str, more: Sequence[str]) ->
     with contextlib.ExitStack() as stack:
         made = bare.make(os.path.join(folder, name), *flags, *more)
         composed = hooks.compose(made, [], time.monotonic(), Pauses())
-        used = [each for each in composed if not isinstance(each, Recorder)]  # which settles only what it has to write
+        used = [each for each in composed if not isinstance(each, Recorder)]  # which prepares only what it has to write
         snapshots = Snapshots(made.checkpoints, Slots(), made.strategy.exchange_json)
         for each in (snapshots, *used):
             stack.callback(each.close)
@@ -167,7 +167,7 @@ def print_snapshots(name: str, rounds: int, folder: str, more: Sequence[str]) ->
                 for each in used:
                     each.begin(status)
             began = time.monotonic()
-            snapshots.take(status.step, saving.settled(dataclasses.replace(status, in_memory=True), used))
+            snapshots.take(status.step, saving.state_to_save(dataclasses.replace(status, in_memory=True), used))
             counted.append(time.monotonic() - began)
 
         def wait() -> None:

@@ -39,13 +39,10 @@ class Catalogue:
 
     def problem(self, manifest: Manifest) -> str | None:
         """Returns how a checkpoint's files differ from its manifest, contents included; None if they match."""
-        return manifest.problem(hashed=self._sha256)
+        return manifest.problem(hashed=lambda path: self._hashes.get(path, lambda: manifests.sha256(path)))
 
     def _read(self, path: str) -> Manifest:
         return self._manifests.get(path, lambda: self._shared(manifests.read(path)))
-
-    def _sha256(self, path: str) -> str:
-        return self._hashes.get(path, lambda: manifests.sha256(path))
 
     def _shared(self, manifest: Manifest) -> Manifest:
         """Returns the manifest, sharing the values that equal the last one's: most do, which saves memory."""

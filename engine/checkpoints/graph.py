@@ -61,14 +61,14 @@ class Matching(NamedTuple):
       may_differ: prefixes of keys that either side may lack, such as an optimizer's.
       together: prefixes of keys that are read all or not at all, such as those of a variable's slots.
       of_one_form: keys whose values have one shape on both sides, such as the counts of updates that slots depend on.
-      settle: called after the rest was read, with a function that returns whether a key's value was not read.
+      initialize_new: called after the rest was read, with a function that returns whether a key's value was not read.
     """
 
     moved: Mapping[str, Moved] = types.MappingProxyType({})
     may_differ: tuple[str, ...] = ()
     together: Sequence[str] = ()
     of_one_form: Sequence[str] = ()
-    settle: Callable[[Callable[[str], bool]], None] = lambda is_new: None
+    initialize_new: Callable[[Callable[[str], bool]], None] = lambda is_new: None
 
 
 class _Difference(NamedTuple):
@@ -131,7 +131,7 @@ def restore(
     new = (*lacking, *(prefix for prefix in matching.together if any(key.startswith(prefix) for key in lacking)))
     entries = [value for key, value in fitting.items() if not key.startswith(new)]
     slices.read(prefix, [(variable, key) for _, variable, key in entries])
-    matching.settle(lambda key: key.startswith(new))
+    matching.initialize_new(lambda key: key.startswith(new))
     return [name for name, _, _ in entries], _message(differences)
 
 

@@ -146,7 +146,7 @@ class Snapshots:
         return [snapshot for snapshot in self._slots.read() if _run_identity(snapshot.record) == _run_identity(own)]
 
     def _run(self) -> list:
-        """Returns what identifies the run; a folder that was removed and created again belongs to another run."""
+        """Identity of the run's folder; a folder that was removed and created again belongs to another run."""
         folder = os.path.dirname(self._checkpoints.directory)
         return [self._checkpoints.directory, os.stat(folder).st_ino if os.path.exists(folder) else 0]
 
@@ -197,7 +197,7 @@ class Snapshots:
 
 
 def _run_identity(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what identifies a run in a record, whatever the number of its processes, as a checkpoint fits any."""
+    """Identity of the run in a record, without the number of its processes, as a checkpoint fits any."""
     return {"run": record["run"], "about": {**record["about"], "strategy": None, "cpu": None}}
 
 

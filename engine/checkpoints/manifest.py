@@ -135,7 +135,7 @@ def _seal(manifest: Manifest) -> None:
     files.sync(directory)
 
 
-def settle(directory: str) -> list[str]:
+def finish_interrupted_writes(directory: str) -> list[str]:
     """Seals what a killed process has moved completely; removes the rest of what it lists, and returns the names."""
     removed = []
     for name in listdir(directory):

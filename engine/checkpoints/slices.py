@@ -124,13 +124,12 @@ def slice_shards(variable, key: str, is_live: bool) -> SlicedVariable:
             box = sharding.box(replica)
             is_copied = is_live or box.size[1:] != sharding.local_shape[1:]
             slices += _slice_box(sharding.shape, box, read, shard, is_copied)
-    return SlicedVariable(key, slices, is_live, frozenset(_writers(sharding, len(held))), is_sharded=True)
-
-
-def _writers(sharding: shards.Sharding, replicas_a_process: int) -> Iterator[int]:
-    for replica in sharding.replicas:
-        if sharding.is_first_holder(replica) and all(sharding.box(replica).size):
-            yield replica // replicas_a_process
+    writers = frozenset(
+        replica // len(held)
+        for replica in sharding.replicas
+        if sharding.is_first_holder(replica) and all(sharding.box(replica).size)
+    )
+    return SlicedVariable(key, slices, is_live, writers, is_sharded=True)
 
 
 def _slice_box(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.Variable, is_copied: bool):

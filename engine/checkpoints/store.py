@@ -137,7 +137,7 @@ class Checkpoints:
         self.wait()
         if not self.writes or self.writer.process:
             return []
-        removed = manifests.settle(self.directory)
+        removed = manifests.finish_interrupted_writes(self.directory)
         names = manifests.listdir(self.directory)
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
         self._check_known()
@@ -396,10 +396,14 @@ class Checkpoints:
             with contextlib.suppress(FileExistsError):  # another process's
                 files.make_file(os.path.join(saving.folder, _MARK))
             if self.writer.process:
-                self._write_share(saving)
+                # For the first process to seal.
+                shares.write_note(saving.folder, self.writer.process, self._write_own(saving))
+                self._current_step = saving.step
             else:
                 self._write_whole(saving)
-            self._log_written(saving.step)
+            if self._failed_step is not None:
+                logging.info("ckpt-%d is written, the first since ckpt-%d could not be", saving.step, self._failed_step)
+                self._failed_step = None
         except Exception as error:  # any error has to reach wait()
             self._fail(saving, error)
         finally:
@@ -422,18 +426,8 @@ class Checkpoints:
                 shares.discard(saving.folder, self.writer.process)
                 shares.write_failure(saving.folder, self.writer.process, why)
             else:
-                manifests.settle(self.directory)
+                manifests.finish_interrupted_writes(self.directory)
                 _discard(saving.folder)
-
-    def _log_written(self, step: int) -> None:
-        if self._failed_step is not None:
-            logging.info("ckpt-%d is written, the first since ckpt-%d could not be", step, self._failed_step)
-            self._failed_step = None
-
-    def _write_share(self, saving: _Saving) -> None:
-        """Writes this process's slices, for the first process to seal."""
-        shares.write_note(saving.folder, self.writer.process, self._write_own(saving))
-        self._current_step = saving.step
 
     def _write_own(self, saving: _Saving) -> list[str]:
         """Writes this process's entries, first those that are read from variables; returns the prefixes to merge."""

@@ -189,7 +189,8 @@ class Watchdog:
     def _keep_watch(self) -> None:
         seen = None
         while not self._closing.is_set():
-            self._arm()
+            if self._timeout:  # also for library code that never releases Python's lock, which stops this thread
+                standstill.put_off(self._timeout * max(1.5, self._mark[2]) + 4 * self._period)
             self._send()
             before = time.monotonic()
             if self._peers.is_open:
@@ -206,7 +207,13 @@ class Watchdog:
             if (now_at := (self._mark, self._arrived)) != seen:
                 seen, self._moved = now_at, now
             if self._timeout and not self._closing.is_set():
-                self._judge(now - self._moved)
+                idle, limit = now - self._moved, self._timeout * self._mark[2]
+                accuser = next((i for i, heard in self._peers.heard.items() if heard.lost == self._peers.worker), None)
+                if accuser is not None and idle > limit / 2:
+                    line = f"{self._own_stall(idle)}; {self._peers.called(accuser)} noticed it"
+                    self._leave(line, self._peers.worker)
+                elif idle > limit:
+                    self._leave(*self._verdict(idle))
 
     def _abort_for_ended_peer(self) -> None:
         """Makes the main thread's exchange fail if a peer's process has ended.
@@ -220,20 +227,6 @@ class Watchdog:
             return
         self._has_aborted = True
         self._abort(f"{self._peers.called(gone[0])} is gone")
-
-    def _arm(self) -> None:
-        """Sets a limit also for library code that never releases Python's lock, which stops this thread."""
-        if self._timeout:
-            limit = self._timeout * max(1.5, self._mark[2])
-            standstill.put_off(limit + 4 * self._period)
-
-    def _judge(self, idle: float) -> None:
-        limit = self._timeout * self._mark[2]
-        accuser = next((i for i, heard in self._peers.heard.items() if heard.lost == self._peers.worker), None)
-        if accuser is not None and idle > limit / 2:
-            self._leave(f"{self._own_stall(idle)}; {self._peers.called(accuser)} noticed it", self._peers.worker)
-        elif idle > limit:
-            self._leave(*self._verdict(idle))
 
     def _leave(self, line: str, lost: int) -> None:
         if not self._speaks.acquire(blocking=False):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ class Status:
       agreed_stop: why the run ends, and the worker that requested it, once all know.
       seconds_left: estimate to the run's end, with what hooks take when they are due, such as evaluations and
         checkpoints, once they were; None if the end or the rate is unknown.
-      in_memory: whether hooks `settle` for a snapshot in memory, of which there are many, not for a checkpoint.
+      in_memory: whether `before_save` is for a snapshot in memory, of which there are many, not for a checkpoint.
       hook_seconds: time spent in hooks so far, by `Hook.spent_on`, and in agreeing with other processes.
 
     Example:
@@ -141,6 +142,9 @@ class Period:
         return self.position(step)[1] == 0
 
 
+_FORMER_NAMES = {"settle": "before_save", "compare": "check_together"}  # of Hook's methods
+
+
 class Hook:
     """A hook that does nothing and is never due. Override methods as needed.
 
@@ -168,6 +172,13 @@ class Hook:
     is_pending = False
     needs_epochs = False
 
+    def __init_subclass__(cls, **keywords) -> None:
+        super().__init_subclass__(**keywords)
+        for former, name in _FORMER_NAMES.items():
+            if former in vars(cls):
+                warnings.warn(f"{cls.__name__}.{former} is now called {name}", FutureWarning, stacklevel=2)
+                setattr(cls, name, vars(cls)[former])
+
     def attach(self, state: TrainState, meter: Meter) -> None:
         """Adds to the state (`TrainState.of_hooks`), and creates windows. Called once, before a restore."""
 
@@ -189,14 +200,15 @@ class Hook:
     def __call__(self, status: Status) -> None:
         """Acts after each call of the inner loop, due or not. May set `status.stop`."""
 
-    def settle(self, status: Status) -> Any:
+    def before_save(self, status: Status) -> Any:
         """Prepares a save: raises if the state must not be saved, and writes what must be on disk first.
 
-        Returns what `compare` needs of every process, plain JSON; None: nothing. Each process has to return it.
+        Returns the value that `check_together` gets from every process, plain JSON; None: it is not called. Either
+        all processes return a value, or none does.
         """
 
-    def compare(self, status: Status, values: list) -> None:
-        """Raises if the state must not be saved, by what `settle` has returned in each process, in order."""
+    def check_together(self, status: Status, values: list) -> None:
+        """Raises if the state must not be saved, by what `before_save` has returned in each process, in order."""
 
     def end(self, status: Status) -> None:
         """Ends the hook after the last step, or after a hook stopped the run; not after an exception."""

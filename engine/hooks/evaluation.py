@@ -115,7 +115,7 @@ class Evaluated(dict[str, float]):
 
     @property
     def title(self) -> str:
-        """What it is, for lines that show it."""
+        """Title of printed lines: on all batches, or on the first of them."""
         return "evaluation of the first {:,} of {:,} batches".format(*self.partial) if self.partial else "evaluation"
 
     @property

@@ -207,18 +207,18 @@ class NanGuard(Hook):
     def rewind(self, status: Status) -> None:
         self._unchecked = None
 
-    def settle(self, status: Status) -> str | None:
+    def before_save(self, status: Status) -> str | None:
         if self._unchecked is not None:
             unchecked, self._unchecked = self._unchecked, None
             self._check(status, *unchecked)
         return _nonfinite_weight(status.state.trainer, self._are_finite) if self._ends else None
 
-    def compare(self, status: Status, values: list[str]) -> None:
+    def check_together(self, status: Status, values: list[str]) -> None:
         _check_paths(status.state.trainer, f"step {status.step}", values, status.step)
 
     def end(self, status: Status) -> None:
-        if (path := self.settle(status)) is not None:
-            self.compare(status, status.strategy.exchange_json(path))
+        if (path := self.before_save(status)) is not None:
+            self.check_together(status, status.strategy.exchange_json(path))
 
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.run_context.options

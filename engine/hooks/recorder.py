@@ -120,7 +120,7 @@ class Recorder(Hook):
         if time.monotonic() - self._cut_at >= self._window_seconds:
             self._end_window(status)
 
-    def settle(self, status: Status) -> None:
+    def before_save(self, status: Status) -> None:
         if self._window.calls and not status.in_memory:  # a long record would have a window for each snapshot
             self._end_window(status)
         self._writing.flush(0.0 if status.in_memory else None)  # at once, but a snapshot does not wait for the disk

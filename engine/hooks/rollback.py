@@ -77,7 +77,7 @@ class Rollback(Hook):
 
     def check(self, status: Status) -> None:
         """Raises what the last save would raise, while the run can return."""
-        saving.settled(status, self._hooks)
+        saving.state_to_save(status, self._hooks)
 
     def after(self, error: NonfiniteError | OutOfSyncError, restore: Callable[[], None], state: TrainState) -> None:
         """Returns to the last good state after an error.

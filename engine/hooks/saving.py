@@ -26,18 +26,18 @@ def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
 def save(checkpoints: Checkpoints, status: Status, hooks: Sequence[Hook], again: bool = False) -> None:
     """Saves the state of `status` and of the hooks; returns when training may continue, before it is written.
 
-    The step saved last is not saved again, unless `again`. See `settled`.
+    The step saved last is not saved again, unless `again`. See `state_to_save`.
 
     Raises:
       SaveError: a call was interrupted, so the variables are not those of one step.
     """
-    checkpoints.save(status.step, settled(status, hooks), force=again)
+    checkpoints.save(status.step, state_to_save(status, hooks), force=again)
 
 
-def settled(status: Status, hooks: Sequence[Hook]) -> dict:
+def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
     """Prepares a save, and returns what it has besides variables, plain JSON and NumPy scalars.
 
-    Each hook's `settle` is called first, and its `compare` with what that returned in all processes: a hook that
+    Calls the `before_save` of each hook first, and its `check_together` with the values of all processes: a hook that
     detects a bad state raises, and nothing is saved. For a snapshot in memory all processes return what the first has.
 
     Raises:
@@ -50,14 +50,14 @@ def settled(status: Status, hooks: Sequence[Hook]) -> dict:
             "those of one step; restore a checkpoint, as run.restore('latest') does, and train from there"
         )
     named = by_name(hooks)
-    own = {name: value for name, hook in named.items() if (value := hook.settle(status)) is not None}
+    own = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
     state.input.take(status.step)
     of_hooks = {name: values for name, hook in named.items() if (values := hook.host_state())}
     host_state = {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
     sends = status.in_memory and status.strategy.is_chief
     rows = status.strategy.exchange_json([own, host_state if sends else None])  # both in one round
     for name in own:
-        named[name].compare(status, [values[name] for values, _ in rows])
+        named[name].check_together(status, [values[name] for values, _ in rows])
     return rows[0][1] if status.in_memory else host_state
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..checkpoints.in_memory import Snapshots
 from .base import Hook, Status
-from .saving import settled
+from .saving import state_to_save
 
 LEAST_SECONDS = 1.0  # between two
 COST = 0.005  # the part of the time that snapshots may take
@@ -21,7 +21,7 @@ class InMemory(Hook):
     """Takes a snapshot whenever the first process's clock says so, at a step at which all processes know it.
 
     It comes after the hooks that save, so that a snapshot includes the others' changes at the same step. The other
-    hooks `settle` first: a snapshot has finite weights, equal on all replicas, like a checkpoint.
+    hooks prepare first: a snapshot has finite weights, equal on all replicas, like a checkpoint.
 
     Args:
       snapshots: the destination.
@@ -64,14 +64,17 @@ class InMemory(Hook):
                 self._due, self._began_at = status.next_in_step(), self._clock()
         if self._due is not None and status.step >= self._due:
             self._due = None
-            self.snapshots.take(status.step, settled(dataclasses.replace(status, in_memory=True), self.hooks))
+            self.snapshots.take(status.step, state_to_save(dataclasses.replace(status, in_memory=True), self.hooks))
             self._seconds = self._clock() - self._began_at
 
     def _is_time(self) -> bool:
         """Returns whether the next is due, and if so begins to count again."""
         if self.snapshots.is_off or self.snapshots.is_busy:
             return False
-        self._add_cost()
+        if self._seconds is not None:  # of the newest snapshot: of the loop, and of the thread that copied
+            if not self._is_first:
+                self._costs.append(self._seconds + self.snapshots.copy_seconds)
+            self._seconds, self._is_first = None, False
         now, every = self._clock(), self._every_seconds
         if every is None:  # the least of some: other programs' work is not a snapshot's
             every = max(LEAST_SECONDS, min(self._costs, default=0.0) / COST)
@@ -79,14 +82,6 @@ class InMemory(Hook):
             return False
         self._wished_at = now
         return True
-
-    def _add_cost(self) -> None:
-        """Adds the cost of the newest snapshot, of the loop and of the thread that copied, once that is done."""
-        if self._seconds is None:
-            return
-        if not self._is_first:
-            self._costs.append(self._seconds + self.snapshots.copy_seconds)
-        self._seconds, self._is_first = None, False
 
     def end(self, status: Status) -> None:
         self.snapshots.clear()  # the end is saved

@@ -61,12 +61,12 @@ class SyncCheck(Periodic):
         self._hashes = CompiledOf(lambda variables: hashes(variables, replicas))
 
     def act(self, status: Status) -> None:
-        self.compare(status, status.strategy.exchange_json(self.settle(status)))
+        self.check_together(status, status.strategy.exchange_json(self.before_save(status)))
 
-    def settle(self, status: Status) -> str:
+    def before_save(self, status: Status) -> str:
         return self._hashes(self._variables).numpy().tobytes().hex()
 
-    def compare(self, status: Status, values: list[str]) -> None:
+    def check_together(self, status: Status, values: list[str]) -> None:
         rows = [np.frombuffer(bytes.fromhex(value), np.int64).reshape(len(self._variables), -1) for value in values]
         by_replica = np.concatenate(rows, axis=1)
         for variable, row in zip(self._variables, by_replica.tolist(), strict=True):

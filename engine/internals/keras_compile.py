@@ -42,7 +42,7 @@ def arguments(model: tf.keras.Model) -> dict[str, Any]:
 
 
 class CompiledState:
-    """What a model has of the last call of `compile`, and its weights to train, to compare later."""
+    """A model's state after its last `compile`, and its trainable weights, to compare later."""
 
     def __init__(self, model: tf.keras.Model):
         self.config, self.optimizer = model._compile_config, model.optimizer

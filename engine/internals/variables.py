@@ -160,14 +160,13 @@ def _items(value) -> Iterable[tuple[Any, Any]]:
         return value.items()
     if isinstance(value, (list, tuple)):
         return enumerate(value)
-    return _attributes(value) if isinstance(value, tf.Module) and not _is_ours(value) else ()
+    if not isinstance(value, tf.Module):
+        return ()
+    engine = __package__.rpartition(".")[0]
+    is_engines = any(base.__module__.startswith(engine) for base in type(value).__mro__)
+    return () if is_engines else _attributes(value)
 
 
 def _attributes(module: tf.Module) -> list[tuple[str, Any]]:
     # Prefix of the names under which TensorFlow tracks objects.
     return [(name, value) for name, value in sorted(vars(module).items()) if not name.startswith("_self_")]
-
-
-def _is_ours(module: tf.Module) -> bool:
-    engine = __package__.rpartition(".")[0]
-    return any(base.__module__.startswith(engine) for base in type(module).__mro__)

@@ -186,7 +186,10 @@ class KerasCallbacks(Windowed):
     def begin(self, status: Status) -> None:
         self._period = self.period(status.strategy.training.feed)
         trainer = status.state.trainer
-        self._model, self._loss_scale = _model_of(trainer), trainer.inventory.loss_scale
+        models = [trainer.model] if hasattr(trainer, "model") else Inventory(trainer).models
+        if not models:
+            raise UsageError(f"Keras callbacks need a Keras model, and {type(trainer).__name__} has none; write a hook")
+        self._model, self._loss_scale = models[0], trainer.inventory.loss_scale
         self._model.stop_training, self._model.history = False, self.history
         self._attributes = _attributes_for_callbacks(trainer, self._model)
         strategy, has_own_optimizer = status.strategy, "optimizer" in self._attributes
@@ -369,7 +372,8 @@ class KerasCallbacks(Windowed):
 
     def host_state(self) -> dict:
         for callback, variable in self._best.items():
-            variable.assign(_packed(callback.best_weights or ()))
+            weights = callback.best_weights or ()
+            variable.assign(b"".join(np.ascontiguousarray(weight).tobytes() for weight in weights))
         pending = {"is_pending": True, "several": self._several} if self.is_pending else {}
         return {"callbacks": [*map(_callback_state, self._callbacks)], "begun": [*self._begun], **pending}
 
@@ -483,10 +487,6 @@ def _check(callbacks: Iterable[tf.keras.callbacks.Callback], instead: Mapping[st
             raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; use {cure} instead")
 
 
-def _packed(weights: Iterable[np.ndarray]) -> bytes:
-    return b"".join(np.ascontiguousarray(weight).tobytes() for weight in weights)
-
-
 def _unpacked(values: bytes, weights: Iterable[tf.keras.Variable]) -> list[np.ndarray]:
     """Splits the bytes of these weights' values into an array per weight."""
     arrays, start = [], 0
@@ -542,14 +542,6 @@ def _matched(callbacks: Iterable[tf.keras.callbacks.Callback], states: Iterable[
 
 def _is_on_chief(callback: tf.keras.callbacks.Callback) -> bool:
     return getattr(callback, "on_chief_only", any(name in _ON_CHIEF for name in _kinds(callback)))
-
-
-def _model_of(trainer) -> tf.keras.Model:
-    """Returns the model for callbacks: the trainer's `model`, or its first. Raises `UsageError` without any."""
-    models = [trainer.model] if hasattr(trainer, "model") else Inventory(trainer).models
-    if not models:
-        raise UsageError(f"Keras callbacks need a Keras model, and {type(trainer).__name__} has none; write a hook")
-    return models[0]
 
 
 def _attributes_for_callbacks(trainer, model: tf.keras.Model) -> dict[str, Any]:

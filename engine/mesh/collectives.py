@@ -69,10 +69,6 @@ def _between_hosts(context) -> bool:
 
 def is_small(value: tf.Tensor, replicas: int) -> bool:
     """Returns whether a value of each of these replicas is summed by a gather, between hosts."""
-    if not _on_cpu(value) or not value.shape.is_fully_defined():
+    if tf.DeviceSpec.from_string(value.device).device_type not in (None, "CPU") or not value.shape.is_fully_defined():
         return False
     return replicas * value.shape.num_elements() * value.dtype.size <= GATHERED_BYTES
-
-
-def _on_cpu(value: tf.Tensor) -> bool:
-    return tf.DeviceSpec.from_string(value.device).device_type in (None, "CPU")

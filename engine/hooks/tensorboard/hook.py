@@ -113,7 +113,7 @@ class TensorBoard(Windowed):
         # The thread reads the sums, and so waits for the device.
         self._files.put("train", status.step, lambda: _training_scalars(totals, figures))
 
-    def settle(self, status: Status) -> None:
+    def before_save(self, status: Status) -> None:
         self._files.flush(0.0 if status.in_memory else None)  # so that a run resumed from it has no gap
 
     def end(self, status: Status) -> None:

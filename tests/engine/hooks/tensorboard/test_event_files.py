@@ -36,7 +36,7 @@ def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
     class Kill(Every):
         def __call__(self, status):
             if status.step == 8:
-                hooks[1].settle(status)  # what was put is on disk, as if its time had come
+                hooks[1].before_save(status)  # what was put is on disk, as if its time had come
                 raise Killed
 
     bench = made()
