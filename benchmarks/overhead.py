@@ -106,7 +106,7 @@ def measure_measuring(made: BaseRun, steps: int, pieces: int) -> dict[str, list[
 
 def composed(made: BaseRun, stack: contextlib.ExitStack) -> list:
     """Makes a run's hooks, with recorder and request handler, and serves Prometheus, which scrapes once per second."""
-    own = hooks.compose(made, [], time.monotonic(), Pauses())
+    own = hooks.make_hooks(made, [], time.monotonic(), Pauses())
     for hook in own:
         stack.callback(hook.close)
     port = stack.enter_context(metrics.serving(0, "", lambda: made, {}))
@@ -155,7 +155,7 @@ def print_snapshots(name: str, rounds: int, folder: str, more: Sequence[str]) ->
     steps, pieces, flags = LARGE[name]
     with contextlib.ExitStack() as stack:
         made = bare.make(os.path.join(folder, name), *flags, *more)
-        composed = hooks.compose(made, [], time.monotonic(), Pauses())
+        composed = hooks.make_hooks(made, [], time.monotonic(), Pauses())
         used = [each for each in composed if not isinstance(each, Recorder)]  # which prepares only what it has to write
         snapshots = Snapshots(made.checkpoints, Slots(), made.strategy.exchange_json)
         for each in (snapshots, *used):

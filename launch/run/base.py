@@ -89,17 +89,17 @@ class BaseRun:
     @functools.cached_property
     def names(self) -> Names:
         """Names of the model's numbers: `classes`, by label number, and `ids(features)`, which looks up text."""
-        return Names(self.known)
+        return Names(self.data_info)
 
     @property
-    def known(self) -> Data:
-        """The data's own description."""
-        return self.inputs.known
+    def data_info(self) -> Data:
+        """The description of the data, without its examples."""
+        return self.inputs.data_info
 
     @property
-    def logits_of(self) -> str | None:
-        """The kind of logits that the trainer's `forward` outputs; see `model_file.logits_of`."""
-        return model_file.logits_of(self.trainer)
+    def logits_kind(self) -> str | None:
+        """The kind of logits that the trainer's `forward` outputs; see `model_file.logits_kind`."""
+        return model_file.logits_kind(self.trainer)
 
     @property
     def splits(self) -> Mapping[str, Source | Stream]:
@@ -165,7 +165,7 @@ class BaseRun:
         if self.prints:
             print(terminal.fitted(text, sys.stdout), flush=True)
 
-    def spending(self, kind: str) -> contextlib.AbstractContextManager[None]:
+    def timed_as(self, kind: str) -> contextlib.AbstractContextManager[None]:
         """Counts the time within as spent on something, one of `goodput.KINDS`."""
         return self.record.spending(kind) if self.record else contextlib.nullcontext()
 

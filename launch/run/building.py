@@ -202,7 +202,7 @@ def build_state(
     # Tables are divided for as many servers as the run began with, as its checkpoints' shards are.
     newest = RunDir(config.run_dir).newest() if config.run_dir else None
     num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
-    data = run_inputs.known
+    data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
 
     def make() -> TrainState:

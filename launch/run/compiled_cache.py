@@ -99,7 +99,7 @@ def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, A
         "model": keras_compile.CompiledState(config.trainer_class.make()),
         # The order's seed does not reach a compiled step.
         "feeds": {name: (type(feed), feed.form, dataclasses.replace(feed.order, seed=None)) for name, feed in feeds},
-        "classes": inputs.known.num_classes,
+        "classes": inputs.data_info.num_classes,
         "of_keras": keras.defaults(),
         "eager": tf.config.functions_run_eagerly(),
         "is_short": jit_choice.is_short(train_steps),  # its steps are not unrolled

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...engine import logging
-from ...engine.checkpoints import Manifest, RunDir
+from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.base import Period, Periodic
@@ -40,10 +40,10 @@ from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
 
 TO_INCLUDE = "to include "  # how the reason to stop begins where workers have come
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
-def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) -> list[Hook]:
+def make_hooks(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) -> list[Hook]:
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
 
     Args:
@@ -55,21 +55,96 @@ def compose(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) ->
     Raises:
       UsageError: one of the user's is neither a hook nor a callback.
     """
+    config, strategy = run.config, run.strategy
     users = _checked(user_hooks)
-    writing, looking = Writing(), Writing("looking")  # the first waits for the device, even if that hangs
-    if run.strategy.is_chief:
-        run.record = _record(run, writing, looking, began, pauses)
-    periods = _row_periods(run, users)
-    run.rows = History(run.record, periods)
-    run.metrics = TrainMetrics(_eval_period(run, users))
+    keras_hooks = [hook for hook in users if isinstance(hook, KerasCallbacks)]  # one at most
+    # Callbacks may have epochs that are not the data's; they evaluate at the ends of theirs.
+    callback_periods = {hook.period(strategy.training.feed) for hook in keras_hooks if hook.epoch_steps}
+    eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
+    eval_period = next(iter(callback_periods), eval_period)
+    row_periods: set[int | Period] = {run.epoch_period, eval_period, *callback_periods}
+    writing, reading = Writing(), Writing("looking")  # the first waits for the device, even if that hangs
+    if strategy.is_chief:
+        run.record = _record(run, writing, reading, began, pauses)
+    run.rows = History(run.record, row_periods)
+    run.metrics = TrainMetrics(eval_period)
     run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
-    run.stop_request = StopRequest(run.config.stop_at_step)
-    runs_users = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in users)
-    if run.strategy.num_replicas > 1:
-        names = run.strategy.replica_names
-        run.sync_check = SyncCheck(run.config.check_sync_every_steps, names, periods, runs_users)
-    own = [run.metrics, run.final, run.rows, *users, *([run.sync_check] if run.sync_check else [])]
-    return in_order(run, own, periods, writing, looking)
+    run.stop_request = StopRequest(config.stop_at_step)
+
+    # No checkpoint may have such weights, so a run with a folder ends with an error all the same.
+    is_strict = bool(config.run_dir) or not any(hook.ends_at_nonfinite for hook in keras_hooks)
+    hooks: list[Hook] = [numerics.NanGuard(is_strict)]
+    if len(strategy.worker_names) > 1 and strategy.is_chief:
+        hooks.append(Stragglers(strategy.worker_names))
+    hooks.append(InputBound(run.inputs.faster))
+    if run.evaluates:
+
+        def is_wanted(status: Status) -> bool:
+            return all(hook.wants_evaluation(status) for hook in keras_hooks)
+
+        around = [hook.evaluating for hook in keras_hooks]
+        between = keras_hooks[0].test_batches if keras_hooks else None
+        hooks.append(
+            evaluation.Evaluation(
+                *(eval_period, around, is_wanted, is_strict, between),
+                batches=config.eval_batches,
+                directory=config.run_dir,
+                ends=lambda: run.stop_request.reason,
+            )
+        )
+    if run.record:
+        hooks.append(run.record)  # before those that save: a window ends with all work by then
+    # Without evaluations, a metric of the training data is checked each epoch.
+    period: dict[str, Any] = {} if run.evaluates and eval_period else {"every_steps": run.epoch_period}
+    if config.early_stopping:
+        hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
+    if config.reduce_lr:
+        hooks.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
+    if run.best and run.evaluates:
+        hooks.append(BestCheckpoint(run.best, config.monitor, hooks))
+    elif config.restore_best:
+        hooks.append(BestWeights(config.monitor))
+
+    hooks += [run.metrics, run.final, run.rows, *users]
+    if strategy.num_replicas > 1:
+        runs_user_code = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in users)
+        names = strategy.replica_names
+        run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
+        hooks.append(run.sync_check)
+    if config.run_dir:
+        has_servers = not strategy.updates_here
+        if has_servers and config.histogram_every_steps:
+            every = setting("histogram_every_steps", config.histogram_every_steps)
+            logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
+        hooks.append(
+            TensorBoard(
+                RunDir(config.run_dir).tensorboard if config.is_chief else None,
+                every_steps=config.summary_every_steps,
+                histogram_every_steps=config.histogram_every_steps,
+                more=row_periods if config.summary_every_steps else (),
+                config=config.deciding(),
+                # The coordinator would pull all weights for what the probe computes.
+                probe=None if has_servers else Probe(strategy, run.trainer),
+                writing=writing,
+            )
+        )
+    hooks.append(Progress(config.progress if config.is_chief else "off"))
+
+    hooks.append(run.stop_request)
+    if config.cluster and (config.cluster.absent or config.cluster.newcomers):
+        hooks.append(_IncludeWorkers(config))
+
+    if run.checkpoints:
+        hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+        if config.rollbacks:
+            run.rollback = Rollback(config.rollbacks, run.checkpoints, hooks)
+            hooks.append(run.rollback)
+    if run.snapshots:
+        seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
+        hooks.append(InMemory(run.snapshots, seconds, hooks))
+    if run.checkpoints and not config.remote:
+        return [*hooks, _request_handler(run, run.checkpoints, hooks, reading)]
+    return hooks
 
 
 def _checked(user_hooks: Sequence) -> list[Hook]:
@@ -87,75 +162,7 @@ def _checked(user_hooks: Sequence) -> list[Hook]:
     return [*others, KerasCallbacks(callbacks)] if callbacks else others
 
 
-def in_order(
-    run: BaseRun, own: Sequence[Hook], periods: set[int | Period], writing: Writing, looking: Writing
-) -> list[Hook]:
-    """Returns `own`, those that watch and write, with all others of a run around them."""
-    config = run.config
-    callbacks = [each for each in own if isinstance(each, KerasCallbacks)]
-    # No checkpoint may have such weights, so a run with a folder ends with an error all the same.
-    is_strict = bool(config.run_dir) or not any(each.ends_at_nonfinite for each in callbacks)
-    hooks: list[Hook] = [numerics.NanGuard(is_strict), *_guards(run)]
-    if run.evaluates:
-        around = [each.evaluating for each in callbacks]
-
-        def is_wanted(status: Status) -> bool:
-            return all(each.wants_evaluation(status) for each in callbacks)
-
-        between = callbacks[0].test_batches if callbacks else None
-        hooks.append(
-            evaluation.Evaluation(
-                *(_eval_period(run, own), around, is_wanted, is_strict, between),
-                batches=config.eval_batches,
-                directory=config.run_dir,
-                ends=lambda: run.stop_request.reason,
-            )
-        )
-    hooks += [run.record] if run.record else []  # before those that save: a window ends with all work by then
-    # Without evaluations, a metric of the training data is checked each epoch.
-    evaluates = run.evaluates and _eval_period(run, own)
-    period: dict[str, Any] = {} if evaluates else {"every_steps": run.epoch_period}
-    if config.early_stopping:
-        hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
-    if config.reduce_lr:
-        hooks.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
-    if run.best and run.evaluates:
-        hooks.append(BestCheckpoint(run.best, config.monitor, hooks))
-    elif config.restore_best:
-        hooks.append(BestWeights(config.monitor))
-    hooks += own
-    if config.run_dir:
-        has_servers = not run.strategy.updates_here
-        if has_servers and config.histogram_every_steps:
-            every = setting("histogram_every_steps", config.histogram_every_steps)
-            logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
-        hooks.append(
-            TensorBoard(
-                RunDir(config.run_dir).tensorboard if config.is_chief else None,
-                every_steps=config.summary_every_steps,
-                histogram_every_steps=config.histogram_every_steps,
-                more=periods if config.summary_every_steps else (),
-                config=config.deciding(),
-                # The coordinator would pull all weights for what the probe computes.
-                probe=None if has_servers else Probe(run.strategy, run.trainer),
-                writing=writing,
-            )
-        )
-    hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
-    if config.cluster and (config.cluster.absent or config.cluster.newcomers):
-        hooks.append(_Included(config))
-    if run.checkpoints:
-        hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
-        if most := config.rollbacks:
-            run.rollback = Rollback(most, run.checkpoints, hooks)
-            hooks.append(run.rollback)
-    if run.snapshots:
-        seconds = config.snapshot_seconds
-        hooks.append(InMemory(run.snapshots, None if seconds == "auto" else float(seconds), hooks))
-    return [*hooks, *_request_handler(run, hooks, looking)]
-
-
-class _Included(Periodic):
+class _IncludeWorkers(Periodic):
     """Ends an attempt at a checkpoint if workers have come that it lacks; the next one includes them.
 
     A thread of the chief looks for them, since a host that is away may not answer for seconds.
@@ -170,12 +177,12 @@ class _Included(Periodic):
 
     def begin(self, status: Status) -> None:
         if self._config.is_chief:
-            Thread(target=self._look, name="included", daemon=True).start()
+            Thread(target=self._poll, name="included", daemon=True).start()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         absent, newcomers = self._cluster.absent, self._cluster.newcomers
-        while not self._ended.wait(_LOOK_SECONDS):
-            returned = [each for each in absent if members.is_waiting(each[1])]
+        while not self._ended.wait(_POLL_SECONDS):
+            returned = [(name, address) for name, address in absent if members.is_waiting(address)]
             self._waiting = returned + (discovery.newcomers(self._cluster, newcomers) if newcomers else [])
 
     def act(self, status: Status) -> None:
@@ -191,41 +198,14 @@ class _Included(Periodic):
         self._ended.set()
 
 
-def _guards(run: BaseRun) -> list[Hook]:
-    """Makes the hooks that watch several workers, and how they wait for input."""
-    strategy = run.strategy
-    guards: list[Hook] = []
-    if len(strategy.worker_names) > 1 and strategy.is_chief:
-        guards.append(Stragglers(strategy.worker_names))
-    guards.append(InputBound(run.inputs.faster))
-    return guards
-
-
-def _eval_period(run: BaseRun, hooks: Sequence[Hook]) -> int | Period:
-    """Returns the period of evaluations: the epochs of callbacks, if these have their own."""
-    period = run.config.eval_every_steps
-    return next(iter(_callback_periods(run, hooks)), run.epoch_period if period is None else period)
-
-
-def _callback_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[Period]:
-    """Returns the periods of callbacks whose epochs are not the data's."""
-    of_callbacks = (hook for hook in hooks if isinstance(hook, KerasCallbacks) and hook.epoch_steps)
-    return {hook.period(run.strategy.training.feed) for hook in of_callbacks}
-
-
-def _row_periods(run: BaseRun, hooks: Sequence[Hook]) -> set[int | Period]:
-    """Returns the periods after which training metrics are written: an epoch and an evaluation interval."""
-    return {run.epoch_period, _eval_period(run, hooks), *_callback_periods(run, hooks)}
-
-
-def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, pauses: Pauses) -> Recorder:
+def _record(run: BaseRun, writing: Writing, reading: Writing, began: float, pauses: Pauses) -> Recorder:
     """Makes the hook that records a run; see `Recorder`."""
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
     servers = [task for task in tasks if task["name"].startswith("ps")]
     workers = [task for task in tasks if task not in servers and (task["name"] != "chief" or not config.coordinates)]
     strategy = run.strategy.describe()
-    around: dict[str, dict[str, Any]] = {
+    first_events: dict[str, dict[str, Any]] = {
         "start": {"mode": config.mode},
         "config": {"values": {**config.as_json()["flags"], "model": config.model_entry.name}},
         "cluster": {
@@ -236,42 +216,42 @@ def _record(run: BaseRun, writing: Writing, looking: Writing, began: float, paus
         },
     }
     log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
-    made = Recorder(log, writing, looking, around, began, pauses)
-    for checkpoints, best in ((run.checkpoints, False), (run.best, True)):
+    record = Recorder(log, writing, reading, first_events, began, pauses)
+
+    def record_checkpoint(is_best: bool, manifest: Manifest, seconds: float) -> None:
+        size = sum(file["bytes"] for file in manifest.files.values())
+        path = f"{'best' if is_best else 'checkpoints'}/{manifest.name}"
+        record.checkpoint(is_best, path, manifest.step, seconds, size)
+
+    for checkpoints, is_best in ((run.checkpoints, False), (run.best, True)):
         if checkpoints is not None:
-            checkpoints.written = functools.partial(_checkpoint, made, best)
-    return made
+            checkpoints.written = functools.partial(record_checkpoint, is_best)
+    return record
 
 
-def _checkpoint(record: Recorder, best: bool, manifest: Manifest, seconds: float) -> None:
-    size = sum(each["bytes"] for each in manifest.files.values())
-    record.checkpoint(best, f"{'best' if best else 'checkpoints'}/{manifest.name}", manifest.step, seconds, size)
+def _request_handler(run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hook], reading: Writing) -> RequestHandler:
+    """Makes the hook that answers `crankshaft ask`."""
+    config, strategy = run.config, run.strategy
+    task_here = config.cluster.task if config.cluster else strategy.worker_names[0]
+    others = dict(config.cluster.addresses) if config.coordinates else {}
+    others.pop(task_here, None)
 
-
-def _request_handler(run: BaseRun, hooks: Sequence[Hook], looking: Writing) -> list[RequestHandler]:
-    """Makes the hook that answers `crankshaft ask`, if the run has a folder for requests."""
-    config, strategy, checkpoints = run.config, run.strategy, run.checkpoints
-    if checkpoints is None or config.remote:
-        return []
-    own = config.cluster.task if config.cluster else strategy.worker_names[0]
-    others = {name: address for name, address in config.cluster.addresses if name != own} if config.coordinates else {}
-
-    def is_mine(kind: str, task: str | None) -> bool:
-        return task == own or (task is None and strategy.is_chief) or (kind == "profile" and task in others)
+    def is_for_this_task(kind: str, task: str | None) -> bool:
+        return task == task_here or (task is None and strategy.is_chief) or (kind == "profile" and task in others)
 
     def save(status: Status) -> str:
         saving.save(checkpoints, status, hooks)
         return os.path.join(checkpoints.directory, f"ckpt-{status.step}{manifests.SUFFIX}")
 
     def describe() -> str:
-        return _described(run.record) if run.record else f"{own}: step {run.state.step:,}"
+        return _describe(run.record) if run.record else f"{task_here}: step {run.state.step:,}"
 
     folder = RunDir(config.run_dir)
-    requests = Requests(folder.requests, is_mine)
-    return [RequestHandler(requests, looking, save, run.stop_request.request, describe, folder.tensorboard, others)]
+    requests = Requests(folder.requests, is_for_this_task)
+    return RequestHandler(requests, reading, save, run.stop_request.request, describe, folder.tensorboard, others)
 
 
-def _described(record: Recorder) -> str:
+def _describe(record: Recorder) -> str:
     latest, goodput = record.latest, record.spent
     if not latest:
         return f"starting, for {duration(goodput['total'] + record.age)}"

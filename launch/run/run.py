@@ -114,7 +114,7 @@ class Run(BaseRun):
                 raise UsageError("save(): the run has no folder to write to; give open_run a run_dir")
             if extra is not None:
                 self.extra = extra
-            with self.spending("checkpoints"):
+            with self.timed_as("checkpoints"):
                 saving.save(self.checkpoints, self.loop.status, self.hooks, again=True)
                 self.checkpoints.wait()
 
@@ -209,7 +209,7 @@ class Run(BaseRun):
           UsageError: the run is closed, or an array's name, shape or type is not the model's; nothing is changed.
 
         Example:
-          >>> run.set_weights([0.5 * each for each in run.model.get_weights()])  # doctest: +SKIP
+          >>> run.set_weights([0.5 * array for array in run.model.get_weights()])  # doctest: +SKIP
         """
         with self._call("set_weights", name=name):
             weights.set_weights(self, values, name)
@@ -257,7 +257,9 @@ class Run(BaseRun):
 
         with self._call("predict", False, data, checked, name=name, split=split) as examples:
             outputs = self._predictors[name](examples, lambda: self._standby.name)
-            return prediction_files.prediction_columns(self, examples, outputs, name) if columns else outputs
+            if not columns:
+                return outputs
+            return prediction_files.prediction_columns(predictions.view_run(self), examples, outputs, name)
 
     def generate(
         self,

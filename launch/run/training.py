@@ -41,10 +41,10 @@ from .saved import restoring, weights
 
 
 def prepare(run: BaseRun, user_hooks: Sequence, began: float) -> None:
-    """Makes a run's hooks and its loop; see `hooks.compose`."""
+    """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
     pauses = Pauses()
     run.snapshots = _snapshots(run)
-    run.hooks = hooks.compose(run, user_hooks, began, pauses)
+    run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
     meanwhile = functools.partial(_write_snapshot, run)
     run.signals = Signals(run.stop_request.request, run.config.owns_process, is_kept=True, meanwhile=meanwhile)
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, run.rollback, pauses.clock)
@@ -113,7 +113,7 @@ def _trained(run: BaseRun) -> bool:
     except (NonfiniteError, OutOfSyncError) as error:
         if run.rollback is None:
             raise
-        with run.spending("checkpoints"):
+        with run.timed_as("checkpoints"):
             run.rollback.after(error, functools.partial(_restore_newest, run), run.state)
         return False
     return True
@@ -301,7 +301,7 @@ def _includes(reason: str) -> bool:
 
 def _evaluation(run: BaseRun) -> evaluation.Evaluated:
     config = run.config
-    with run.spending("evaluation"):
+    with run.timed_as("evaluation"):
         return evaluation.evaluate(run.strategy, run.state, batches=config.eval_batches, directory=config.run_dir)
 
 

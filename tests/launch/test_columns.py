@@ -240,7 +240,7 @@ def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
     for source in ({"input": "csv", "data_dir": tmp_path / "a.csv"}, {"input": "tfrecord", "data_dir": shards}):
         how |= {**source, "run_dir": tmp_path / source["input"]}
         trained = run(mode="train", **how)
-        assert trained.known.vocabulary == {"user": 51, "item": 9}
+        assert trained.data_info.vocabulary == {"user": 51, "item": 9}
         expected = trained.predict(split="train")
         assert len(np.unique(expected)) > 50
         dataset = tf.data.Dataset.from_tensor_slices((raw, frame["label"].to_numpy())).batch(32)
@@ -258,7 +258,7 @@ def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
         np.testing.assert_allclose(served["outputs"], expected, rtol=1e-5)
     how |= {"input": "csv", "data_dir": tmp_path / "a.csv", "run_dir": tmp_path / "hashed"}
     hashed = run(mode="train", **{**how, "model_arg": {"hash_buckets": 500}})
-    assert not hashed.known.preprocessing.columns["user"].values
+    assert not hashed.data_info.preprocessing.columns["user"].values
 
 
 @pytest.mark.parametrize("form", ["dict", pytest.param("array", marks=pytest.mark.slow)])

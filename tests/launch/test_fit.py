@@ -600,7 +600,7 @@ def test_a_function_of_data_trains_as_the_data_itself(tmp_path, form):
     itself, _ = trained(data() if isinstance(data(), tuple) else (data(),))
     returned, run = trained((data,), run_dir=tmp_path / "run")
     assert returned == itself
-    assert run.known.preprocessing.array == (("height",) if form == "frame" else ())
+    assert run.data_info.preprocessing.array == (("height",) if form == "frame" else ())
     assert trained((data,), run_dir=tmp_path / "run")[0] == []
     if form == "dataset":
         with pytest.raises(crankshaft.UsageError, match="batch_size=6, and x comes in batches of 8"):

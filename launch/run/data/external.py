@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints
 from ..saved.preprocessor import check_names
-from .inputs import seed_of_order
+from .inputs import order_seed
 
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
 
@@ -34,14 +34,14 @@ def checked(run: BaseRun, data, trains: bool = False) -> Split:
 
 
 def _checked(run: BaseRun, data, example_of_run) -> Split:
-    for known, split in run.external_streams:
-        if known is data:
+    for dataset, split in run.external_streams:
+        if dataset is data:
             return split
     own = form.fields(example_of_run).labels
     rules = entry.Rules(
         weighs_outputs=getattr(run.config.own_class, "weighs_outputs", False),
         look_up=run.names.look_up,
-        may_lack=run.known.preprocessing.may_lack,
+        may_lack=run.data_info.preprocessing.may_lack,
     )
     split = entry.split("given", data, rules)
     if isinstance(own, form.WeighedLabels):
@@ -74,7 +74,7 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     config = run.config
     if step == "eval":
         return run.strategy.external(step, split, config.eval_batch_size)
-    seed = seed_of_order(config, run.inputs.updates_before)
+    seed = order_seed(config, run.inputs.updates_before)
     return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 

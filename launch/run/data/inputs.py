@@ -34,7 +34,7 @@ from ..saved import fingerprints, model_file, preprocessor
 from . import loading
 
 _DEFAULTS = Flags()
-_OF_BATCHES = ("global_batch_size", "bucket_by", "seed", "shuffle_buffer", "shuffle_window")
+_BATCH_FLAGS = ("global_batch_size", "bucket_by", "seed", "shuffle_buffer", "shuffle_window")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Inputs:
     """A run's data, on its strategy.
 
     Attributes:
-      known: the data's own description, without its examples.
+      data_info: the description of the data, without its examples.
       example: a batch of one example, zeros, in the form of the data.
       splits: the examples, by "train" and "eval".
       feeds: bring batches of them to replicas, likewise.
@@ -52,7 +52,7 @@ class Inputs:
       updates_before: of an existing Keras model, see `KerasTrainer.updates_before`; those before the first attempt.
     """
 
-    known: Data
+    data_info: Data
     example: Any
     splits: Mapping[str, Source | Stream] = dataclasses.field(default_factory=dict)
     feeds: Mapping[str, Feed] = dataclasses.field(default_factory=dict)
@@ -91,34 +91,47 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     has_labels = form.fields(main.element_spec).labels is not None
     if data.num_classes is None and has_labels and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
-    known = preprocessor.checked(dataclasses.replace(data, train=None, evaluation=None), example)
+    data_info = preprocessor.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     if trained := model_file.read_if_trained(config):
-        now = known, form.features(example)
-        preprocessor.check_trained(_named_data(config), (trained.known, trained.features), now)
-    both = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
-    agreement.check_settings(config, both, strategy)
-    agreement.check_examples(both, strategy, sharding(config).upper())
+        data_name = setting("data_dir", config.data_dir) if config.data_dir else "the data"
+        now = data_info, form.features(example)
+        preprocessor.check_trained(data_name, (trained.data_info, trained.features), now)
+    splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    agreement.check_settings(config, splits, strategy)
+    agreement.check_examples(splits, strategy, sharding(config).upper())
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
-    known_input = _known_input(config, strategy, combined.first(train).by_index)
-    needs_epochs = needs_epochs or _needs_epochs(config, evaluation is not None, known_input("train"))
+
+    saved_counts = _saved_counts(config, strategy, combined.first(train).by_index)
+    train_counts = saved_counts("train").get("known", {})
+    # Whether the length of an epoch decides anything; a run that has counted its data continues by that.
+    needs_epochs = (
+        needs_epochs
+        or not config.train_steps
+        or any(count >= 0 for count in train_counts.get("counts", ()))
+        or (evaluation is not None and config.trains and config.eval_every_steps is None)
+        or any(rules.frozen(pattern)[1] is not None for pattern in config.freeze)
+    )
     train = _without_epochs(train, config, strategy, needs_epochs)
-    updates_before = _updates_before(config)
-    seed = seed_of_order(config, updates_before)
-    known_train = known_input("train").get("known", {})
-    feeds = {"train": combined.feed(train, config.global_batch_size, seed, known_train, strategy)}
+    updates_before = 0
+    if config.trains and issubclass(config.trainer_class, KerasTrainer) and config.trainer_class.is_built:
+        newest = RunDir(config.run_dir).newest() if config.run_dir else None  # one process alone has such a model
+        updates_before = newest.about.get("updates_before", 0) if newest else config.trainer_class.updates_before()
+    seed = order_seed(config, updates_before)
+    feeds = {"train": combined.feed(train, config.global_batch_size, seed, train_counts, strategy)}
     if evaluation is not None:
-        feeds["eval"] = strategy.feed(evaluation, config.eval_batch_size, None, **known_input("eval"))
+        feeds["eval"] = strategy.feed(evaluation, config.eval_batch_size, None, **saved_counts("eval"))
+
     order = feeds["train"].order
     examples = order.num_examples if order.has_epochs else tf.data.INFINITE_CARDINALITY
-    contents = {"train": fingerprints.fingerprint(train, examples, known.ids)}
+    contents = {"train": fingerprints.fingerprint(train, examples, data_info.ids)}
     if evaluation is not None:
         batches = config.eval_batches
         contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)
     agreement.check_data(contents, strategy)
     faster = loading.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
-    lines = [*lines, *([known.columns] if known.columns else [])]
-    return Inputs(known, example, both, feeds, contents, faster, lines, updates_before)
+    lines = [*lines, *([data_info.columns] if data_info.columns else [])]
+    return Inputs(data_info, example, splits, feeds, contents, faster, lines, updates_before)
 
 
 def sharding(config: Config) -> str:
@@ -126,17 +139,9 @@ def sharding(config: Config) -> str:
     return "data" if config.min_workers and config.auto_shard_policy == "auto" else config.auto_shard_policy
 
 
-def seed_of_order(config: Config, updates_before: int) -> int | None:
+def order_seed(config: Config, updates_before: int) -> int | None:
     """Returns the seed of the training data's order; None keeps the examples' own."""
     return seed_after(config.seed, updates_before) if config.shuffle_buffer else None
-
-
-def _updates_before(config: Config) -> int:
-    """Returns the updates of an existing Keras model before the run; only one process can have such a model."""
-    if not (config.trains and issubclass(config.trainer_class, KerasTrainer) and config.trainer_class.is_built):
-        return 0
-    newest = RunDir(config.run_dir).newest() if config.run_dir else None
-    return newest.about.get("updates_before", 0) if newest else config.trainer_class.updates_before()
 
 
 def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
@@ -144,25 +149,13 @@ def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
     agreement.check_settings(config, {}, strategy)
     saved = model_file.read(config.run_dir)
     try:
-        _ = saved.known.tokens and saved.known.tokens.ids  # which reads them
+        _ = saved.data_info.tokens and saved.data_info.tokens.ids  # which reads them
     except InputError as error:
         raise UsageError(
             f"{config.run_dir}/{NAMES.model}: {error.message}; restore it from a copy, or train the run on, which "
             "writes it again"
         ) from None
-    return Inputs(saved.known, (saved.features, None))
-
-
-def _named_data(config: Config) -> str:
-    return setting("data_dir", config.data_dir) if config.data_dir else "the data"
-
-
-def _needs_epochs(config: Config, evaluates: bool, known: Mapping[str, Any]) -> bool:
-    """Returns whether the length of an epoch decides anything; a run that has counted its data continues by that."""
-    counted_before = any(count >= 0 for count in known.get("known", {}).get("counts", ()))
-    evaluates_by_epoch = evaluates and config.trains and config.eval_every_steps is None
-    freezes_by_epoch = any(rules.frozen(each)[1] is not None for each in config.freeze)
-    return counted_before or not config.train_steps or evaluates_by_epoch or freezes_by_epoch
+    return Inputs(saved.data_info, (saved.features, None))
 
 
 def _without_epochs(train: Split, config: Config, strategy: Strategy, needs_epochs: bool) -> Split:
@@ -206,10 +199,10 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
     """Raises `UsageError` where a model of ours takes one array and features are several, or labels are not classes."""
     name, components = config.model_entry.name, form.features(train.element_spec)
     if name in registry.NAMES["model"] and isinstance(components, (dict, tuple)) and not isinstance(components, Spec):
-        by_array = config.input_entry and "array" in config.input_entry.defaults
+        makes_array = config.input_entry and "array" in config.input_entry.defaults
         cure = (
             f"add {setting('input_arg')}=array=true, which makes one of columns of numbers"
-            if by_array
+            if makes_array
             else "give one array"
         )
         shown = short(", ".join(components) if isinstance(components, dict) else len(components))
@@ -236,23 +229,23 @@ def _classes_by_values(config: Config, train) -> int | None:
     return form.num_classes(train)
 
 
-def _known_input(config: Config, strategy: Strategy, by_index: bool) -> Callable[[str], dict[str, Any]]:
+def _saved_counts(config: Config, strategy: Strategy, by_index: bool) -> Callable[[str], dict[str, Any]]:
     """Returns the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
 
     Has the position in the training data too, if its batches have changed. All workers take the chief's, so that they
     count, or not, together.
     """
     newest = RunDir(config.run_dir).newest() if config.run_dir else None
-    previous = newest.about.get("input") if newest else None
-    previous = previous if isinstance(previous, dict) else {}
+    counts = newest.about.get("input") if newest else None
+    counts = counts if isinstance(counts, dict) else {}
     if newest and config.trains and (position := _position(config, newest, by_index)):
-        previous = {**previous, "train": {**previous.get("train", {}), "resumed": position}}
-    known = strategy.exchange_json(previous)[0]
-    if position := known.get("train", {}).get("resumed"):
+        counts = {**counts, "train": {**counts.get("train", {}), "resumed": position}}
+    agreed_counts = strategy.exchange_json(counts)[0]
+    if position := agreed_counts.get("train", {}).get("resumed"):
         position["origin"] = Origin(**position["origin"])
         bucket_by = position.pop("bucket_by")
         position["buckets"] = Buckets(*rules.buckets(bucket_by)) if bucket_by else None
-    return lambda split: {"known": known[split]} if isinstance(known.get(split), dict) else {}
+    return lambda split: {"known": agreed_counts[split]} if isinstance(agreed_counts.get(split), dict) else {}
 
 
 def _position(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any] | None:
@@ -265,14 +258,14 @@ def _position(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any
         return None
     bucket_by = flags.get("bucket_by")
     reordered = {name: value for name, value in changed.items() if name != "global_batch_size" or bucket_by}
-    numbers = {each.name: int(origin.get(each.name, 0)) for each in dataclasses.fields(Origin)}
+    numbers = {field.name: int(origin.get(field.name, 0)) for field in dataclasses.fields(Origin)}
     position = {"step": newest.step, "batch_size": flags["global_batch_size"], "origin": numbers}
     return {**position, "bucket_by": bucket_by, "reordered": reordered}
 
 
 def _changed_batches(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any]:
     """Returns the flags that decide an epoch's batches and have changed, with the values in a checkpoint."""
-    flags = {name: newest.about.get("flags", {}).get(name, getattr(_DEFAULTS, name)) for name in _OF_BATCHES}
+    flags = {name: newest.about.get("flags", {}).get(name, getattr(_DEFAULTS, name)) for name in _BATCH_FLAGS}
     changed = {name: value for name, value in flags.items() if value != getattr(config, name)}
     if by_index and flags["shuffle_buffer"] and config.shuffle_buffer:
         changed.pop("shuffle_buffer", None)  # of streams alone

@@ -119,13 +119,13 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
     """
-    trainer, preprocessing = weights.alone(run), run.known.preprocessing
-    forward, taken = predictions.computed(trainer, run.example, name)
+    trainer, preprocessing = weights.alone(run), run.data_info.preprocessing
+    forward, forward_features = predictions.forward_and_features(trainer, run.example, name)
     model = weights.named(trainer, name) if name else trainer.model
     layers = [model] if name else Inventory(trainer).own_layers
     batch = next((state.shape[0] for state in keras.carried_states(layers)), None)
     features = tf.nest.map_structure(
-        lambda spec: tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype), preprocessing.raw(taken)
+        lambda spec: tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype), preprocessing.raw(forward_features)
     )
     inputs = _inputs(features)
     specs = {name: tf.TensorSpec(leaf.value.shape, leaf.value.dtype, name) for name, leaf in inputs.items()}
@@ -144,9 +144,9 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         with averaged_weights(trainer):
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
-        write_json(os.path.join(temporary, _DATA), known.as_json(run.known))
+        write_json(os.path.join(temporary, _DATA), known.as_json(run.data_info))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, run.known))
+            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, run.data_info))
 
 
 def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) -> tf.Module:

@@ -66,7 +66,7 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
     config = run.config
     sampling = {"seed": config.seed, **config.arguments("sampling"), **overrides}
     count = sampling.pop("tokens")
-    end = run.known.tokens.separator if run.known.tokens else None
+    end = run.data_info.tokens.separator if run.data_info.tokens else None
     with averaged_weights(run.trainer):
         sampled = tokens_after(run.strategy.distribution, _model(run), row, **sampling)
         yield from itertools.takewhile(lambda token: token != end, itertools.islice(sampled, count))
@@ -74,19 +74,19 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
 
 def row_of(run: BaseRun, prompt: str) -> list[int]:
     """Returns the tokens of a prompt, after the separator that precedes each document. Raises `UsageError`."""
-    if run.known.tokens is None:
+    if run.data_info.tokens is None:
         raise UsageError(
             f"this run's {NAMES.model} does not name a tokenizer: its data was not text, or it "
             f"is older; train on {setting('input')}=text"
         )
     text = os.fsencode(prompt)  # unchanged, even if it is not UTF-8
     try:
-        (tokens,) = run.known.tokens.tokens([kinds.TextPiece(text, setting("prompt"), 0, True)])
+        (tokens,) = run.data_info.tokens.tokens([kinds.TextPiece(text, setting("prompt"), 0, True)])
     except InputError:
         raise UsageError(
             f"{setting('prompt')} is not text in UTF-8, which this run's vocabulary is of; give it as such"
         ) from None
-    return [run.known.tokens.separator, *tokens.tolist()]
+    return [run.data_info.tokens.separator, *tokens.tolist()]
 
 
 def continue_text(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) -> str | list[int]:
@@ -97,7 +97,7 @@ def continue_text(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) -
             raise UsageError(f"{name}={overrides[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
         row = row_of(run, prompt)
-        decoder = run.known.tokens.decoder()
+        decoder = run.data_info.tokens.decoder()
         for token in row[1:]:  # a token's text may depend on those before it: at the beginning a space may be left out
             decoder.text(token)
         return "".join(decoder.text(token) for token in follow(run, row, **overrides)) + decoder.rest()
@@ -111,7 +111,7 @@ class _Writer:
     """Prints text as its tokens come."""
 
     def __init__(self, run: BaseRun):
-        self._decoder = run.known.tokens.decoder()
+        self._decoder = run.data_info.tokens.decoder()
         self._text: list[str] = []
 
     def token(self, token: int) -> None:
@@ -142,7 +142,7 @@ def _model(run: BaseRun) -> Generates:
 def _check_tokens(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where the checkpoint was trained on other tokens than the run's file is of."""
     trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
-    if run.known.tokens and trained_on not in (None, fingerprints.hash_ids(run.known.tokens.ids)):
+    if run.data_info.tokens and trained_on not in (None, fingerprints.hash_ids(run.data_info.tokens.ids)):
         raise UsageError(
             f"{manifest.name} was trained on other tokens than {NAMES.model} in "
             f"{setting('run_dir', run.config.run_dir)} is of; restore that file from a copy, or train the run on, "

@@ -37,7 +37,7 @@ def run_result(run: BaseRun, **more) -> dict[str, Any]:
         "jit": False if run.strategy.training and run.no_jit_reason else run.state.jit,
         "precision": config.precision,
         "run_dir": config.run_dir,
-        **({"classes": [*run.known.classes]} if run.known.classes else {}),
+        **({"classes": [*run.data_info.classes]} if run.data_info.classes else {}),
         **run.strategy.report(),
         **more,
     }

@@ -17,7 +17,7 @@ from ..base import BaseRun
 from ..saved import fingerprints, restoring
 from . import predictions
 from .outcome import Outcome, run_result
-from .predictions import PredictableRun
+from .predictions import RunView
 
 _MOST_COLUMNS = 10_000
 _ROWS = 1 << 14  # of CSV, that are made text at once
@@ -33,7 +33,7 @@ def predict(run: BaseRun) -> Outcome:
     predictor = predictions.Predictor(run, config.export_model)
     examples = predictor.checked(None, config.predict_split)
     outputs = predictor(examples)
-    columns = prediction_columns(run, examples, outputs, config.export_model)
+    columns = prediction_columns(predictions.view_run(run), examples, outputs, config.export_model)
     count = len(next(iter(columns.values())))
     if run.strategy.is_chief:
         write(config.output, columns, run.names.classes)
@@ -41,7 +41,7 @@ def predict(run: BaseRun) -> Outcome:
     return Outcome({**run_result(run), "output": config.output, "examples": count}, lines=[line])
 
 
-def prediction_columns(run: PredictableRun, examples: Split, outputs: Any, name: str | None) -> dict[str, np.ndarray]:
+def prediction_columns(run: RunView, examples: Split, outputs: Any, name: str | None) -> dict[str, np.ndarray]:
     """Returns arrays [examples, ...] by name: `id` if examples have one, and the predictions.
 
     That is, of a classifier, `class`, `class_name` where the data names classes, and `probability`, [examples, classes]
@@ -58,16 +58,16 @@ def prediction_columns(run: PredictableRun, examples: Split, outputs: Any, name:
     if isinstance(examples, Source) and (ids := examples.ids(np.arange(len(examples)))) is not None:
         named["id"] = np.array(ids)
     if isinstance(outputs, dict):
-        return named | {name: np.asarray(each) for name, each in outputs.items()}
+        return named | {name: np.asarray(output) for name, output in outputs.items()}
     if isinstance(outputs, (tuple, list)):
-        return named | {f"output_{number}": np.asarray(each) for number, each in enumerate(outputs)}
-    classes, names, logits_of = run.known.num_classes, run.names.classes, None if name else run.logits_of
-    if logits_of == "clicks":
+        return named | {f"output_{number}": np.asarray(output) for number, output in enumerate(outputs)}
+    classes, names, logits_kind = run.data_info.num_classes, run.names.classes, None if name else run.logits_kind
+    if logits_kind == "clicks":
         outputs = outputs.reshape(len(outputs)).astype(np.float64)
         numbers, name, values = (outputs > 0).astype(np.int64), "probability", 0.5 * (1 + np.tanh(outputs / 2))
     elif classes and outputs.shape[1:] == (classes,):
         numbers, name, values = outputs.argmax(1), "output", outputs
-        if logits_of == "classes":
+        if logits_kind == "classes":
             values = np.exp(outputs - outputs.max(1, keepdims=True), dtype=np.float64)
             name, values = "probability", values / values.sum(1, keepdims=True)
     else:
@@ -137,9 +137,9 @@ def _table(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] |
         )
     table: dict[str, np.ndarray] = {}
     for name, array in columns.items():
-        of_classes = classes if classes and name in ("probability", "output") else None
+        named_classes = classes if classes and name in ("probability", "output") else None
         flat = array.reshape(len(array), -1)
         for number, index in enumerate(np.ndindex(array.shape[1:])):
-            parts = [of_classes[index[0]]] if of_classes and index else map(str, index)
+            parts = [named_classes[index[0]]] if named_classes and index else map(str, index)
             table["_".join([name, *parts])] = flat[:, number]
     return table

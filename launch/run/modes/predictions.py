@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -52,14 +52,14 @@ class Predictor:
         self.is_copy = run.strategy.mesh.is_sharded or not run.strategy.returns_rows
         self._strategy = on_one_device(weights.copied(run)) if self.is_copy else run.strategy
         self._trainer = self._strategy.state.trainer
-        forward, self._taken = computed(self._trainer, run.example, name)
+        forward, self._features = forward_and_features(self._trainer, run.example, name)
         self._prediction = Prediction(forward)
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
-        chosen = examples(self._run, self._taken, data, split)
+        chosen = prediction_split(view_run(self._run), self._features, data, split)
         features = form.features(form.example(chosen))
-        wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._taken)
+        wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._features)
         spec, cure = form.element_spec(features), "model.predict takes other sizes, if the model does"
         external.check_like("features", wanted, spec, cure)
         return chosen
@@ -70,10 +70,12 @@ class Predictor:
         `ends`: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
         """
         size = self._run.config.eval_batch_size
-        together: dict[str, Any] = {"ends": ends} if self._run.strategy.num_hosts == self._strategy.num_hosts else {}
-        averages = any(each.weight_average is not None for each in Inventory(self._trainer).optimizers.values())
-        with averaged_weights(self._trainer) if averages else contextlib.nullcontext():
-            return _outputs(self._strategy, self._prediction, split, size, **together)
+        is_together = self._run.strategy.num_hosts == self._strategy.num_hosts
+        options: dict[str, Any] = {"ends": ends} if is_together else {}
+        optimizers = Inventory(self._trainer).optimizers.values()
+        has_averages = any(optimizer.weight_average is not None for optimizer in optimizers)
+        with averaged_weights(self._trainer) if has_averages else contextlib.nullcontext():
+            return _outputs(self._strategy, self._prediction, split, size, **options)
 
 
 class ModelPredictor:
@@ -139,32 +141,34 @@ def _outputs(
     return tf.nest.map_structure(lambda x: x[:0], rows.all()) if is_empty else rows.all()
 
 
-class PredictableRun(Protocol):
-    """What prediction needs of a `BaseRun`: its configuration, data and names.
+@dataclasses.dataclass(frozen=True)
+class RunView:
+    """A run as predictions see it, without its state, which may be large.
 
-    `features` are those of one example of its data, a nest of arrays or specs.
+    Attributes:
+      data_info: the description of its data.
+      names: names of the model's numbers.
+      features: of one example of its data, a nest of arrays or specs.
+      logits_kind: see `model_file.logits_kind`.
+      get_config: returns its configuration. Raises `UsageError` where that of a saved run can't be read.
+      get_splits: returns its data, by "train" and "eval", likewise.
     """
 
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def known(self) -> Data: ...
-
-    @property
-    def logits_of(self) -> str | None: ...
-
-    @property
-    def names(self) -> Names: ...
-
-    @property
-    def features(self) -> Any: ...
-
-    @property
-    def splits(self) -> Mapping[str, Source | Stream]: ...
+    data_info: Data
+    names: Names
+    features: Any
+    logits_kind: str | None
+    get_config: Callable[[], Config]
+    get_splits: Callable[[], Mapping[str, Source | Stream]]
 
 
-def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -> Split:
+def view_run(run: BaseRun) -> RunView:
+    """Makes the view of a run."""
+    config, splits = run.config, run.splits
+    return RunView(run.data_info, run.names, run.features, run.logits_kind, lambda: config, lambda: splits)
+
+
+def prediction_split(run: RunView, features: Any, data: Any, split: str | None) -> Split:
     """Returns the data to predict on as a `Source` or a `Stream`; see `Run.predict`.
 
     Args:
@@ -176,77 +180,68 @@ def examples(run: PredictableRun, features: Any, data: Any, split: str | None) -
     Raises:
       UsageError: the split or input does not exist, or the data has an unknown form.
     """
-    if data is None:
-        return _named(run.splits, split)
-    if isinstance(data, str):
-        return _named(of_input(run, data), split)
-    if split is not None:
-        raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-    rules = entry.Rules(weighs_outputs=True, look_up=run.names.look_up, may_lack=run.known.preprocessing.may_lack)
-    return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
-
-
-def _named(own: Mapping[str, Source | Stream], name: str | None) -> Split:
-    """Returns a split by its name, read as evaluations read it; None is the split of evaluations, if any."""
-    name = name or ("eval" if "eval" in own else "train")
-    if name not in own:
-        raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(own)}")
-    chosen = combined.first(own[name])
+    if data is not None and not isinstance(data, str):
+        if split is not None:
+            raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
+        may_lack = run.data_info.preprocessing.may_lack
+        rules = entry.Rules(weighs_outputs=True, look_up=run.names.look_up, may_lack=may_lack)
+        return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
+    splits = run.get_splits() if data is None else input_splits(run, data)
+    name = split or ("eval" if "eval" in splits else "train")
+    if name not in splits:
+        raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(splits)}")
+    chosen = combined.first(splits[name])
     return chosen.for_evaluation() if chosen.by_index else chosen
 
 
-def of_input(run: PredictableRun, name: str) -> Mapping[str, Source | Stream]:
-    """Returns the splits, "train" and "eval", of an input that comes with Crankshaft, or of a file, by its name."""
-    config = run.config
+def input_splits(run: RunView, name: str) -> Mapping[str, Source | Stream]:
+    """Loads the splits, "train" and "eval", of an input that comes with Crankshaft, or of a file, by its name."""
+    config = run.get_config()
     registry.check_name("input", name)
     if name != config.input:
         config = dataclasses.replace(config, input=name, input_arg={}, data_dir=None, eval_data_dir=None)
-    loaded = loading.load(config, run.known)
-    if (loaded.vocabulary or loaded.tokens) and loaded.ids != run.known.ids:
+    loaded = loading.load(config, run.data_info)
+    if (loaded.vocabulary or loaded.tokens) and loaded.ids != run.data_info.ids:
         raise UsageError(
             f"predict({name!r}): it numbers ids by its own examples, and the model by those it was trained on; give "
             "the columns as arrays, predict({'city': ['Rome']})"
         )
     entered, _ = loading.enter(config, loaded)
     train, evaluation = entered.train, entered.evaluation
-    check_trained(f"predict({name!r})", (run.known, run.features), (loaded, form.features(train.element_spec)))
+    now = loaded, form.features(train.element_spec)
+    check_trained(f"predict({name!r})", (run.data_info, run.features), now)
     return {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
 
 
-def computed(trainer: Trainer, example, name: str | None) -> tuple[Callable[..., Any], Any]:
-    """Returns what computes outputs, and specs of the features that it takes, of batches of any size.
+def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[Callable[..., Any], Any]:
+    """Returns the function that computes outputs, and specs of the features that it takes, of batches of any size.
+
+    They are the data's features, or those of a model's own inputs if it takes no others, as of a GAN's noise.
 
     Args:
       trainer: of the run.
       example: of its data.
       name: of a Keras model that the trainer holds; None is `Trainer.forward`.
     """
-    if name is None:
-        return functools.partial(_predict, trainer.forward), _features_taken(trainer, example)
-    model = weights.named(trainer, name)
-    own = keras.symbolic_inputs(model)
-    return functools.partial(_predict, model), _any_size(form.features(example) if own is None else own)
-
-
-def _features_taken(trainer: Trainer, example) -> Any:
-    """Returns specs of the features that `forward` takes.
-
-    They are the data's, or those of the model's own inputs where it takes no others, as of a GAN's noise.
-    """
-    of_data = _any_size(form.features(example))
-    if type(trainer).forward is not Trainer.forward or (own := keras.symbolic_inputs(trainer.model)) is None:
-        return of_data
-    shapes, own_shapes = ([each.shape for each in tf.nest.flatten(x)] for x in (of_data, own))
-    if len(shapes) == len(own_shapes) and all(map(tf.TensorShape.is_compatible_with, shapes, own_shapes)):
-        return of_data
+    data_features = _batch_specs(form.features(example))
+    if name is not None:
+        model = weights.named(trainer, name)
+        inputs = keras.symbolic_inputs(model)
+        return functools.partial(_predict, model), data_features if inputs is None else _batch_specs(inputs)
+    forward = functools.partial(_predict, trainer.forward)
+    if type(trainer).forward is not Trainer.forward or (inputs := keras.symbolic_inputs(trainer.model)) is None:
+        return forward, data_features
+    shapes, input_shapes = ([spec.shape for spec in tf.nest.flatten(specs)] for specs in (data_features, inputs))
+    if len(shapes) == len(input_shapes) and all(map(tf.TensorShape.is_compatible_with, shapes, input_shapes)):
+        return forward, data_features
     try:
-        tf.function(trainer.forward, autograph=False).get_concrete_function(of_data, training=False)
+        tf.function(trainer.forward, autograph=False).get_concrete_function(data_features, training=False)
     except (TypeError, ValueError):  # as Keras has it of other features
-        return _any_size(own)
-    return of_data
+        return forward, _batch_specs(inputs)
+    return forward, data_features
 
 
-def _any_size(features) -> Any:
+def _batch_specs(features) -> Any:
     """Returns specs of batches of any size, and of any length where examples differ in it."""
     spec = form.measured(form.element_spec(features))
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), spec)

@@ -28,15 +28,15 @@ class ModelDescription(NamedTuple):
     Attributes:
       architectures: Keras's configurations of models, by name.
       features: of one example, zeros.
-      known: the data's own description.
-      logits_of: see `logits_of`.
+      data_info: the description of the data, without its examples.
+      logits_kind: see `logits_kind`.
       model_is_forward: see `weights.model_is_forward`.
     """
 
     architectures: dict[str, dict[str, Any]]
     features: Any
-    known: Data
-    logits_of: str | None
+    data_info: Data
+    logits_kind: str | None
     model_is_forward: bool
 
 
@@ -70,7 +70,7 @@ def read_if_trained(config: Config) -> ModelDescription | None:
         raise
 
 
-def logits_of(trainer: Trainer) -> str | None:
+def logits_kind(trainer: Trainer) -> str | None:
     """Returns the kind of logits that `Trainer.forward` outputs, "clicks" or "classes"; None if it is unknown."""
     if isinstance(trainer, Tabular) and trainer.predicts_clicks:
         return "clicks"

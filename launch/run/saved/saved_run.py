@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,6 @@ from ....engine.build import make_optimizer, prepare
 from ....engine.checkpoints import Checkpoints, Manifest
 from ....engine.checkpoints.run_dir import NAMES, RunDir
 from ....engine.data import entry, form, frames
-from ....engine.data.data import Data
 from ....engine.data.source import Source
 from ....engine.data.streamed import Stream
 from ....engine.internals import keras
@@ -31,7 +30,7 @@ from ...errors import UsageError
 from ...host.isolation import Isolation
 from ..base import BaseRun
 from ..modes import prediction_files, predictions
-from ..modes.predictions import PredictableRun
+from ..modes.predictions import RunView
 from . import model_file, weights
 from .preprocessor import Names, check_names
 
@@ -40,7 +39,7 @@ T = TypeVar("T")
 
 
 class SavedRun:
-    """A run on disk (`predictions.PredictableRun`), read where it is first needed.
+    """A run on disk, read where it is first needed.
 
     Args:
       run_dir: of the run.
@@ -59,46 +58,28 @@ class SavedRun:
         """The run's description of its model. Raises `UsageError`."""
         return model_file.read(self.run_dir)
 
-    @property
-    def known(self) -> Data:
-        """Its data's own description."""
-        return self.description.known
-
-    @property
-    def logits_of(self) -> str | None:
-        """See `model_file.logits_of`."""
-        return self.description.logits_of
-
-    @property
-    def features(self) -> Any:
-        """The features of one example of its data, zeros."""
-        return self.description.features
-
     @functools.cached_property
-    def names(self) -> Names:
-        """The names of its model's numbers."""
-        return Names(self.known)
+    def view(self) -> RunView:
+        """The run as predictions see it. Raises `UsageError`."""
+        saved, names = self.description, Names(self.description.data_info)
+        get_config = functools.cache(functools.partial(configs.data_config, self.run_dir))
+        get_splits = functools.cache(self._splits)
+        return RunView(saved.data_info, names, saved.features, saved.logits_kind, get_config, get_splits)
 
-    @functools.cached_property
-    def config(self) -> Config:
-        """The run's configuration, of its data alone. Raises `UsageError`."""
-        return configs.data_config(self.run_dir)
-
-    @functools.cached_property
-    def splits(self) -> Mapping[str, Source | Stream]:
-        """The run's data, by "train" and "eval". Raises `UsageError`."""
-        if self.config.input is None:
+    def _splits(self) -> Mapping[str, Source | Stream]:
+        config = self.view.get_config()
+        if config.input is None:
             raise UsageError(
                 f"the data of {self.run_dir} was passed by its program; pass predict the examples, or an input's name"
             )
-        return predictions.of_input(self, self.config.input)
+        return predictions.input_splits(self.view, config.input)
 
     def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
         environment = Isolation(Config(run_dir=self.run_dir, mode="predict").keras)
         with environment.entered():
             trainer = self.trainer(which, functools.partial(self._built, trainer_class, name))
-        return model_of_trainer(trainer, self, environment, name)
+        return model_of_trainer(trainer, self.view, environment, name)
 
     def trainer(self, which: str, build: Callable[[Manifest], Trainer]) -> Trainer:
         """Returns a trainer with the weights of a checkpoint that evaluations use.
@@ -135,7 +116,7 @@ class SavedRun:
                 raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
         options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
         num_servers, example = shards_in(manifest.variables) or 1, (saved.features, None)
-        context = RunContext(options, saved.known.num_classes, saved.known.vocabulary, num_servers, example)
+        context = RunContext(options, saved.data_info.num_classes, saved.data_info.vocabulary, num_servers, example)
         return prepare(trainer, context)
 
     def _architecture(
@@ -228,17 +209,6 @@ class _ArchitectureTrainer(Trainer):
             self.optimizer = make_optimizer(self, model.trainable_variables, optimizers.SGD())
 
 
-class _RunView(NamedTuple):
-    """What predictions need of a run (`predictions.PredictableRun`), without its state, which may be large."""
-
-    config: Config
-    known: Data
-    logits_of: str | None
-    names: Names
-    features: Any
-    splits: Mapping[str, Source | Stream]
-
-
 class ForwardModel(tf.keras.Model):
     """A Keras model that computes a trainer's `forward`: where that is more than calling `Trainer.model`.
 
@@ -273,9 +243,7 @@ class ForwardModel(tf.keras.Model):
         return type(self.trainer).__name__
 
 
-def model_of_trainer(
-    trainer: Trainer, run: PredictableRun, environment: Isolation, name: str | None = None
-) -> tf.keras.Model:
+def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, name: str | None = None) -> tf.keras.Model:
     """Returns a Keras model that predicts as a trainer does, on all that `Run.predict` takes.
 
     Args:
@@ -291,18 +259,17 @@ def model_of_trainer(
         model: tf.keras.Model = ForwardModel(trainer)
     else:
         model = weights.named(trainer, name or weights.MODEL)
-    taken = predictions.computed(trainer, trainer.run_context.example, name)[1]
-    return _with_predict(model, run, environment, taken, name)
+    features = predictions.forward_and_features(trainer, trainer.run_context.example, name)[1]
+    return _with_predict(model, run, environment, features, name)
 
 
 def model_of_run(run: BaseRun, environment: Isolation, trainer: Trainer) -> tf.keras.Model:
-    """Returns what `model_of_trainer` does of a run's trainer, or of a copy of it."""
-    view = _RunView(run.config, run.known, run.logits_of, run.names, run.features, run.splits)
-    return model_of_trainer(trainer, view, environment)
+    """Returns a Keras model that predicts as a run's trainer, or a copy of it, does; see `model_of_trainer`."""
+    return model_of_trainer(trainer, predictions.view_run(run), environment)
 
 
 def _with_predict(
-    model: tf.keras.Model, run: PredictableRun, environment: Isolation, features: Any, name: str | None
+    model: tf.keras.Model, run: RunView, environment: Isolation, features: Any, name: str | None
 ) -> tf.keras.Model:
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
@@ -333,10 +300,10 @@ def _with_predict(
         with environment.defaults(), explanations.explained_errors():
             is_ours = columns or split or x is None or isinstance(x, str) or needs_lengths
             if is_ours or entry.has_whole_examples(x):
-                examples = predictions.examples(run, features, x, split)
+                examples = predictions.prediction_split(run, features, x, split)
                 outputs = predictor()(examples, batch_size or _BATCH_SIZE)
                 return prediction_files.prediction_columns(run, examples, outputs, name) if columns else outputs
-            preprocessing = run.known.preprocessing
+            preprocessing = run.data_info.preprocessing
             if isinstance(features, dict) or preprocessing.array:  # else a frame is one array, as Keras has it
                 x = frames.as_arrays(x, may_lack=preprocessing.may_lack or not isinstance(features, dict))
             elif isinstance(x, (list, tuple)):

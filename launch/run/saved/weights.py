@@ -46,8 +46,8 @@ def write(run: BaseRun, run_dir: str) -> None:
     model = models.pop(MODEL, None)
     features = model_file.described(form.features(run.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
-    content |= {"logits_of": run.logits_of, "model_is_forward": model_is_forward(run.trainer)}
-    write_of_run(RunDir(run_dir).model, {**content, **known.as_json(run.known)})
+    content |= {"logits_of": run.logits_kind, "model_is_forward": model_is_forward(run.trainer)}
+    write_of_run(RunDir(run_dir).model, {**content, **known.as_json(run.data_info)})
 
 
 def model_is_forward(trainer: Trainer) -> bool:
@@ -174,15 +174,15 @@ def _check_source(run: BaseRun, prefix: str) -> None:
     config, manifest = run.config, manifests.manifest_at(prefix)
     if manifest is None or config.allow_changed_config:
         return
-    fingerprints.check_begun(config, manifest, run.known.ids)
+    fingerprints.check_begun(config, manifest, run.data_info.ids)
     try:
         before = model_file.read(os.path.dirname(os.path.dirname(manifest.prefix)))
     except UsageError:  # a copy of the checkpoint alone
         return
     whole = f"{setting('init_from', config.init_from)}: this run's data"
-    preprocessor.check_trained(whole, (before.known, before.features), (run.known, run.features))
+    preprocessor.check_trained(whole, (before.data_info, before.features), (run.data_info, run.features))
     if isinstance(run.trainer, Tabular) and not run.trainer.accepts_any_id:
-        _check_rows(config, run.trainer, before.known.vocabulary or {})
+        _check_rows(config, run.trainer, before.data_info.vocabulary or {})
 
 
 def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> None:
