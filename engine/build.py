@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from . import optimizers
 from .data import form
-from .errors import UsageError, reason, setting
+from .errors import UsageError, reason
 from .internals import keras
 from .internals.variables import variable_path
 from .inventory import Freezing, Inventory
@@ -54,8 +54,8 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     trainer.inventory = inventory = Inventory(trainer, aggregated)
     if inventory.averaged and reduction.sync_every_steps:
         raise UsageError(
-            f"Averaged: {setting('sync_every_steps', reduction.sync_every_steps)} has replicas differ between syncs, "
-            "and the average is equal on all; leave one of them out"
+            f"Averaged: sync_every_steps={reduction.sync_every_steps} has replicas differ between syncs, and the "
+            "average is equal on all; leave one of them out"
         )
     inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
     _build_keras_optimizers(inventory)

@@ -1,8 +1,7 @@
 """The errors that Crankshaft raises, and one-line reasons of other exceptions. Host code, no TensorFlow.
 
 The message of each error is one line with the value, the expectation and the cure; a process that it ends has its exit
-code. A setting in the message, marked by `setting`, is shown as a flag, `--NAME=VALUE`, on a command line, and as a
-keyword, `NAME=VALUE`, to a program in Python: the code that prints the error knows which.
+code. A setting in the message is NAME=VALUE, whether a flag or a keyword sets it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import itertools
 import re
 import traceback
-from collections.abc import Mapping
 
 _OPERANDS_ARE_IN = ("tensorflow.", "crankshaft.engine.")  # modules
 
@@ -38,43 +36,13 @@ EXIT_SLOWER = 3  # a benchmark is shown to be slower than fail_below allows
 EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again: do not retry
 EXIT_PORT_TAKEN = 75  # another program took a port that Crankshaft chose: start all tasks again with other ports
 
-# A setting in a message. Both characters act on terminals, so `visible` removes them from other text.
-_SETTING = re.compile("\x02(\\w+)(?:=(.*?))?\x03", re.DOTALL)
-
-
-def setting(name: str, value: object = None) -> str:
-    """Marks a setting in a message, with its value if not None, for `with_flags` and `with_keywords`."""
-    return f"\x02{name}\x03" if value is None else f"\x02{name}={value}\x03"
-
-
-def with_flags(message: str) -> str:
-    """Returns a message for a command line, with settings as flags: `--NAME=VALUE`."""
-    return message.replace("\x02", "--").replace("\x03", "")
-
-
-def with_keywords(message: str, names: Mapping[str, str] | None = None) -> str:
-    """Returns a message for a program in Python, with settings as keywords, renamed by `names`."""
-
-    def keyword(match: re.Match) -> str:
-        name = (names or {}).get(match[1], match[1])
-        return name if match[2] is None else f"{name}={match[2]}"
-
-    return _SETTING.sub(keyword, message)
-
 
 class CrankshaftError(Exception):
     """A mistake or a failure, in one line: the value, the expectation, the cure.
 
-    Its `str` is the line for a program in Python.
-
-    Args:
-      message: the line, with settings by `setting`.
-
     Attributes:
-      message: the same.
+      message: the line.
       exit_code: of a process that it ends.
-      parameter: the first setting that the message names, such as "global_batch_size", or None.
-      value: that setting's value in the message, as text, or None.
     """
 
     exit_code = EXIT_FAILED
@@ -84,11 +52,6 @@ class CrankshaftError(Exception):
             message = _line(message)
         super().__init__(message)
         self.message = message
-        first = _SETTING.search(message)
-        self.parameter, self.value = first.groups() if first else (None, None)
-
-    def __str__(self) -> str:
-        return with_keywords(self.args[0])
 
 
 class UsageError(CrankshaftError, ValueError):

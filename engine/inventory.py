@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from .errors import UsageError, setting
+from .errors import UsageError
 from .internals import keras
 from .internals.variables import tf_variable, tracked, variable_path
 from .layers.embeddings import Embedding
@@ -208,7 +208,7 @@ class Inventory:
                 raise UsageError(
                     f"{variable_path(new[0])} has been made trainable in the run, and its optimizer has no state for "
                     "it; make it trainable where the model is made, and set trainable=False between two calls, or set "
-                    f"{setting('freeze')}"
+                    "freeze"
                 )
         self._form_before = flags, frozenset(weights)
         return self._form_before
@@ -252,15 +252,15 @@ class Freezing:
             matching = [key for key, path in weights.items() if re.search(pattern, path)]
             if weights and not matching:  # without weights, the step's own check reports it
                 raise UsageError(
-                    f"{setting('freeze', pattern)} matches the path of none of the {len(weights)} weights, such as "
+                    f"freeze={pattern} matches the path of none of the {len(weights)} weights, such as "
                     f"{next(iter(weights.values()), '-')}; use a part of a path, or a regular expression"
                 )
             for key in matching:
                 until[key] = max(until.get(key, 0), math.inf if end is None else end)
         if until and len(until) == len(weights):
             raise UsageError(
-                f"{setting('freeze', rules[0][0])} and all rules together freeze each of the {len(weights)} weights, "
-                "and nothing is left to train; leave some out"
+                f"freeze={rules[0][0]} and all rules together freeze each of the {len(weights)} weights, and nothing "
+                "is left to train; leave some out"
             )
         self._ends = sorted({end for end in until.values() if end < math.inf})
         self._sets = [frozenset(key for key, end in until.items() if end > step) for step in (0, *self._ends)]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
-from .errors import UsageError, setting
+from .errors import UsageError
 from .internals import keras
 from .inventory import Inventory
 from .metrics.means import as_losses, checked
@@ -241,7 +241,7 @@ class Trainer(tf.Module):
             raise UsageError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum "
                 "statistics across replicas of one process; leave one of them out, or use a process for each replica "
-                f"({setting('strategy', 'multi_worker')})"
+                "(strategy=multi_worker)"
             )
         if not (added := [*added, *keras.regularization(layers)]):
             return None

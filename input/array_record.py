@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.errors import BadRecordError, UnavailableError, setting
+from ..engine.errors import BadRecordError, UnavailableError
 from .checks import InputError, check_at_least
 from .files import listing
 from .files.storage import Files, is_remote, retried
@@ -137,7 +137,7 @@ class ArrayRecords(ExampleSource):
                     raise BadRecordError(
                         index,
                         f"{self.locate(index)} can't be read ({_first_line(its_own)}); restore the file, or leave such "
-                        f"records out by {setting('max_bad_records')}",
+                        "records out by max_bad_records",
                     ) from None
             raise error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.errors import InputError, setting
+from ..engine.errors import InputError
 
 
 def refuse_data_dir(data_dir: str | None, input_name: str) -> None:
@@ -12,8 +12,8 @@ def refuse_data_dir(data_dir: str | None, input_name: str) -> None:
     """
     if data_dir:
         raise InputError(
-            f"data_dir={data_dir} is not read by input={input_name}, which brings its own data; "
-            f"leave {setting('data_dir')} out or choose another {setting('input')}"
+            f"data_dir={data_dir} is not read by input={input_name}, which brings its own data; leave data_dir out or "
+            "choose another input"
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..engine.data.data import Data
-from ..engine.errors import SourceError, setting
+from ..engine.errors import SourceError
 from .checks import InputError
 from .files import listing
 from .files.prepared import Prepared, PreparedWriter, prepared
@@ -241,8 +241,7 @@ def _write(
             record = index - ends[number] + records[number] + 1
             problems[name] = (
                 f"{paths[number]}, record {record}: column {name!r}: expected {expects}, as most are, found "
-                f"{field[:_SHOWN]!r}; mend it, leave it empty, or read the column as text by "
-                f"{setting('input_arg')}=texts={name}"
+                f"{field[:_SHOWN]!r}; mend it, leave it empty, or read the column as text by input_arg=texts={name}"
             )
     why = {name: column.why for name, column in columns.items() if column.why}
     writer.metadata.update(kinds=kinds, why=why, problems=problems, records=records, files=reading.digest)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.data.data import Data
 from ..engine.data.source import Source, Spec
-from ..engine.errors import BadRecordError, setting
+from ..engine.errors import BadRecordError
 from .checks import InputError, check_at_least
 from .files import image_headers, labelled_files, listing, storage
 from .known import as_bytes, ids_of
@@ -186,7 +186,7 @@ class Images(Source):
         self._decodes[example] = True
 
     def _bad(self, example: int, fault: str) -> BadRecordError:
-        cure = f"replace it, or let {setting('max_bad_records')} leave such images out"
+        cure = "replace it, or let max_bad_records leave such images out"
         return BadRecordError(example, f"{self._labelled.paths[example]} {fault}; {cure}")
 
     def decode(self, stored: Any, seeds: Any) -> Any:

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..engine.data.data import Data
 from ..engine.data.preprocessing import ColumnPreprocessing, Preprocessing
-from ..engine.errors import setting
 from .checks import InputError, check_at_least, check_share, eval_count
 from .files import listing
 from .files.storage import Files
@@ -81,7 +80,7 @@ def load(
         to split by, or an argument out of range.
     """
     if not data_dir:
-        raise InputError(f"input=ratings needs {setting('data_dir')}: a file, or a folder with {_KIND.expected}")
+        raise InputError(f"input=ratings needs data_dir: a file, or a folder with {_KIND.expected}")
     if split not in ("time", "random"):
         raise InputError(f"split={split} is unknown; use time or random")
     check_share("eval_share", eval_share)
@@ -141,7 +140,7 @@ def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
         raise InputError(
             f"{path}:{line}: expected user, item, rating[, timestamp] between tabs, commas or '::', found "
             f"{fields if isinstance(fields, str) else shown(delimiter.join(fields))}; if the folder holds other tables "
-            f"too, pass the file of ratings as {setting('data_dir')}"
+            "too, pass the file of ratings as data_dir"
         )
     where, row = f"{path}:{line}", shown(delimiter.join(fields))
     is_header = not any(re.match(NUMBER, field) for field in fields)
@@ -153,8 +152,7 @@ def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
     indices = _named(where, fields) if is_header else dict(zip(_COLUMNS, range(len(fields)), strict=False))
     if with_times and "timestamp" not in indices:
         raise InputError(
-            f"{where}: split=time needs a fourth column, the timestamp, found {row}; use {setting('input_arg')} "
-            "split=random"
+            f"{where}: split=time needs a fourth column, the timestamp, found {row}; use input_arg split=random"
         )
     columns = {index: name for name, index in indices.items()}
     names = tuple(columns.get(index, f"field {index + 1}") for index in range(len(fields)))
@@ -176,6 +174,6 @@ def _named(where: str, fields: list[str]) -> dict[str, int]:
     if missing := [column for column in _COLUMNS[:3] if column not in indices]:
         raise InputError(
             f"{where}: expected columns user, item, rating[, timestamp], found no {missing[0]} in "
-            f"{shown(','.join(fields))}; name them so, or pass the file of ratings as {setting('data_dir')}"
+            f"{shown(','.join(fields))}; name them so, or pass the file of ratings as data_dir"
         )
     return indices

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.errors import BadRecordError, SourceError, setting
+from ..engine.errors import BadRecordError, SourceError
 from .checks import check_at_least
 from .files import listing
 from .known import as_bytes
@@ -154,7 +154,7 @@ class TFRecords(ExampleSource):
     def _bad(self, index: int, flaw: str) -> BadRecordError:
         return BadRecordError(
             index,
-            f"{self.locate(index)}: {flaw}; restore the file, or skip such records by {setting('max_bad_records')}",
+            f"{self.locate(index)}: {flaw}; restore the file, or skip such records by max_bad_records",
         )
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
-from ..engine.errors import with_flags
 from ..engine.machine import events
 from .cluster import discovery, template
 from .cluster.children import Child, Children, stopped_seconds
@@ -27,7 +26,7 @@ from .cluster.members import Members
 from .cluster.memory import TaskMemory
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
 from .command_line import checks
-from .errors import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line, setting
+from .errors import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
 from .host import imports, process
 from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 
@@ -46,10 +45,10 @@ def can_fork(config: Config) -> bool:
         obstacle = _obstacle(config) or template.import_libraries()
     if obstacle and config.min_workers:
         raise UsageError(
-            f"{setting('min_workers', config.min_workers)} needs a task that starts again in its place, and {obstacle}"
+            f"min_workers={config.min_workers} needs a task that starts again in its place, and {obstacle}"
         )
     if obstacle:
-        logging.warning("--max_restarts=%d: %s; the task is not restarted in its place", config.max_restarts, obstacle)
+        logging.warning("max_restarts=%d: %s; the task is not restarted in its place", config.max_restarts, obstacle)
     return not obstacle
 
 
@@ -111,7 +110,7 @@ class _Agent:
                 if self._members and self._members.is_late and has_ended(self._events):
                     print_line(f"{self._name} has not been included, and the run has come to its end")
                     return self._end(0)
-                return self._end(fail(error.exit_code, with_flags(error.message)))
+                return self._end(fail(error.exit_code, error.message))
             if self._stop:
                 break
             recorded_bytes = self._record_bytes()
@@ -151,7 +150,7 @@ class _Agent:
         """Returns the configuration of the next attempt, with the workers that are part of it."""
         cluster = self._members.agree(lambda: self._stop is not None) if self._members else None
         if self._members and not cluster and not self._stop:
-            least = setting("min_workers", self._config.min_workers)
+            least = f"min_workers={self._config.min_workers}"
             print_line(f"{self._name} ends: others have notices of preemption, and {least}; the same command resumes")
             self._stop = time.monotonic(), signal.SIGTERM
         if self._cluster:

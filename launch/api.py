@@ -18,7 +18,7 @@ from .assembly import assemble, execute
 from .benchmark.result import check_baseline
 from .command_line import checks, own_files, parsing, rules
 from .command_line import config as configs
-from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError, setting
+from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
 from .plan import program
 
@@ -114,7 +114,7 @@ def open_run(
             line = (
                 "is of a run that trains to its end; in a loop of your own catch NonfiniteError, and restore('latest')"
             )
-            raise UsageError(f"open_run(): {setting('on_nonfinite', config.on_nonfinite)} {line}")
+            raise UsageError(f"open_run(): on_nonfinite={config.on_nonfinite} {line}")
         if config.is_evaluator:
             raise SystemExit(execute(config, data, hooks, own).code)
         made = assemble(config, data, hooks, own)

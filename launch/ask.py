@@ -74,7 +74,7 @@ def _check_runs(run_dir: str, task: str | None) -> None:
     path = RunDir(run_dir).events
     if not os.path.isfile(path):
         raise UsageError(
-            f"{run_dir} holds no run ({os.path.basename(path)} is missing); give the --run_dir of one that trains"
+            f"{run_dir} holds no run ({os.path.basename(path)} is missing); give the run_dir of one that trains"
         )
     last: dict[str, Mapping[str, Any]] = {}
     for event, _ in events.read(path):

@@ -17,7 +17,6 @@ from ..engine.errors import (
     RunError,
     UsageError,
     one_line,
-    setting,
 )
 from . import terminal
 
@@ -30,7 +29,6 @@ __all__ = [  # the engine's, which the rest of launch imports from here
     "CrankshaftError",
     "RunError",
     "UsageError",
-    "setting",
 ]
 
 EXIT_REGROUP = 76  # the attempt's workers change: it has saved, and its agents begin the next one

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..engine.errors import LabelError, NonfiniteError, reason, setting, with_flags, with_keywords
+from ..engine.errors import LabelError, NonfiniteError, reason
 from ..engine.machine import cpus
 from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 from .host import process
@@ -23,7 +23,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
-_NAMES = {"help": "crankshaft train --help"}  # in a Python program
+_HELP = {"see --help": "see crankshaft train --help"}  # for a program in Python
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -35,7 +35,7 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
     the body would hang, it is not executed, see `process.refuse_forked_start`.
 
     Args:
-      names: the caller's arguments by the flags that they set, if their names differ.
+      names: the caller's arguments by the settings that they stand for, if their names differ.
     """
     try:
         process.refuse_forked_start()
@@ -44,10 +44,17 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
         if not isinstance(error, CrankshaftError) and _is_of_program(error):
             raise
         explained = _explained(error)
-        explained.args = (f"{with_keywords(explained.message, {**_NAMES, **(names or {})})}{_limit(error)}",)
+        explained.message = f"{_renamed(explained.message, {**_HELP, **(names or {})})}{_limit(error)}"
+        explained.args = (explained.message,)
         if explained is error:
             raise
         raise explained from error  # which has the traceback
+
+
+def _renamed(message: str, names: Mapping[str, str]) -> str:
+    """Replaces names in a message, not within paths; a name that is a word of English only before its value."""
+    ends = (re.escape(name) + (r"\b" if "_" in name else r"(?==)" if name.isalpha() else "") for name in names)
+    return re.sub(rf"(?<![\w./-])(?:{'|'.join(ends)})", lambda match: names[match[0]], message)
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
@@ -59,9 +66,9 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
       error: the exception.
       has_debug: whether the command has --debug.
     """
-    explained = _explained(error, "; --debug shows the traceback" if has_debug else "")
+    explained = _explained(error, "; debug=true shows the traceback" if has_debug else "")
     limit = _limit(error)
-    return EXIT_FAILED if limit else explained.exit_code, f"{with_flags(explained.message)}{limit}"
+    return EXIT_FAILED if limit else explained.exit_code, f"{explained.message}{limit}"
 
 
 def explain_system_error(error: OSError) -> str:
@@ -154,8 +161,7 @@ _KNOWN = (
         ("ResourceExhaustedError", "MemoryError"),
         "",
         lambda error, _: RunError(
-            f"out of memory ({reason(error)}); lower {setting('global_batch_size')} or "
-            f"{setting('resident_data_mb')}, or raise {setting('accumulate_steps')}"
+            f"out of memory ({reason(error)}); lower global_batch_size or resident_data_mb, or raise accumulate_steps"
         ),
     ),
     _Known(
@@ -163,8 +169,8 @@ _KNOWN = (
         "`merge_call` called while defining",
         lambda *_: UsageError(
             "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as "
-            f"BatchNormalization(synchronized=True) does with {setting('accumulate_steps')}; leave one out. So does a "
-            "Keras optimizer's apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build"
+            "BatchNormalization(synchronized=True) does with accumulate_steps; leave one out. So does a Keras "
+            "optimizer's apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build"
         ),
     ),
     _Known(
@@ -172,8 +178,8 @@ _KNOWN = (
         "If an RNN is stateful",
         lambda *_: UsageError(
             "a stateful layer has another batch size than its step; give the model batch_shape=[n, ...], n being "
-            f"{setting('global_batch_size')} over the number of replicas and {setting('accumulate_steps')}, and drop "
-            "the data's last examples if they fill no batch"
+            "global_batch_size over the number of replicas and accumulate_steps, and drop the data's last examples if "
+            "they fill no batch"
         ),
     ),
     _Known(
@@ -212,9 +218,8 @@ _KNOWN = (
         ("FailedPreconditionError",),
         r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)",
         lambda _, match: UsageError(
-            f"an epoch of the data has {match[2]} examples, and the run goes by {match[1]}, as they were counted as "
-            "it began, or as assert_cardinality says; give the data that it began with, or use another "
-            f"{setting('run_dir')}"
+            f"an epoch of the data has {match[2]} examples, and the run goes by {match[1]}, as they were counted as it "
+            "began, or as assert_cardinality says; give the data that it began with, or use another run_dir"
         ),
     ),
     _Known(  # whose message continues in other lines

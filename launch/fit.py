@@ -171,6 +171,8 @@ class Arguments:
 
 def _train(arguments: Arguments) -> api.Run:
     """Trains the model by the arguments of `fit`."""
+    for name in _ARGUMENTS.keys() & arguments.flags.keys():
+        raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
     with explanations.explained_errors(_ARGUMENTS):
         _check(arguments)
         arguments = _limited(arguments)
@@ -323,8 +325,6 @@ def _data(arguments: Arguments, train: Source | Stream | None) -> Data:
 
 def _check(arguments: Arguments) -> None:
     """Raises `UsageError` for an argument of a type or value that `fit` does not take."""
-    for name in _ARGUMENTS.keys() & arguments.flags.keys():
-        raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
     if (mode := arguments.flags.get("mode", _MODES[0])) not in _MODES:
         raise UsageError(f"mode={mode!r}: fit trains; give {' or '.join(map(repr, _MODES))}, or use crankshaft.run")
     for name, (least, may_be_none) in _COUNTS.items():

@@ -168,22 +168,20 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         return _Command(start, [], own, None, False)
     strategy, run_dir = passed.get("strategy"), passed.get("run_dir")
     if strategy == "parameter_server" != job.strategy:
-        raise UsageError("--strategy=parameter_server needs parameter servers; write --ps=N before the --")
+        raise UsageError("strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if strategy not in (None, job.strategy):
-        raise UsageError(
-            f"--strategy={strategy} is not for workers; leave it out, or use crankshaft train without them"
-        )
+        raise UsageError(f"strategy={strategy} is not for workers; leave it out, or use crankshaft train without them")
     if passed.get("min_workers"):
         raise UsageError(
-            f"--min_workers={passed['min_workers']} is for workers on several hosts, and those of {_PROGRAM} share "
+            f"min_workers={passed['min_workers']} is for workers on several hosts, and those of {_PROGRAM} share "
             "one, so that what takes one away for long takes all; leave it out"
         )
     if passed.get("max_restarts"):
         raise UsageError(
-            f"--max_restarts={passed['max_restarts']} of the tasks is this program's; write it before the --"
+            f"max_restarts={passed['max_restarts']} of the tasks is this program's; write it before the --"
         )
     if job.evaluator and not run_dir:
-        raise UsageError("--evaluator finds its checkpoints in --run_dir; give one after --")
+        raise UsageError("--evaluator finds its checkpoints in run_dir; give one after --")
     compares, names_gpus = "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed
     imports, debug = start[0] == "-m" or _names_tensorflow(start[0]), passed.get("debug", False)
     timeout = passed.get("step_timeout_seconds")

@@ -141,13 +141,13 @@ def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
     own_flags.check_of_tasks(words, has_own=bool(program))
     run_dir = next((word.partition("=")[2] for word in words if re.match("--?run_dir=", word)), "")
     if not run_dir:
-        raise UsageError("the command has no --run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
+        raise UsageError("the command has no run_dir=FOLDER, where a restart finds the checkpoints; add one after --")
     if target != "slurm":
         if not flags.image:
             raise UsageError(f"--image is missing; name one that holds the command (`{_PROGRAM} dockerfile`)")
         if not run_dir.startswith("/runs/") and "://" not in run_dir:
-            raise UsageError(f"--run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
+            raise UsageError(f"run_dir={run_dir} is not in /runs, where the pods have their volume; use /runs/NAME")
     elif not os.path.isabs(run_dir) and "://" not in run_dir:
-        raise UsageError(f"--run_dir={run_dir} is not an absolute path; give one that all nodes see")
+        raise UsageError(f"run_dir={run_dir} is not an absolute path; give one that all nodes see")
     needs = {name: value for name, value in vars(flags).items() if name != "plan"}
     return Job(**needs, program=program, words=tuple(words))

@@ -6,14 +6,11 @@ import contextlib
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
-from logging import Filter
 from typing import Any, TextIO
 
 from absl.logging import PythonFormatter, get_absl_handler
 
-from ..engine import logging
-from ..engine.errors import visible, with_flags, with_keywords
+from ..engine.errors import visible
 
 _ESCAPE = "backslashreplace"
 _LEAST_COLUMNS = 16
@@ -53,7 +50,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def fitted(text: str, file: TextIO) -> str:
     """Returns a text for printing to `file`: without control characters, and wrapped in a terminal."""
-    text = visible(with_flags(text))  # names in it may be from a file that anyone has written
+    text = visible(text)  # names in it may be from a file that anyone has written
     if not file.isatty():
         return text
     return "\n".join("\n".join(wrapped(line, columns())) for line in text.split("\n"))
@@ -62,23 +59,6 @@ def fitted(text: str, file: TextIO) -> str:
 class _Fitted(PythonFormatter):
     def format(self, record) -> str:
         return fitted(super().format(record), sys.stderr)
-
-
-class _Settings(Filter):
-    """Names settings in log lines, whoever shows or records them: as keywords, or in a command as flags."""
-
-    render: Callable[[str], str] = staticmethod(with_keywords)
-
-    def filter(self, record) -> bool:
-        with contextlib.suppress(
-            TypeError, ValueError
-        ):  # of a message that its arguments do not fit, which logging reports
-            record.msg, record.args = self.render(record.getMessage()), ()
-        return True
-
-
-_settings = _Settings()
-logging.logger.addFilter(_settings)
 
 
 class _Stderr:
@@ -94,7 +74,6 @@ class _Stderr:
 
 
 def fit_log() -> None:
-    """Fits later log lines of a command into the terminal too, with settings as flags."""
-    _settings.render = with_flags
+    """Fits later log lines of a command into the terminal too."""
     get_absl_handler().setFormatter(_Fitted())
     get_absl_handler().python_handler.setStream(_Stderr())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ..engine.data import form
-from ..engine.errors import UsageError, setting
+from ..engine.errors import UsageError
 from ..engine.layers import BatchNormalization
 from .classification import Classifier
 
@@ -52,9 +52,7 @@ class Model(Classifier):
     def build_model(self) -> tf.keras.Model:
         features = form.features(self.run_context.example)
         if len(getattr(features, "shape", ())) != 4:
-            raise UsageError(
-                f"resnet takes images, [height, width, channels]; use another {setting('model')} for this input"
-            )
+            raise UsageError("resnet takes images, [height, width, channels]; use another model for this input")
         if self.sync_batch_norm and (steps := self.run_context.options.accumulate_steps) > 1:
             raise UsageError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={steps}; use one of them")
         images = tf.keras.Input(features.shape[1:], dtype=features.dtype)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..engine import Mean, Trainer, mean
 from ..engine.data import form
-from ..engine.errors import UsageError, setting
+from ..engine.errors import UsageError
 from ..engine.layers.embeddings import Embedding, hashing
 from ..engine.metrics.means import auc, root_mean_square
 
@@ -69,7 +69,7 @@ class Tabular(Trainer):
         if classes > 2 and self.task != "ratings" and not (self.task == "auto" and self._has_ratings_names):
             raise UsageError(
                 f"labels are classes 0 to {classes - 1}, and {type(self).__module__} predicts clicks (0 or 1) or a "
-                f"number; give labels of two classes, or use {setting('model_arg')} task=ratings if they are numbers"
+                "number; give labels of two classes, or use model_arg task=ratings if they are numbers"
             )
         self.fields = self._find_fields()
         self.build_tables()
@@ -131,14 +131,14 @@ class Tabular(Trainer):
         if not self.accepts_any_id and not vocabulary:
             raise UsageError(
                 f"{type(self).__module__} needs to know how many ids the features have, and the data does not say; "
-                f"return a vocabulary from the data function, or use {setting('model_arg')} hash_buckets=100000"
+                "return a vocabulary from the data function, or use model_arg hash_buckets=100000"
             )
         fields = []
         for name, value in sorted(features.items()):
             if isinstance(value, form.Padded):
                 raise UsageError(
                     f"{type(self).__module__} takes examples of one length, and those of feature {name!r} differ; "
-                    f"leave it out ({setting('input_arg')}=features=...), or write a trainer that takes its Padded"
+                    "leave it out (input_arg=features=...), or write a trainer that takes its Padded"
                 )
             dtype = tf.as_dtype(value.dtype)
             if dtype.is_floating:
@@ -146,13 +146,12 @@ class Tabular(Trainer):
             if dtype == tf.string:
                 raise UsageError(
                     f"{type(self).__module__} takes ids and numbers, and feature {name!r} is text; leave "
-                    f"{setting('input_arg')}=text=keep out, or make ids of it in the data function"
+                    "input_arg=text=keep out, or make ids of it in the data function"
                 )
             if not (self.accepts_any_id or name in vocabulary):
                 raise UsageError(
-                    f"feature {name!r} holds integers, and the data does not say how many ids they are; use "
-                    f"{setting('model_arg')} hash_buckets=100000, or make numbers of them "
-                    f"({setting('input_arg')}=numbers=NAME, float32)"
+                    f"feature {name!r} holds integers, and the data does not say how many ids they are; use model_arg "
+                    "hash_buckets=100000, or make numbers of them (input_arg=numbers=NAME, float32)"
                 )
             rows = self.hash_buckets or self.table_capacity or vocabulary[name]
             columns = [None] if len(value.shape) == 1 else range(value.shape[1])

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from ..errors import CheckpointError, reason, setting
+from ..errors import CheckpointError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
 from ..layers.embeddings import Embedding
@@ -124,8 +124,8 @@ def restore(
     if differences and not allow_changed:
         raise CheckpointError(
             f"{prefix} has the variables of this model, and other averages or another optimizer state "
-            f"({_message(differences)}); use the former variables, averages and optimizer, or set "
-            f"{setting('allow_changed_config')} to restore only what matches"
+            f"({_message(differences)}); use the former variables, averages and optimizer, or set allow_changed_config "
+            "to restore only what matches"
         )
     lacking = [difference.key for difference in differences if difference.kind != _EXTRA]
     new = (*lacking, *(prefix for prefix in matching.together if any(key.startswith(prefix) for key in lacking)))
@@ -183,8 +183,8 @@ def restore_renamed(prefix: str, weights: Mapping[str, Any], rules: Sequence[tup
             entries.append((weight, key))
     if differences or not entries:
         raise CheckpointError(
-            f"{prefix} does not have the weights of this model by {setting('init_map')}: {_message(differences)}; "
-            "rename its variables by REGEX=REPLACEMENT, and leave others out by REGEX="
+            f"{prefix} does not have the weights of this model by init_map: {_message(differences)}; rename its "
+            "variables by REGEX=REPLACEMENT, and leave others out by REGEX="
         )
     slices.read(prefix, entries)
     return sorted(weights)

@@ -31,7 +31,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from .. import logging
-from ..errors import CheckpointError, SaveError, reason, setting
+from ..errors import CheckpointError, SaveError, reason
 from ..machine import environment, files
 from ..machine.threads import Thread
 from . import graph, shares, slices, snapshot
@@ -153,10 +153,9 @@ class Checkpoints:
         if names := manifests.unknown(self.directory):
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             raise CheckpointError(
-                f"{self.directory} has checkpoint files that no manifest lists: "
-                f"{', '.join(names[:_LISTED])}{more}; restore their .manifest.json files from a copy, move them "
-                f"elsewhere, or use another {setting('run_dir')}, with {setting('init_from')} to begin with their "
-                "weights"
+                f"{self.directory} has checkpoint files that no manifest lists: {', '.join(names[:_LISTED])}{more}; "
+                "restore their .manifest.json files from a copy, move them elsewhere, or use another run_dir, with "
+                "init_from to begin with their weights"
             )
 
     def save(self, step: int, host_state: dict, *, wait: bool = False, force: bool = False) -> None:
@@ -294,7 +293,7 @@ class Checkpoints:
                 return made
         raise CheckpointError(
             f"the run that writes to {self.directory} has replaced {_MOST_READS} checkpoints, each before it was read; "
-            f"keep more of them ({setting('keep_checkpoints')}), or write them less often"
+            "keep more of them (keep_checkpoints), or write them less often"
         )
 
     def all(self, fits: Callable[[Manifest], bool] = lambda manifest: True) -> list[Manifest]:
@@ -344,8 +343,8 @@ class Checkpoints:
 
     def _restore_verified(self, manifest: Manifest, matching: Matching, allow_changed: bool) -> None:
         why_not = (
-            f"{manifest.name} in {self.directory} is of another model or optimizer; "
-            f"use another {setting('run_dir')}, or load only its weights with {setting('init_from')}"
+            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, or load only "
+            "its weights with init_from"
         )
         _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
         if differences and not self.writer.process:
@@ -414,8 +413,8 @@ class Checkpoints:
         """Frees the space of a save that failed; logs the first failure since a checkpoint was written."""
         why = getattr(error, "strerror", None) or reason(error)  # the message names the directory already
         self._error = SaveError(
-            f"ckpt-{saving.step} could not be written to {self.directory}: {why}; "
-            f"free space or repair the directory, or use another {setting('run_dir')}"
+            f"ckpt-{saving.step} could not be written to {self.directory}: {why}; free space or repair the directory, "
+            "or use another run_dir"
         )
         self._error.__cause__ = error
         if self._failed_step is None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from ..errors import CheckpointError, setting
+from ..errors import CheckpointError
 from . import graph
 from . import manifest as manifests
 from .run_dir import RunDir
@@ -38,10 +38,7 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
     at = tuple(part for part in name.split(".") if part)
 
     def load(prefix: str) -> list[str]:
-        why_not = (
-            f"the weights in {prefix} do not fit this model; use the same {setting('model')} and "
-            f"{setting('model_arg')} as that run"
-        )
+        why_not = f"the weights in {prefix} do not fit this model; use the same model and model_arg as that run"
         if (there := _holders(prefix)) and not any(name == holder or name.startswith(f"{holder}.") for holder in there):
             why_not = (
                 f"{prefix} has no {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..randomness import epoch_seed
 from . import form
 from .order import Order, permuted
@@ -46,8 +46,8 @@ class Buckets:
         batch_size = order.batch_size
         if min(self.batch_sizes(batch_size)) < batch_size:
             raise UsageError(
-                f"{setting('bucket_by')} allows {self.most:,} positions in a batch, and a stream's batches have one "
-                f"size: {batch_size} x {self.boundaries[-1]:,} are more; use {setting('global_batch_size')} of at most "
+                f"bucket_by allows {self.most:,} positions in a batch, and a stream's batches have one size: "
+                f"{batch_size} x {self.boundaries[-1]:,} are more; use global_batch_size of at most "
                 f"{min(self.batch_sizes(batch_size))}, or data that is read by index"
             )
 

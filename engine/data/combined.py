@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..randomness import derived_seed
 from .feed import CallInput, Feed, FeedStats
 from .form import Batches
@@ -42,8 +42,8 @@ class Combined(Split):
         for name, size in self.batch_sizes.items():
             if name == first:
                 raise UsageError(
-                    f"batch_sizes[{name!r}]={size}: the batch size of the first input is the run's, "
-                    f"{setting('global_batch_size')}; leave it out"
+                    f"batch_sizes[{name!r}]={size}: the batch size of the first input is the run's, global_batch_size; "
+                    "leave it out"
                 )
             if name not in others:
                 raise UsageError(f"batch_sizes[{name!r}]: the train data has no such input; use {', '.join(others)}")

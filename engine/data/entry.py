@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import logging
-from ..errors import SourceError, UsageError, setting
+from ..errors import SourceError, UsageError
 from ..internals import pipelines
 from . import arrays as host_arrays
 from . import frames, views
@@ -81,8 +81,8 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
     if data.evaluation is not None:
         if validation_split:
             raise UsageError(
-                f"{setting('validation_split', validation_split)} takes evaluation data from the training data, and "
-                "the data has its own; leave it out, or return the training data alone"
+                f"validation_split={validation_split} takes evaluation data from the training data, and the data has "
+                "its own; leave it out, or return the training data alone"
             )
         evaluation = _evaluation(data.evaluation, rules, notes)
         _check_alike(train, evaluation, rules)
@@ -125,7 +125,7 @@ def _enter_several(data: Data, validation_split: float, rules: Rules, notes: lis
     """Converts several inputs per step, each as one, and the evaluation data, whose form may be another."""
     for name, value in (("validation_split", validation_split), ("class_weight", data.class_weight)):
         if value:
-            raise UsageError(f"{setting(name, value)} is for one input, and the train data has several; leave it out")
+            raise UsageError(f"{name}={value} is for one input, and the train data has several; leave it out")
     members = {name: split(f"train[{name!r}]", each, rules, notes) for name, each in data.train.items()}
     evaluation = None if data.evaluation is None else _evaluation(data.evaluation, rules, notes)
     train = Combined(members, data.batch_sizes or {})

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from .. import logging
-from ..errors import UsageError, reason, setting
+from ..errors import UsageError, reason
 from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..randomness import epoch_seed
 from .arrays import ArraySource, Mapped
@@ -361,7 +361,7 @@ class StreamedFeed(Feed):
             raise UsageError(
                 f"the training data can't be read again from step {step}: no position is kept there, and its "
                 "Dataset.shuffle has another order at each reading; start the program again, or leave that shuffle "
-                f"out, since the run shuffles ({setting('shuffle_buffer')})"
+                "out, since the run shuffles (shuffle_buffer)"
             )
         iterator = iter(self._batches(epoch, seen // len(self.share.counts)))
         if in_epoch:

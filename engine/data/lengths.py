@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import logging
-from ..errors import SourceError, UsageError, setting
+from ..errors import SourceError, UsageError
 from ..machine.files import make_file, replacing
 from . import form
 from .buckets import BucketedOrder, Buckets
@@ -241,8 +241,8 @@ def bucketed(split: Split, buckets: Buckets) -> Split:
     """Sets the buckets of a split; returns it. Raises `UsageError` if its examples have no such dimension."""
     if buckets.axis >= (number := unknown_dimensions(split.element_spec)):
         raise UsageError(
-            f"{setting('bucket_by')} names axis {buckets.axis}, counted from 0, and an example of the data has "
-            f"{number} unknown dimensions; give a dataset or a source whose specs have None for dimensions that vary"
+            f"bucket_by names axis {buckets.axis}, counted from 0, and an example of the data has {number} unknown "
+            "dimensions; give a dataset or a source whose specs have None for dimensions that vary"
         )
     has_lengths: list[bool] = []
     form.map_padded(
@@ -251,8 +251,8 @@ def bucketed(split: Split, buckets: Buckets) -> Split:
     )
     if not has_lengths[buckets.axis]:
         raise UsageError(
-            f"{setting('bucket_by')} names axis {buckets.axis}, and the data came in batches that may be padded, so "
-            "its examples' lengths are unknown; give ragged tensors, sparse features, padded_batch(1) or a Source"
+            f"bucket_by names axis {buckets.axis}, and the data came in batches that may be padded, so its examples' "
+            "lengths are unknown; give ragged tensors, sparse features, padded_batch(1) or a Source"
         )
     split.buckets = buckets
     return split

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..randomness import epoch_seed
 from .source import Source
 
@@ -151,8 +151,7 @@ class Order:
         epoch, index = before.position(step)
         if reordered and (index or (step and not self.has_epochs)):
             began = " and ".join(
-                f"without {setting(name)}" if value is None else f"with {setting(name, value)}"
-                for name, value in reordered.items()
+                f"without {name}" if value is None else f"with {name}={value}" for name, value in reordered.items()
             )
             cure = f"up to step {before.epoch_from(step)}, where the epoch ends" if self.has_epochs else "again"
             raise UsageError(
@@ -169,9 +168,9 @@ class Order:
         order = dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *rate))
         if self.drop_remainder and order.seen:
             raise UsageError(
-                f"{setting('global_batch_size', self.batch_size)}, which was {before.batch_size}: the run has read "
-                f"{index} examples of an epoch, which is not a whole number of such batches, and this strategy takes "
-                f"only whole ones; use a batch that divides {index}, or {before.batch_size} up to the epoch's end"
+                f"global_batch_size={self.batch_size}, which was {before.batch_size}: the run has read {index} "
+                "examples of an epoch, which is not a whole number of such batches, and this strategy takes only "
+                f"whole ones; use a batch that divides {index}, or {before.batch_size} up to the epoch's end"
             )
         return order
 
@@ -499,7 +498,7 @@ class SharedOrder(Order):
         return (
             "the step sums or gathers over replicas, and workers read files of their own "
             f"({', '.join(f'{each:,}' for each in self.shares)} examples), so that at an epoch's end one has no "
-            f"examples and would bring made-up ones; use {setting('auto_shard_policy', 'data')}"
+            "examples and would bring made-up ones; use auto_shard_policy=data"
         )
 
     @property

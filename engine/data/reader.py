@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import SourceError, StuckReadError, setting
+from ..errors import SourceError, StuckReadError
 from ..internals.tensorflow import weak_method
 from ..machine.threads import Thread
 from . import form
@@ -341,7 +341,7 @@ class Reads:
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
             f"{first} on{names_of(self.source.files())}; see whether its files' disk or host answers, or raise "
-            f"{setting('step_timeout_seconds')}"
+            "step_timeout_seconds"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import BadRecordError, setting
+from ..errors import BadRecordError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,13 +379,10 @@ class WithoutBadRecords(WrappedSource):
         if len(self.bad) >= min(self._limit, len(self) - 1):
             raise BadRecordError(
                 error.example,
-                f"{error.message}; {setting('max_bad_records', self._limit)} are left out already; allow more",
+                f"{error.message}; max_bad_records={self._limit} are left out already; allow more",
             )
         self.bad[error.example] = error.message
-        self._warn(
-            f"{error.message}; left out, as {len(self.bad)} of the {self._limit} that {setting('max_bad_records')} "
-            "allows"
-        )
+        self._warn(f"{error.message}; left out, as {len(self.bad)} of the {self._limit} that max_bad_records allows")
 
     def _next_good(self, example: int) -> int:
         while example in self.bad:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from .. import logging
-from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason, setting
+from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason
 from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
@@ -32,9 +32,9 @@ _COUNTED_AT_ONCE = 1024  # examples
 _COUNT_SHOWN_SECONDS = 10
 _ENDED = (
     "the dataset has ended, and gives nothing when it is read again, as a generator that can be read only once; give "
-    f"one that starts again each time, or a smaller {setting('train_steps')}"
+    "one that starts again each time, or a smaller train_steps"
 )
-_OFF = f"AutoShardPolicy.OFF in its options or {setting('auto_shard_policy', 'off')}"
+_OFF = "AutoShardPolicy.OFF in its options or auto_shard_policy=off"
 _READING = "IteratorGetNext"  # the operation in an error's text
 
 # (activity, total or None) -> a context that yields a function of the amount done so far.
@@ -340,9 +340,8 @@ def divide(
         return Share(stream, (stream.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
-            f"the dataset never ends, so it has no epoch; give {setting('train_steps')} and, if there is evaluation "
-            f"data, {setting('eval_every_steps')}, or end it by dataset.take(n), which counts batches after "
-            "dataset.batch"
+            "the dataset never ends, so it has no epoch; give train_steps and, if there is evaluation data, "
+            "eval_every_steps, or end it by dataset.take(n), which counts batches after dataset.batch"
         )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and known.get("by") != "example")):
         own = stream.of_files(workers, processes.host)
@@ -352,8 +351,8 @@ def divide(
             return Share(own, tuple(processes.exchange(count(own, watch))), processes.host)
         if policy == "FILE":
             raise UsageError(
-                f"{setting('auto_shard_policy', 'file')} divides files among {workers} workers, and the dataset shows "
-                f"fewer; give more files, or {setting('auto_shard_policy', 'auto')} or data"
+                f"auto_shard_policy=file divides files among {workers} workers, and the dataset shows fewer; give more "
+                "files, or auto_shard_policy=auto or data"
             )
     if stream.length == tf.data.UNKNOWN_CARDINALITY and known.get("by") == "example":
         return Share(stream, tuple(known["counts"]))
@@ -399,9 +398,8 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
             if 0 < timeout_seconds < (seconds := now - began) and not stream.files():  # files end
                 raise SourceError(
                     f"the dataset's examples are being counted for {seconds:.3g} s, {counted:,} so far, and it may "
-                    f"never end; give {setting('train_steps')}, and {setting('eval_every_steps')} if there is "
-                    "evaluation data, state their number by tf.data.experimental.assert_cardinality, or raise "
-                    f"{setting('step_timeout_seconds')}"
+                    "never end; give train_steps, and eval_every_steps if there is evaluation data, state their "
+                    "number by tf.data.experimental.assert_cardinality, or raise step_timeout_seconds"
                 )
     return counted
 

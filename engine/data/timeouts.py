@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from ..errors import StuckStreamError, setting
+from ..errors import StuckStreamError
 from ..machine import threads
 
 _LOOK_SECONDS = 1.0
@@ -81,6 +81,6 @@ class StreamTimeout:
 
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(
-            f"the data is a stream{names_of(self._files)} without data or computation for {idle:.3g} s; see "
-            f"whether the files or the host that it reads answer, or raise {setting('step_timeout_seconds')}"
+            f"the data is a stream{names_of(self._files)} without data or computation for {idle:.3g} s; see whether "
+            "the files or the host that it reads answer, or raise step_timeout_seconds"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from .arrays import ArraySource
 from .form import Padded, WeighedLabels, example, fields
 from .source import Source, Spec, Split, WrappedSource
@@ -28,7 +28,7 @@ def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:
     Raises:
       UsageError: the examples have no fixed order, or one of the two would be empty.
     """
-    flag = setting("validation_split", share)
+    flag = f"validation_split={share}"
     if not train.by_index:
         raise UsageError(
             f"{flag} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), dataset.take(n)) "

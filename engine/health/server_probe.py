@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from ..errors import setting
 from ..machine.threads import Thread
 from .watchdog import end_process
 
@@ -43,9 +42,8 @@ def explain(servers: Sequence[int], addresses: Sequence[str], timeout_seconds: f
     """Describes servers that don't answer, in one line."""
     names = " and ".join(f"ps {server} ({addresses[server]})" for server in servers)
     return (
-        f"{names} {'have' if len(servers) > 1 else 'has'} not answered for "
-        f"{setting('step_timeout_seconds')}={timeout_seconds:g}: stopped, or out of reach; start the job again: it "
-        "continues from the newest snapshot or checkpoint"
+        f"{names} {'have' if len(servers) > 1 else 'has'} not answered for step_timeout_seconds={timeout_seconds:g}: "
+        "stopped, or out of reach; start the job again: it continues from the newest snapshot or checkpoint"
     )
 
 

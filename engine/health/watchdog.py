@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from .. import logging
-from ..errors import EXIT_FAILED, one_line, setting
+from ..errors import EXIT_FAILED, one_line
 from ..internals import tensorflow
 from ..machine.threads import Thread
 from . import standstill
@@ -270,8 +270,7 @@ class Watchdog:
                 -1,
             )
         return (
-            f"{reason}, and no worker is behind the others; raise {setting('step_timeout_seconds')} if steps take so "
-            "long",
+            f"{reason}, and no worker is behind the others; raise step_timeout_seconds if steps take so long",
             -1,
         )
 

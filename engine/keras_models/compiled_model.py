@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from .. import logging
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..internals import keras
 from ..step.options import CLIPS, StepOptions
 
@@ -69,12 +69,12 @@ def step_options(options: StepOptions, model: tf.keras.Model, is_built: bool) ->
             getattr(compiled, name) if name in CLIPS else None,
         ):
             raise UsageError(
-                f"{setting(name)} is set, and the model is compiled with an optimizer; set the {argument} in compile"
+                f"{name} is set, and the model is compiled with an optimizer; set the {argument} in compile"
             )
     scaled = () if optimizer is model.optimizer else ("float16",)
     if is_built and options.precision not in ("float32", model.dtype_policy.compute_dtype, *scaled):
         raise UsageError(
-            f"{setting('precision', options.precision)}: the model is already made, in {model.dtype_policy.name}; call "
+            f"precision={options.precision}: the model is already made, in {model.dtype_policy.name}; call "
             f"keras.config.set_dtype_policy('mixed_{options.precision}') before, or pass a function that makes it"
         )
     return compiled

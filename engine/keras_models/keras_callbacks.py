@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..data.feed import Feed
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..hooks.base import Period, Status, Windowed
 from ..hooks.evaluation import averaged_weights
 from ..internals import keras
@@ -57,13 +57,13 @@ _STOP = "stop_training of a Keras callback"
 _WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor", "TerminateOnNaN")
 # Callbacks that need Keras's own loop, and their equivalents here.
 _INSTEAD = {
-    "BackupAndRestore": f"{setting('run_dir')}, from which a run resumes to the same bits,",
-    "ProgbarLogger": setting("progress"),
+    "BackupAndRestore": "run_dir, from which a run resumes to the same bits,",
+    "ProgbarLogger": "progress (of fit: verbose)",
 }
 # Callbacks of a compiled model that one process trains, and their equivalents in other runs.
 _OF_MODEL = {
-    "OrbaxCheckpoint": f"{setting('run_dir')} with {setting('checkpoint_every_steps')}",
-    "SwapEMAWeights": setting("ema_decay"),
+    "OrbaxCheckpoint": "run_dir with checkpoint_every_steps",
+    "SwapEMAWeights": "ema_decay",
 }
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from .. import logging
 from ..build import build_layers, make_optimizer
 from ..data import form
-from ..errors import UsageError, reason, setting
+from ..errors import UsageError, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
 from ..metrics.means import FEW_CLASSES, confusion_matrix, weighable
 from ..metrics.pairs import Mean, Pair, SumOfMeans
@@ -127,7 +127,7 @@ class KerasTrainer(Trainer):
         if isinstance(made_in, _OF_PROCESSES):
             raise UsageError(
                 f"the model was made in the scope of {type(made_in).__name__}, which the run has to make itself; pass "
-                f"a function that makes the model, and {setting('strategy')}"
+                "a function that makes the model, and strategy"
             )
         return made_in
 
@@ -434,8 +434,8 @@ class KerasTrainer(Trainer):
         if self._of_whole_batch:
             if step_context().is_training and steps > 1:
                 raise UsageError(
-                    f"{setting('accumulate_steps')}: {self._of_whole_batch[0]} is a loss of a batch as a whole, not a "
-                    "mean over its examples, so it can't be computed of a micro-batch; use 1"
+                    f"accumulate_steps: {self._of_whole_batch[0]} is a loss of a batch as a whole, not a mean over its "
+                    "examples, so it can't be computed of a micro-batch; use 1"
                 )
             features = features if self._own_loss else None
             features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
@@ -451,8 +451,8 @@ class KerasTrainer(Trainer):
             if not loss.is_even:
                 if step_context().is_training and steps > 1:
                     raise UsageError(
-                        f"{setting('accumulate_steps')}: a loss with a mask, or with a reduction of its own, is "
-                        "divided by a count over the whole batch, which can't be known for a micro-batch; use 1"
+                        "accumulate_steps: a loss with a mask, or with a reduction of its own, is divided by a count "
+                        "over the whole batch, which can't be known for a micro-batch; use 1"
                     )
                 examples, count = tf.unstack(
                     self.reduction.sum_statistics(tf.stack([size, 0.0 if count is None else count]))

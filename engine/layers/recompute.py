@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..internals import keras
 from ..step.context import step_context
 
@@ -75,8 +75,8 @@ class _Call:
             self.structure = layer(*inputs, **self._arguments)
         if scope.losses:
             raise UsageError(
-                f"{setting('recompute')} calls {layer.name} twice, and it adds to the loss (add_loss, "
-                "activity_regularizer); leave one of them out"
+                f"recompute calls {layer.name} twice, and it adds to the loss (add_loss, activity_regularizer); leave "
+                "one of them out"
             )
         moved = [scope.get_current_value(variable) for variable in others]
         self.assigned = [(v, new) for v, new, old in zip(others, moved, self._fixed, strict=True) if new is not old]

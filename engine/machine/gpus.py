@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from .. import logging
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..internals.tensorflow import session_config
 
 
@@ -58,9 +58,8 @@ def choose(devices: Sequence, numbers: Sequence[int] | None) -> list:
         return list(devices)
     if missing := [number for number in numbers if number >= len(devices)]:
         raise UsageError(
-            f"{setting('gpus')}={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds "
-            f"{len(devices)}, {'number 0' if len(devices) == 1 else f'numbers 0 to {len(devices) - 1}'}; use those, or "
-            "none"
+            f"gpus={','.join(map(str, numbers))}: there is no GPU {missing[0]}; TensorFlow finds {len(devices)}, "
+            f"{'number 0' if len(devices) == 1 else f'numbers 0 to {len(devices) - 1}'}; use those, or none"
         )
     return [gpu for number, gpu in enumerate(devices) if number in numbers]
 

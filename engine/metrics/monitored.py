@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 
 _MINIMIZED = ("_loss", "error", "perplexity", "rmse", "mae", "mse")  # ends of names, besides `loss` itself
 _WORDS = {"max": "higher", "min": "lower"}
@@ -66,7 +66,7 @@ class Monitored:
         direction = self.direction or getattr(kind, "direction", None) or self.by_name.direction
         if direction is None:
             raise UsageError(
-                f"{setting('monitor', self)}: whether a higher or a lower {self.metric} is better is not known; use "
+                f"monitor={self}: whether a higher or a lower {self.metric} is better is not known; use "
                 f"max:{self.name} or min:{self.name}"
             )
         return dataclasses.replace(self, direction=direction)
@@ -80,7 +80,7 @@ class Monitored:
     def not_measured(self, names: Collection[str]) -> UsageError:
         """Returns the error for a metric that is not among the measured ones."""
         known = ", ".join(f"{self.source}_{name}" for name in sorted(names))
-        return UsageError(f"{setting('monitor', self)} is not measured in this run; use one of {known}")
+        return UsageError(f"monitor={self} is not measured in this run; use one of {known}")
 
     def described(self) -> str:
         """Describes it in a few words."""

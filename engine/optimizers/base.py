@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import logging
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import (
     assign_local,
@@ -117,7 +117,7 @@ class Optimizer(tf.Module):
             self.update_counts = tf.Variable(counts, trainable=False, name="update_counts")
         targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
         if not self.is_elementwise and (sharded := [target for target in targets if target.slot_sharding]):
-            cause = setting("shard_optimizer") if sharded[0].piece else "a mesh's model axis"
+            cause = "shard_optimizer" if sharded[0].piece else "a mesh's model axis"
             raise UsageError(
                 f"{cause} has each replica update a shard of {sharded[0].path} alone, and the rule of {self.name} may "
                 "need all of it; use one of the engine's, such as adamw, or leave that out"
@@ -230,7 +230,7 @@ class Optimizer(tf.Module):
         if callable(constant) or not constant:
             raise UsageError(
                 f"the learning rate of {self.name} is a schedule, or 0, so it can't be set to {value:g}; use "
-                f"{setting('learning_rate_schedule', 'constant')} with a rate above 0"
+                "learning_rate_schedule=constant with a rate above 0"
             )
         self.scale_learning_rate(value / constant)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..internals.tensorflow import is_only_replica
 from .context import step_context
 
@@ -42,9 +42,9 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """
     step, reduction = step_context(), trainer.reduction
     if step.is_training and trainer.run_context.options.accumulate_steps > 1:
-        raise UsageError(f"{setting('accumulate_steps')}: gather needs a batch as a whole; use 1")
+        raise UsageError("accumulate_steps: gather needs a batch as a whole; use 1")
     if step.mesh.is_sharded:
-        raise UsageError(f"{setting('mesh')}: gather needs a copy of the model on each replica; leave it out")
+        raise UsageError("mesh: gather needs a copy of the model on each replica; leave it out")
     if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)
     reduction.note_midstep_exchange()

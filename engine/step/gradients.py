@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..internals import keras
 from ..internals.variables import assign_local, table_identity, tf_variable, variable_path
 from ..mesh.shards import Sharding
@@ -391,7 +391,7 @@ def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gra
     if not is_whole or tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise UsageError(
             f"{variable_path(variables[replaced.index(True)])} is a scale of float8, or its like, which is of a batch "
-            f"as a whole; train on one device, with {setting('accumulate_steps')}=1"
+            "as a whole; train on one device, with accumulate_steps=1"
         )
     for variable, value, is_next in zip(variables, gradients.values, replaced, strict=True):
         if is_next and value is not None:

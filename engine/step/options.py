@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -128,9 +128,7 @@ class StepOptions:
         if not 0 <= self.ema_decay < 1:
             raise UsageError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
         if not self.ema_warmup and not self.ema_decay:
-            raise UsageError(
-                f"ema_warmup=False needs {setting('ema_decay')}, which is off; set that too, or leave ema_warmup out"
-            )
+            raise UsageError("ema_warmup=False needs ema_decay, which is off; set that too, or leave ema_warmup out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,10 +269,10 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
     """Yields options as they were set, named as settings."""
     for name, value in values.items():
         if name in _ARGUMENTS:
-            yield f"{setting('optimizer_arg', _ARGUMENTS[name] or name)}={value}"
+            yield f"optimizer_arg={_ARGUMENTS[name] or name}={value}"
         elif isinstance(value, dict):
-            yield from (setting(name, f"{each}={argument}") for each, argument in value.items())
+            yield from (f"{name}={each}={argument}" for each, argument in value.items())
         elif name == "freeze":
-            yield from (setting(name, pattern) for pattern, _ in value)
+            yield from (f"{name}={pattern}" for pattern, _ in value)
         else:
-            yield setting(name, None if value is True else value)
+            yield name if value is True else f"{name}={value}"

@@ -21,7 +21,7 @@ from ..data.combined import CombinedFeed
 from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.source import WithoutBadRecords
-from ..errors import UsageError, free_frames, setting
+from ..errors import UsageError, free_frames
 from ..mesh.mesh import Mesh
 from ..metrics.predictions import in_order
 from ..metrics.sums import LoopSums, RowSpec, Sums
@@ -304,8 +304,8 @@ class Strategy(Processes, abc.ABC):
     def _check_rows(self, trainer: type[Trainer]) -> None:
         if not self.returns_rows:
             raise UsageError(
-                f"{trainer.__name__}.compute_metrics: {setting('strategy', self.name)} returns no outputs of single "
-                "examples; leave it out, or use another strategy"
+                f"{trainer.__name__}.compute_metrics: strategy={self.name} returns no outputs of single examples; "
+                "leave it out, or use another strategy"
             )
         if self.mesh.is_sharded and trainer.predictions is Trainer.predictions:
             raise UsageError(
@@ -350,7 +350,7 @@ class Strategy(Processes, abc.ABC):
 
     def external_feed(self) -> ExternalFeed:
         """Returns a feed of external data."""
-        raise UsageError(f"{setting('strategy', self.name)} works only on the run's own data")
+        raise UsageError(f"strategy={self.name} works only on the run's own data")
 
     def combined(self, feeds: Mapping[str, Feed]) -> CombinedFeed:
         """Returns the feed of several inputs, by name, each with its own of this strategy."""
@@ -468,7 +468,7 @@ class Strategy(Processes, abc.ABC):
     @property
     def no_jit_reason(self) -> str | None:
         """Why the training loop cannot be one XLA program, or None if it can."""
-        return f"{setting('strategy', self.name)} does not define how its steps are compiled"
+        return f"strategy={self.name} does not define how its steps are compiled"
 
     def describe(self) -> dict:
         """Returns the name, replicas, devices and hosts, for a run's first line and its result."""

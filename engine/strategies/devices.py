@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from .. import logging
-from ..errors import UsageError, reason, setting
+from ..errors import UsageError, reason
 from ..machine import cpus
 from ..machine import gpus as graphics
 from ..mesh.mesh import Mesh
@@ -57,7 +57,7 @@ def model_axis(sizes: Mapping[str, int], replicas: int) -> int:
     if sizes.get("data", replicas // model) * model != replicas:
         layout = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
         fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
-        raise UsageError(f"{setting('mesh', layout)} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
+        raise UsageError(f"mesh={layout} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
     return model
 
 
@@ -142,8 +142,8 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
         devices = devices[:num_virtual_devices]
     if kind == "CPU" and not num_virtual_devices:
         raise UsageError(
-            f"{setting('strategy', 'mirrored')} found no GPU; use {setting('num_virtual_devices', 'N')} for N replicas "
-            f"on the CPU, or {setting('strategy', 'one_device')}"
+            "strategy=mirrored found no GPU; use num_virtual_devices=N for N replicas on the CPU, or "
+            "strategy=one_device"
         )
     return tf.distribute.MirroredStrategy(devices)
 
@@ -152,9 +152,7 @@ def split(kind: str, count: int) -> None:
     """Splits the machine's only physical device of a kind into equal logical ones."""
     physical = tf.config.get_visible_devices(kind)
     if len(physical) > 1:
-        raise UsageError(
-            f"{setting('num_virtual_devices', count)} splits one {kind}, and there are {len(physical)}; omit it"
-        )
+        raise UsageError(f"num_virtual_devices={count} splits one {kind}, and there are {len(physical)}; omit it")
     existing = tf.config.get_logical_device_configuration(physical[0])
     if existing and len(existing) >= count:
         return
@@ -167,10 +165,9 @@ def split(kind: str, count: int) -> None:
         tf.config.set_logical_device_configuration(physical[0], [each] * count)
     except RuntimeError:
         raise UsageError(
-            f"{setting('num_virtual_devices', count)} came too late: models and tensors that exist have started "
-            f"TensorFlow, after which the {kind} can't be split. Make them in functions (give fit one that makes and "
-            "compiles the model; a Trainer has build_model; data may be a function too), or request the devices in the "
-            "process's first run"
+            f"num_virtual_devices={count} came too late: models and tensors that exist have started TensorFlow, after "
+            f"which the {kind} can't be split. Make them in functions (give fit one that makes and compiles the model; "
+            "a Trainer has build_model; data may be a function too), or request the devices in the process's first run"
         ) from None
 
 
@@ -191,8 +188,8 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         message = (getattr(error, "stderr", None) or "").strip().split("\n")[0] or reason(error)
         raise UsageError(
-            f"{setting('num_virtual_devices')}: {command[0]} did not report the GPU's free memory ({message}); "
-            f"install it, or leave {setting('num_virtual_devices')} out"
+            f"num_virtual_devices: {command[0]} did not report the GPU's free memory ({message}); install it, or leave "
+            "num_virtual_devices out"
         ) from None
 
 
@@ -214,8 +211,8 @@ def _find_tpu(address: str) -> tf.distribute.Strategy:
     except (ValueError, RuntimeError, tf.errors.OpError, OSError) as error:
         why = reason(error).split(". ")[0]
         raise UsageError(
-            f"{setting('strategy', 'tpu')} found no TPU at {address or 'this host'} ({why}); run on a TPU host, set "
-            f"TPU_NAME to its name or address, or use {setting('strategy', 'one_device')} or mirrored"
+            f"strategy=tpu found no TPU at {address or 'this host'} ({why}); run on a TPU host, set TPU_NAME to its "
+            "name or address, or use strategy=one_device or mirrored"
         ) from None
 
 

@@ -19,7 +19,7 @@ from ..data.order import Order, order_of
 from ..data.reader import example_bytes, in_memory
 from ..data.source import Source, unknown_dimensions
 from ..data.streamed import divide, is_part, unwatched
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..mesh.mesh import Mesh
 from ..reduction.aggregation import updates_explained
 from ..state import TrainState
@@ -106,8 +106,8 @@ class Replicated(Strategy):
     def _check_varying(self) -> None:
         if self._static_shapes:
             raise UsageError(
-                f"{setting('strategy', self.name)} takes batches of one shape, and examples differ in length; pad them "
-                "to one shape, or use another strategy"
+                f"strategy={self.name} takes batches of one shape, and examples differ in length; pad them to one "
+                "shape, or use another strategy"
             )
 
     def summary_lines(self) -> list[str]:
@@ -125,8 +125,8 @@ class Replicated(Strategy):
         policy = options.auto_shard.upper()
         if alike and is_part(stream, policy):
             raise UsageError(
-                f"with {setting('mesh')} workers share copies of the model and read the same examples, and each "
-                "worker's dataset is a part (AutoShardPolicy.OFF); give each the whole dataset, without OFF"
+                "with a mesh workers share copies of the model and read the same examples, and each worker's dataset "
+                "is a part (AutoShardPolicy.OFF); give each the whole dataset, without OFF"
             )
         share = divide(stream, self, "DATA" if alike else policy, known, watch, timeout)
         examples = sum(share.counts)
@@ -166,9 +166,7 @@ class Replicated(Strategy):
 
     def external_feed(self) -> ExternalFeed:
         if self._static_shapes:
-            raise UsageError(
-                f"{setting('strategy', self.name)} takes batches of one shape, and external data may have any"
-            )
+            raise UsageError(f"strategy={self.name} takes batches of one shape, and external data may have any")
         return ExternalFeed(self.num_replicas, self.mesh)
 
     @property
@@ -185,13 +183,13 @@ class Replicated(Strategy):
                 "and XLA would use one thread"
             )
         if self.state.trainer.run_context.options.recompute:
-            return f"{setting('recompute')} computes blocks twice, and XLA would merge that into once"
+            return "recompute computes blocks twice, and XLA would merge that into once"
         if not self.training.feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         if unknown_dimensions(element_spec(self.state.trainer.run_context.example)) and not isinstance(
             self.training.feed.order, BucketedOrder
         ):
-            return f"examples differ in length, and XLA compiles each length; {setting('bucket_by')} has few"
+            return "examples differ in length, and XLA compiles each length; bucket_by has few"
         return None
 
     def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...engine.errors import setting
 from ..checks import InputError
 from . import listing, storage
 
@@ -62,7 +61,7 @@ def find(
       InputError: there are no files, a line has no label, or a class is not in the training data.
     """
     if not data_dir:
-        raise InputError(f"{setting(flag)} is not set; name {_expected(kind)}")
+        raise InputError(f"{flag} is not set; name {_expected(kind)}")
     pairs: list[tuple[str, str]] = []
     by_lists = True
     for pattern in listing.patterns(data_dir):
@@ -103,8 +102,8 @@ def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training:
     for path, text in pairs:
         if text not in numbers:
             raise InputError(
-                f"{setting(flag)}: {path} is of class {text}, which the training data lacks ({known}); let both have "
-                "the same classes"
+                f"{flag}: {path} is of class {text}, which the training data lacks ({known}); let both have the same "
+                "classes"
             )
     labels = np.array([numbers[text] for text in texts], np.int32)
     if training is None:
@@ -128,7 +127,7 @@ def _in_class_folders(
     beside, classes = listing.files_and_folders(folder)
     classes = [name for name in classes if not name.startswith(".")]
     if not classes:
-        raise InputError(f"{setting(flag, folder)}: expected {_expected(kind)}, found {listing.describe_path(folder)}")
+        raise InputError(f"{flag}={folder}: expected {_expected(kind)}, found {listing.describe_path(folder)}")
     left_out["beside the folders of classes"] += [name for name in beside if not name.startswith(".")]
     pairs = []
     for name in classes:
@@ -149,12 +148,12 @@ def _in_class_folders(
             own = []  # a folder above class folders
         if not own:
             raise InputError(
-                f"{setting(flag, folder)}: the class folder {name} has no {kind.expected} file, but "
+                f"{flag}={folder}: the class folder {name} has no {kind.expected} file, but "
                 f"{listing.describe_path(inside)}; each folder in it is a class: remove it, or name the folder above "
                 "the classes"
             )
         pairs += [(path, name) for path in own]
-    listing.log_left_out(f"--{flag}={folder}", left_out)
+    listing.log_left_out(f"{flag}={folder}", left_out)
     return pairs
 
 

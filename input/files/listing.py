@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ...engine import logging
-from ...engine.errors import setting
 from ..checks import InputError
 from .storage import Files, gfile, is_remote, retried
 
@@ -79,22 +78,20 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
       InputError: the flag is not set, or files are missing, incomplete or all empty.
     """
     if not data_dir:
-        raise InputError(
-            f"{setting(flag)} is not set; name a folder with {kind.expected}, a glob, or comma-separated files"
-        )
+        raise InputError(f"{flag} is not set; name a folder with {kind.expected}, a glob, or comma-separated files")
     paths_by_target: dict[str, str] = {}
     for pattern in patterns(data_dir):
         left_out: dict[str, list[str]] = collections.defaultdict(list)
         listed = in_folder if is_folder(pattern) else _matching
         entries = listed(pattern, kind, flag, left_out)
         if not entries:
-            raise InputError(f"{setting(flag, pattern)}: expected {kind.expected}, found {describe_path(pattern)}")
+            raise InputError(f"{flag}={pattern}: expected {kind.expected}, found {describe_path(pattern)}")
         for entry in entries:
             if entry.resolved in paths_by_target:
                 left_out[f"the same file as {os.path.basename(paths_by_target[entry.resolved])}"].append(entry.path)
             else:
                 paths_by_target[entry.resolved] = entry.path
-        log_left_out(f"--{flag}={pattern}", left_out)
+        log_left_out(f"{flag}={pattern}", left_out)
     files = Files([*paths_by_target.values()])
     if not kind.empty:
         return files
@@ -303,8 +300,8 @@ def _of_one_split(
     if wanted is None:
         prefix = sorted(splits)[0]
         raise InputError(
-            f"{setting(flag, folder)} has files of several splits ({', '.join(sorted({*splits.values()}))}); name "
-            f"those of one by a glob: {setting(flag, glob.escape(prefix))}*"
+            f"{flag}={folder} has files of several splits ({', '.join(sorted({*splits.values()}))}); name those of one "
+            f"by a glob: {flag}={glob.escape(prefix)}*"
         )
     prefixes = tuple(f"{prefix}-" for prefix, split in splits.items() if split == wanted)
     others = [entry.name for entry in entries if not entry.path.startswith(prefixes)]
@@ -323,8 +320,8 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
             counts = " and ".join(f"{sum(map(len, of.values()))} of {count}" for count, of in sorted(by_count.items()))
             example = f"{glob.escape(prefix)}-*-of-{max(by_count):05d}*"
             raise InputError(
-                f"{prefix} has sets with different numbers of files ({counts}); one may be an older one: "
-                f"remove that, or name one by a glob: {setting(flag, example)}"
+                f"{prefix} has sets with different numbers of files ({counts}); one may be an older one: remove that, "
+                f"or name one by a glob: {flag}={example}"
             )
         count, of = next(iter(by_count.items()))
         if twice := next((paths for paths in of.values() if len(paths) > 1), None):
@@ -338,7 +335,7 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
             if is_folder:
                 raise InputError(
                     f"{names} is missing, of a set of {count} files; restore it, or name those to be read by a glob, "
-                    f"{setting(flag, glob.escape(prefix))}-*"
+                    f"{flag}={glob.escape(prefix)}-*"
                 )
             logging.warning("%d of the %d files of %s are read, without %s", len(of), count, prefix, names)
 

@@ -6,7 +6,6 @@ The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to do
 import numpy as np
 
 from ...engine.data.data import Data
-from ...engine.errors import setting
 from ..checks import InputError
 from .idx import find_idx, read_idx
 
@@ -65,8 +64,8 @@ def _download(keras_name: str):
         cause = " ".join(str(error).split()) or type(error).__name__
         names = ", ".join(TRAIN_NAMES + EVAL_NAMES)
         raise InputError(
-            f"input={keras_name} has no {setting('data_dir')} and Keras could not download it ({cause}); "
-            f"put {names}, plain or .gz, in one folder and pass {setting('data_dir')}=FOLDER"
+            f"input={keras_name} has no data_dir and Keras could not download it ({cause}); put {names}, plain or .gz, "
+            "in one folder and pass data_dir=FOLDER"
         ) from error
 
 

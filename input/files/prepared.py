@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ...engine import logging
-from ...engine.errors import SourceError, setting
+from ...engine.errors import SourceError
 from ..checks import InputError
 from . import storage
 from .storage import Files, is_remote
@@ -168,7 +168,7 @@ def prepared(
     except OSError as error:
         raise InputError(
             f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
-            f"by {setting('input_arg')}=prepared_dir=FOLDER"
+            "by input_arg=prepared_dir=FOLDER"
         ) from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.data.source import Source
-from ...engine.errors import BadRecordError, setting
+from ...engine.errors import BadRecordError
 from .features import Features, NotAnExampleError, RecordFeature, Stored, nested, values_in
 
 SAMPLES = 64  # records from which features are inferred
@@ -74,8 +74,8 @@ class ExampleSource(Source):
             index = int(indices[error.index])
             raise BadRecordError(
                 index,
-                f"{self.locate(index)} {error}; correct features.json, write the record again, or "
-                f"leave such records out by {setting('max_bad_records')}",
+                f"{self.locate(index)} {error}; correct features.json, write the record again, or leave such records "
+                "out by max_bad_records",
             ) from None
 
 

@@ -133,11 +133,11 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
         if rare:
             logging.warning(
                 "left out, as less than half of the records that were looked at have it: %s; if it is to be read, name "
-                "all that is by --input_arg=features=...",
+                "all that is by input_arg=features=...",
                 ", ".join(f"{name} ({share})" for name, share in rare.items()),
             )
         logging.warning(
-            "features as the records look: %s; write a %s beside the files, or --input_arg=features=..., if they are "
+            "features as the records look: %s; write a %s beside the files, or input_arg=features=..., if they are "
             "something else",
             ", ".join(map(str, features)),
             NAME,

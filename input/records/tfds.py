@@ -10,15 +10,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ...engine.errors import setting
 from ..checks import InputError
 from ..files import listing
 from ..files.storage import Files
 
-_CURE = (
-    f"name those to be read by {setting('input_arg')}=features=NAME:DTYPE:SHAPE,..., or write shards by crankshaft "
-    "prepare"
-)
+_CURE = "name those to be read by input_arg=features=NAME:DTYPE:SHAPE,..., or write shards by crankshaft prepare"
 
 
 def is_tfds(content: Any) -> bool:

@@ -17,7 +17,7 @@ from ...engine import logging
 from ...engine.data.data import Data
 from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, Preprocessing
 from ...engine.data.source import Source, Spec
-from ...engine.errors import BadRecordError, setting
+from ...engine.errors import BadRecordError
 from ..checks import InputError
 from ..known import as_bytes, as_text
 from .fitting import NONE, Choice, Fitted, fitted
@@ -247,8 +247,8 @@ def _checked(table: ParquetTable, choice: Choice, order: Sequence[str], label: s
     shown = _list(table.columns)
     if choice.label not in {NONE, *table.columns}:
         raise InputError(
-            f"{table.path} has no column {choice.label!r}; name the label's by {setting('input_arg')}=label=NAME, one "
-            f"of {shown}, or {NONE}"
+            f"{table.path} has no column {choice.label!r}; name the label's by input_arg=label=NAME, one of {shown}, "
+            f"or {NONE}"
         )
     for argument in ("features", "numbers", "texts"):
         for name in getattr(choice, argument):
@@ -264,7 +264,7 @@ def _checked(table: ParquetTable, choice: Choice, order: Sequence[str], label: s
             readable = _list((name for name in names if table.columns[name]), ",")
             raise InputError(
                 f"{table.path}: column {name!r} is neither of numbers nor of text; name those to be read by "
-                f"{setting('input_arg')}=features={readable}"
+                f"input_arg=features={readable}"
                 if name != choice.label
                 else f"{table.path}: column {name!r} is not of numbers or text, which labels are; choose another label"
             )
@@ -290,8 +290,7 @@ def _check_exact(tables: list[ParquetTable], features: list[ColumnFeature], choi
             if most > EXACT_FLOAT32:
                 raise InputError(
                     f"{table.path}: column {name!r} has {most:,}, and float32 tells whole numbers apart up to 2^24 "
-                    "only; leave it out if these are ids, or have them rounded by "
-                    f"{setting('input_arg')}=numbers={name}"
+                    f"only; leave it out if these are ids, or have them rounded by input_arg=numbers={name}"
                 )
 
 
@@ -424,7 +423,7 @@ def _column_table(
         rest = _list((feature.column for feature in features if feature.column not in differ), ",")
         lines.append(
             f"all values of {_list(differ)} differ; if they are row numbers, leave them out by "
-            f"--input_arg=features={rest}"
+            f"input_arg=features={rest}"
         )
     return "\n".join(lines)
 
@@ -577,7 +576,7 @@ def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks
     cure = (
         "and has one in each row to train on, so nothing replaces it; fill it"
         if lacks_fill
-        else f"fill it, or have another read by {setting('input_arg')}=missing=zero, mean, column or a number"
+        else "fill it, or have another read by input_arg=missing=zero, mean, column or a number"
     )
     for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
         problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{cure}")

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine import logging
-from ...engine.errors import setting
 from ..checks import InputError
 from ..files.prepared import progress
 from ..files.storage import Files
@@ -73,7 +72,7 @@ class BadRecords:
             raise InputError(f"{self._first}; mend it")
         if self.count > self._allowed:
             more = f" (the first of more than max_bad_records={self._allowed} malformed records)" * (self._allowed > 0)
-            skip = f"skip such lines by {setting('input_arg')} max_bad_records={max(10, 2 * self.count)}"
+            skip = f"skip such lines by input_arg max_bad_records={max(10, 2 * self.count)}"
             raise InputError(f"{self._first}{more}; mend the line, or {skip}")
 
     def warn(self) -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine.errors import setting
 from ..checks import InputError
 from ..files.prepared import PreparedWriter, prepared
 from ..known import as_bytes, as_text, numbers_as_text, numbers_from_text
@@ -25,7 +24,7 @@ _MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
 _MOST_VALUES = 10**7  # of a column of raw ids
 _SPARSE = 4  # ids are numbered if the largest is this many times their number
 _FEW_ROWS = 10  # whose values may all differ by chance
-_HASH = f"too many to fit; hash them, by {setting('input_arg')}=text=hash {setting('model_arg')}=hash_buckets=1000000"
+_HASH = "too many to fit; hash them, by input_arg=text=hash model_arg=hash_buckets=1000000"
 
 
 class Choice(NamedTuple):
@@ -134,8 +133,8 @@ def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str
         elif len(found[name]) > _MOST_VALUES:
             raise InputError(
                 f"{table.path}: column {name!r} has more than {_MOST_VALUES:,} different ids, up to {largest[name]:,}, "
-                f"too many to number; hash them, by {setting('model_arg')}=hash_buckets=1000000, or give those that "
-                f"training meets a row, by {setting('model_arg')}=table_capacity=1000000"
+                "too many to number; hash them, by model_arg=hash_buckets=1000000, or give those that training meets "
+                "a row, by model_arg=table_capacity=1000000"
             )
 
     for group, count in _groups(table, [*found], rows) if found else ():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine import logging
-from ...engine.errors import SourceError, setting
+from ...engine.errors import SourceError
 from ..checks import InputError
 from ..files import listing, storage
 from . import values as values_of
@@ -156,8 +156,7 @@ class ParquetTable:
             if EXACT_FLOAT64 < most <= _MOST_INT64:
                 raise InputError(
                     f"{self.path}: column {name!r} holds whole numbers up to {most:.17g} as floats, which tell them "
-                    f"apart up to 2^53 only; write integers or text, or {setting('input_arg')}=numbers={name} if these "
-                    "are not ids"
+                    f"apart up to 2^53 only; write integers or text, or input_arg=numbers={name} if these are not ids"
                 )
             if EXACT_FLOAT32 < most <= EXACT_FLOAT64:
                 self.columns[name] = Column("int64", self.columns[name].shape, "as floats")
@@ -210,7 +209,7 @@ class ParquetTable:
         if name in self.lacking and not may_lack:
             raise InputError(
                 f"{self.lacking[name]}; give files of the same columns, or name the features to be read by "
-                f"{setting('input_arg')}=features=..."
+                "input_arg=features=..."
             )
 
     @functools.cached_property
@@ -505,7 +504,7 @@ class ParquetTable:
         if group.total_byte_size > _LARGE_GROUP_BYTES and len(self._groups) > 4:
             logging.warning(
                 "%s has row groups of %s rows, %.0f MiB each, and a shuffle keeps the groups of two windows in memory; "
-                "write smaller ones (row_group_size=4096), or give --shuffle_window=2",
+                "write smaller ones (row_group_size=4096), or give shuffle_window=2",
                 *(self.path, f"{group.num_rows:,}", group.total_byte_size / 2**20),
             )
 

@@ -194,12 +194,12 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
     try:
         result = read_json(path, flags=flags, most_bytes=MOST_BYTES)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} can't be read ({error}); give a file of --result_json") from None
+        raise UsageError(f"{path} can't be read ({error}); give a file of result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None
     if version != VERSION:  # the rest may be missing: existing parts are shown
-        raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of --result_json")
+        raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of result_json")
     try:
         list(sections(result))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise UsageError(f"{path} holds a value of a wrong type ({error}); give a file of --result_json") from None
+        raise UsageError(f"{path} holds a value of a wrong type ({error}); give a file of result_json") from None
     return result

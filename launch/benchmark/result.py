@@ -17,7 +17,7 @@ from .. import errors
 from ..command_line import paths
 from ..command_line.config import Config
 from ..command_line.values import differences
-from ..errors import UsageError, setting
+from ..errors import UsageError
 
 VERSION = "crankshaft.benchmark/2"
 _NUMBER, _NONE = (int, float), (type(None),)
@@ -157,15 +157,13 @@ def check_baseline(config: Config) -> None:
     if config.mode != "benchmark":
         return
     arguments = config.arguments("benchmark_arg")
-    flag = setting("benchmark_arg")
+    flag = "benchmark_arg"
     if arguments["steps"] and arguments["seconds"]:
         raise UsageError(
             f"{flag}: steps={arguments['steps']} and seconds={arguments['seconds']:g} are both given; use one of them"
         )
     if arguments["fail_below"] is not None and not config.baseline:
-        raise UsageError(
-            f"{flag} fail_below={arguments['fail_below']:g} has nothing to compare with; add {setting('baseline')}"
-        )
+        raise UsageError(f"{flag} fail_below={arguments['fail_below']:g} has nothing to compare with; add baseline")
     if config.baseline:
         read_baseline(config.baseline)
 
@@ -176,22 +174,22 @@ def check_work_of_baseline(config: Config) -> None:
         return
     if changed := differences(work_of(read_baseline(config.baseline)), configured_work(config)):
         raise UsageError(
-            f"{setting('baseline', config.baseline)} is of other work ({'; '.join(changed)}); use the same flags, or a "
-            "baseline of this work"
+            f"baseline={config.baseline} is of other work ({'; '.join(changed)}); use the same flags, or a baseline of "
+            "this work"
         )
 
 
 def read_baseline(path: str) -> dict[str, Any]:
     """Reads a result with its calls, from --result_json. Raises `UsageError`."""
-    cure = f"give what {setting('mode')}=benchmark {setting('result_json')} wrote"
+    cure = "give what mode=benchmark wrote to result_json"
     text = paths.read_text("baseline", path, cure, MOST_BYTES)
     try:
         result = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError(f"{setting('baseline', path)} is not JSON; {cure}") from None
+        raise UsageError(f"baseline={path} is not JSON; {cure}") from None
     if lines := problems(result):
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-        raise UsageError(f"{setting('baseline', path)} is not a result of this benchmark: {lines[0]}{more}; {cure}")
+        raise UsageError(f"baseline={path} is not a result of this benchmark: {lines[0]}{more}; {cure}")
     return result
 
 

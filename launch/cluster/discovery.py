@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from . import kubernetes, rendezvous, slurm, tf_config
 from .cluster import Cluster, Tasks, counts, make_cluster, split
 
@@ -33,7 +33,7 @@ def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
     if len({len(tasks.addresses) for tasks in discovered}) > 1:
         raise UsageError(
             f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in discovered)}; give "
-            f"{setting('cluster_hosts')} and {setting('task_index')}, or unset the variables of one"
+            "cluster_hosts and task_index, or unset the variables of one"
         )
     return discovered[0] if discovered else None
 
@@ -44,10 +44,10 @@ def tasks_of_hosts(hosts: str, index: int | None) -> Tasks:
     if index is None or index >= len(addresses):
         state = " is missing" if index is None else f" is {index}"
         raise UsageError(
-            f"{setting('cluster_hosts')} names {len(addresses)} tasks, and {setting('task_index')}{state}; give each "
-            f"task its own, 0 to {len(addresses) - 1}"
+            f"cluster_hosts names {len(addresses)} tasks, and task_index{state}; give each task its own, 0 to "
+            f"{len(addresses) - 1}"
         )
-    return Tasks("--cluster_hosts", addresses, index)
+    return Tasks("cluster_hosts", addresses, index)
 
 
 def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[str, str]) -> Cluster:
@@ -63,8 +63,8 @@ def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[st
     if workers < 1:
         more = " and an evaluator" if evaluator else ""
         raise UsageError(
-            f"{tasks.source} has {count} tasks, too few for a coordinator, a worker, {setting('num_ps', num_ps)} "
-            f"servers{more}; start {num_ps + 2 + evaluator} or more"
+            f"{tasks.source} has {count} tasks, too few for a coordinator, a worker, num_ps={num_ps} servers{more}; "
+            f"start {num_ps + 2 + evaluator} or more"
         )
     names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
     names += ["evaluator"] * evaluator
@@ -136,7 +136,7 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
             if wait.is_over:
                 raise UsageError(
                     f"{cluster.source}'s {name} is at {address}, a host that has no address after "
-                    f"{setting('cluster_timeout_seconds')}={timeout_seconds:g} ({why}); correct its name, or start it"
+                    f"cluster_timeout_seconds={timeout_seconds:g} ({why}); correct its name, or start it"
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...engine import logging
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..host.process import LockedRunDir, RunDirInUse
 from . import rendezvous
 from .cluster import Cluster
@@ -191,12 +191,12 @@ class Members:
             lock.release()
             if not has_flock:
                 raise UsageError(
-                    f"{setting('min_workers', self._least)} needs a file system with flock, and "
-                    f"{setting('run_dir', self._run_dir)} has none; use another, or leave it out"
+                    f"min_workers={self._least} needs a file system with flock, and run_dir={self._run_dir} has none; "
+                    "use another, or leave it out"
                 )
             here = f"{1 + len(notes)} of {self._workers.num_workers} workers are here"
-            timeout = setting("cluster_timeout_seconds", f"{self._timeout_seconds:g}")
-            event = f"did not come within {timeout} ({here}, and {setting('min_workers', self._least)})"
+            timeout = f"cluster_timeout_seconds={self._timeout_seconds:g}"
+            event = f"did not come within {timeout} ({here}, and min_workers={self._least})"
             missing = [self._workers.addresses[n] for n in self._away(notes)]
             problem = TooFewError(rendezvous.missing(missing, event))
         if self._wait.left_seconds > -_GRACE_SECONDS:

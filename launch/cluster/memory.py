@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, newest_whole
-from ...engine.errors import with_flags
 from ..errors import EXIT_FAILED, CrankshaftError, fail
 from ..host.process import lock, quiet_startup
 
@@ -118,7 +117,7 @@ def _write(files: Sequence[Sequence[int]]) -> int:
             checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
             checkpoints.write(step, entries, frozenset(), for_manifest(record))
     except CrankshaftError as error:  # it can't be written, or another process has the run's folder
-        return fail(EXIT_FAILED, with_flags(error.message))
+        return fail(EXIT_FAILED, error.message)
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ...engine import logging
 from ...engine.machine.threads import Thread
-from ..errors import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError, setting
+from ..errors import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError
 from . import children, listeners
 from .cluster import Cluster, split
 
@@ -72,7 +72,7 @@ class Wait:
         if self._has_logged or time.monotonic() - self._began < _LOG_AFTER_SECONDS:
             return
         self._has_logged = True
-        limit = f"--cluster_timeout_seconds={self.timeout_seconds:g}"
+        limit = f"cluster_timeout_seconds={self.timeout_seconds:g}"
         logging.warning("%s waits for %s, up to %s", self._task, awaited, limit)
 
 
@@ -142,9 +142,7 @@ def _explained(cluster: Cluster):
         ) from None
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(
-                f"{setting('bind', cluster.bind)} is not an address of this host; see `ip address`"
-            ) from None
+            raise UsageError(f"bind={cluster.bind} is not an address of this host; see `ip address`") from None
         in_use = (
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
             f"({os.strerror(error.errno)})"
@@ -161,9 +159,7 @@ def _explained(cluster: Cluster):
 def _inherited(cluster: Cluster) -> str:
     """Returns the cure where a process has the variables of the task that started it."""
     unset = f"unset {cluster.source} for this one, or " if cluster.source == "TF_CONFIG" else ""
-    return (
-        f"the task has started this one, which inherits its variables; {unset}give it {setting('strategy')}=one_device"
-    )
+    return f"the task has started this one, which inherits its variables; {unset}give it strategy=one_device"
 
 
 def _listen(cluster: Cluster) -> socket.socket:
@@ -263,9 +259,7 @@ class Rendezvous:
                 never = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
                 event = "did not come" if never else "came, left, and did not come back"
                 away = never or [peer for peer in peers if peer not in here]
-                raise ClusterError(
-                    missing(away, f"{event} within {setting('cluster_timeout_seconds')}={timeout_seconds:g}")
-                )
+                raise ClusterError(missing(away, f"{event} within cluster_timeout_seconds={timeout_seconds:g}"))
             time.sleep(min(max(wait.seconds / 10, _FIRST_POLL_SECONDS), _POLL_SECONDS))
 
     def _is_ready(self, peer: tuple[str, str], answer: str | None) -> bool:

@@ -254,9 +254,9 @@ class Synchronous:
 
     def _used_up(self, failures: int) -> str:
         if not self._max_restarts:
-            return "--max_restarts=0, so it is not restarted"
+            return "max_restarts=0, so it is not restarted"
         return (
-            f"it is failure {failures} within {self._window_seconds:g} s, and --max_restarts={self._max_restarts} "
+            f"it is failure {failures} within {self._window_seconds:g} s, and max_restarts={self._max_restarts} "
             "restarts are used up"
         )
 
@@ -314,7 +314,7 @@ class Servers(Synchronous):
         """Returns the message for a run that ended while the evaluator waited for its restart; else None."""
         if "evaluator" not in self._deaths or any(ending.task == "evaluator" for ending in endings):
             return None
-        return "evaluator is not started again: the last checkpoint is not evaluated; --mode=eval evaluates it"
+        return "evaluator is not started again: the last checkpoint is not evaluated; mode=eval evaluates it"
 
     def _was_preempted(self, ending: TaskExit) -> bool:
         return ending.task == "chief" and super()._was_preempted(ending)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from .children import MARK
 from .cluster import Cluster, make_cluster
 
@@ -20,9 +20,8 @@ _JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster t
 _NEEDED = {"multi_worker": (), "parameter_server": ("chief", "worker", "ps")}
 _ALONE = ("chief", "evaluator")  # types with at most one task
 _OTHERS = {
-    "ps": f"parameter servers belong to {setting('strategy')}=parameter_server; use that, or leave ps out",
-    "evaluator": f"an evaluator is not part of {setting('strategy')}=multi_worker; leave it out, and run "
-    f"{setting('mode')}=eval by itself",
+    "ps": "parameter servers belong to strategy=parameter_server; use that, or leave ps out",
+    "evaluator": "an evaluator is not part of strategy=multi_worker; leave it out, and run mode=eval by itself",
 }
 
 
@@ -86,8 +85,8 @@ def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:
     for job in _NEEDED[strategy]:
         if job not in jobs:
             raise UsageError(
-                f"TF_CONFIG's cluster has no {job}, only {_names(jobs)}; {setting('strategy', strategy)} needs one "
-                "chief (the coordinator), and worker and ps of one or more"
+                f"TF_CONFIG's cluster has no {job}, only {_names(jobs)}; strategy={strategy} needs one chief (the "
+                "coordinator), and worker and ps of one or more"
             )
     return jobs
 

@@ -22,7 +22,7 @@ from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...input import known
 from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
-from ..errors import UsageError, nearest, setting
+from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
 from . import own_files, parsing, paths, registry
 from .flags import ARGUMENTS, EITHER, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
@@ -37,8 +37,8 @@ OF_THIS_CALL = named(lambda flag: flag.of_call)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 WITHOUT_DATA = ("export", "generate")  # those of them that read the run's description of its data instead of data
 _CURE = (
-    "restore it from a copy (a checkpoint's manifest has the same under 'about'), or use another "
-    f"{setting('run_dir')}; the checkpoints are as they were"
+    "restore it from a copy (a checkpoint's manifest has the same under 'about'), or use another run_dir; the "
+    "checkpoints are as they were"
 )
 # Flags that mean nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
@@ -128,15 +128,13 @@ class Config(Flags):
             pattern, _, server = placement.rpartition("=ps:")
             if not pattern or not server.isdecimal() or int(server) >= servers:
                 raise UsageError(
-                    f"{setting('variable_placement', placement)} is not of the form REGEX=ps:N with N from 0 to "
-                    f"{servers - 1}; use e.g. table=ps:0"
+                    f"variable_placement={placement} is not of the form REGEX=ps:N with N from 0 to {servers - 1}; use "
+                    "e.g. table=ps:0"
                 )
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise UsageError(
-                    f"{setting('variable_placement', placement)} is not a regular expression: {error}"
-                ) from None
+                raise UsageError(f"variable_placement={placement} is not a regular expression: {error}") from None
             rules.append((pattern, int(server)))
         return rules
 
@@ -155,8 +153,8 @@ class Config(Flags):
             until = None if epochs is None else max(0, steps_of(epochs, steps_per_epoch) - shift)
             if until and until % self.sync_every_steps:
                 raise UsageError(
-                    f"{setting('freeze', passed)} ends at step {until}, between two syncs "
-                    f"({setting('sync_every_steps')}={self.sync_every_steps}); give epochs that end at one"
+                    f"freeze={passed} ends at step {until}, between two syncs "
+                    f"(sync_every_steps={self.sync_every_steps}); give epochs that end at one"
                 )
             rules.append((pattern, until))
         return tuple(rules)
@@ -222,7 +220,7 @@ class Config(Flags):
     def no_jit_reason(self) -> str | None:
         """The reason why XLA can't be used with these flags, or None if it can."""
         checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
-        return checking and f"XLA leaves the checks of {setting(checking)} out"
+        return checking and f"XLA leaves the checks of {checking} out"
 
     @property
     def output_path(self) -> str:
@@ -256,9 +254,7 @@ class Config(Flags):
             return registry.ENTRIES[flag]
         optimizers = registry.optimizers()
         if self.optimizer not in optimizers:
-            raise UsageError(
-                f"{setting('optimizer', self.optimizer)} is unknown; {nearest(self.optimizer, optimizers)}"
-            )
+            raise UsageError(f"optimizer={self.optimizer} is unknown; {nearest(self.optimizer, optimizers)}")
         return optimizers[self.optimizer]
 
     def deciding(self) -> dict[str, Any]:
@@ -411,15 +407,13 @@ def _check_names(values: Mapping[str, Any], trainer_class: type | None, has_data
     if trainer_class is None and not has_data and values["model"] is values["input"] is None:
         models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
         raise UsageError(
-            f"{setting('model')} and {setting('input')} are missing; use e.g. {setting('model')}=mlp "
-            f"{setting('input')}=digits: there are the models {models}, and the inputs {inputs}"
+            f"model and input are missing; use e.g. model=mlp input=digits: there are the models {models}, and the "
+            f"inputs {inputs}"
         )
     if trainer_class is None:
         registry.check_name("model", values["model"])
     elif values["model"] not in (None, trainer_class.__name__):
-        raise UsageError(
-            f"{setting('model')}={values['model']} is given, but this script trains {trainer_class.__name__}; omit it"
-        )
+        raise UsageError(f"model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it")
     if not has_data or values["input"]:
         registry.check_name("input", values["input"])
 
@@ -429,8 +423,8 @@ def _is_endless(values: dict[str, Any]) -> bool:
     is_endless = values["train_steps"] is values["train_epochs"] is None
     if is_endless and (schedule := values["learning_rate_schedule"]) in _SCHEDULES_TO_THE_END:
         raise UsageError(
-            f"{setting('learning_rate_schedule', schedule)} ends where the run does, and the run has no length; give "
-            "train_steps or train_epochs"
+            f"learning_rate_schedule={schedule} ends where the run does, and the run has no length; give train_steps "
+            "or train_epochs"
         )
     return is_endless
 
@@ -450,9 +444,9 @@ def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Map
     if tasks is None and not has_config:
         with_servers = " --ps=2" if strategy == "parameter_server" else ""
         raise UsageError(
-            f"{setting('strategy', strategy)} has several tasks, and none are known: TF_CONFIG is not set, there is no "
-            f"{setting('cluster_hosts')}, and this is not a step of Slurm's or a pod of Kubernetes'; "
-            f"`crankshaft local --workers=2{with_servers} -- ...` starts them on this machine"
+            f"strategy={strategy} has several tasks, and none are known: TF_CONFIG is not set, there is no "
+            "cluster_hosts, and this is not a step of Slurm's or a pod of Kubernetes'; `crankshaft local "
+            f"--workers=2{with_servers} -- ...` starts them on this machine"
         )
     if tasks is None:
         cluster = tf_config.from_environment(environment, strategy)
@@ -463,8 +457,8 @@ def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Map
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
         if "mode" in passed:
             raise UsageError(
-                f"{setting('mode')}=train_and_eval evaluates within the run, as the evaluator does beside it; use "
-                f"{setting('mode')}=train, or leave the evaluator out"
+                "mode=train_and_eval evaluates within the run, as the evaluator does beside it; use mode=train, or "
+                "leave the evaluator out"
             )
         values["mode"] = "train"
     return cluster
@@ -474,56 +468,41 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
     """Returns a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
     servers, evaluator = values["num_ps"], values["evaluator"]
     if evaluator and not servers:
-        raise UsageError(
-            f"{setting('evaluator')} is for {setting('num_ps')}=N parameter servers; add them, or leave it out"
-        )
+        raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
     if values["strategy"] == "multi_worker" and servers and "strategy" in passed:
-        raise UsageError(
-            f"{setting('num_ps', servers)} is for {setting('strategy')}=parameter_server; use that, or leave one of "
-            "them out"
-        )
+        raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
     if values["cluster_hosts"]:
         return discovery.tasks_of_hosts(values["cluster_hosts"], values["task_index"])
     if values["task_index"] is not None:
-        raise UsageError(
-            f"{setting('task_index')}={values['task_index']} has no use without {setting('cluster_hosts')}; give that "
-            "too"
-        )
+        raise UsageError(f"task_index={values['task_index']} has no use without cluster_hosts; give that too")
     if environment.get(tf_config.NAME, "").strip():
         if servers:
             raise UsageError(
-                f"{setting('num_ps', servers)} can't be combined with {tf_config.NAME}, which has the tasks' kinds; "
-                "leave one out"
+                f"num_ps={servers} can't be combined with {tf_config.NAME}, which has the tasks' kinds; leave one out"
             )
         return None
     tasks = discovery.tasks_of(environment)
     if tasks is None and servers:
-        raise UsageError(
-            f"{setting('num_ps', servers)} needs tasks, and none are known; give {setting('cluster_hosts')} and "
-            f"{setting('task_index')}"
-        )
+        raise UsageError(f"num_ps={servers} needs tasks, and none are known; give cluster_hosts and task_index")
     if values["strategy"] == "parameter_server" and tasks and not servers:
-        raise UsageError(
-            f"{tasks.source} has {len(tasks.addresses)} tasks; give the number of servers by {setting('num_ps')}=N"
-        )
+        raise UsageError(f"{tasks.source} has {len(tasks.addresses)} tasks; give the number of servers by num_ps=N")
     return tasks
 
 
 def _refuse_without_model(run_dir: str, mode: str) -> None:
     """Raises `UsageError` for a folder without a run, or with the run of a script's model."""
     if not (saved := read(run_dir)):
-        raise UsageError(f"{setting('run_dir', run_dir)} holds no run (no {NAMES.config}); give the folder of a run")
+        raise UsageError(f"run_dir={run_dir} holds no run (no {NAMES.config}); give the folder of a run")
     trainer = saved["deciding"].get("model")
     raise UsageError(
-        f"{setting('run_dir', run_dir)} is a run of {trainer}, which its script brings; start that script with "
-        f"{setting('mode', mode)}"
+        f"run_dir={run_dir} is a run of {trainer}, which its script brings; start that script with mode={mode}"
     )
 
 
 def _settle_length(values: dict[str, Any], steps: str, other: str, default: float) -> None:
     """Checks that at most one of two flags gives a length, and sets `other` to the default where neither does."""
     if values[steps] is not None and values[other] is not None:
-        raise UsageError(f"{setting(steps)} and {setting(other)} are both given; use one of them")
+        raise UsageError(f"{steps} and {other} are both given; use one of them")
     if values[steps] is None and values[other] is None:
         values[other] = default
 
@@ -550,9 +529,9 @@ def _values_of_run(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the values that the caller leaves to the run which is read, and those of the script's own flags."""
     if not values["run_dir"]:
-        raise UsageError(f"{setting('mode')}={values['mode']} needs {setting('run_dir')}, the folder of a run")
+        raise UsageError(f"mode={values['mode']} needs run_dir, the folder of a run")
     if not os.path.isdir(values["run_dir"]):
-        raise UsageError(f"{setting('run_dir')}={values['run_dir']} does not exist; give the folder of a run")
+        raise UsageError(f"run_dir={values['run_dir']} does not exist; give the folder of a run")
     saved = read(values["run_dir"])
     if not saved:
         return {}, {}
@@ -652,13 +631,9 @@ def _check_uses(passed: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         is_never = name.endswith("_every_steps") and value == 0  # 0 is obeyed everywhere
         if value == defaults[name] or is_never:
             continue
-        words = " ".join(setting(name, word.partition("=")[2]) for word in parsing.to_words({name: value}))
+        words = " ".join(f"{name}={word.partition('=')[2]}" for word in parsing.to_words({name: value}))
         if not choices and values[other] == defaults[other]:
-            raise UsageError(
-                f"{words} has no use without {setting(other)}; give that too, or leave {setting(name)} out"
-            )
+            raise UsageError(f"{words} has no use without {other}; give that too, or leave {name} out")
         if choices and values[other] not in choices:
-            cure = " or ".join(setting(other, choice) for choice in choices)
-            raise UsageError(
-                f"{words} has no use with {setting(other, values[other])}; use {cure}, or leave {setting(name)} out"
-            )
+            cure = " or ".join(f"{other}={choice}" for choice in choices)
+            raise UsageError(f"{words} has no use with {other}={values[other]}; use {cure}, or leave {name} out")

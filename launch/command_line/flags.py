@@ -44,10 +44,10 @@ _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 REPLACED = {  # flags that are gone, and what to use
     **{
-        name: f"use --benchmark_arg={name.removeprefix('benchmark_')}=VALUE"
+        name: f"use benchmark_arg={name.removeprefix('benchmark_')}=VALUE"
         for name in ("benchmark_steps", "benchmark_seconds", "benchmark_rounds", "fail_below", "profile")
     },
-    "tokens": "use --sampling=tokens=N",
+    "tokens": "use sampling=tokens=N",
     "tpu_address": "set the variable TPU_NAME to the TPU's name or grpc:// address",
     "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
     "own_network": 'start it in a network of its own: unshare -rn sh -c "ip link set lo up; exec crankshaft local ..."',

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from . import paths, rules
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
@@ -48,8 +48,7 @@ def refuse_of_file(source: str, values: Mapping[str, Any], by_caller: Collection
     for kind in NEEDED:
         if kind not in by_caller and is_path(path := values.get(kind)):
             raise UsageError(
-                f"{source} names {path}, which does not run on that file's word alone; give "
-                f"{cure or setting(kind, path)}"
+                f"{source} names {path}, which does not run on that file's word alone; give {cure or f'{kind}={path}'}"
             )
 
 
@@ -70,14 +69,14 @@ def compiled(kind: str, path: str) -> CodeType:
     try:
         return compile(source, path, "exec")
     except SyntaxError as error:
-        raise UsageError(f"{setting(kind, path)} is not Python ({error.msg}, line {error.lineno}); mend it") from None
+        raise UsageError(f"{kind}={path} is not Python ({error.msg}, line {error.lineno}); mend it") from None
     except (ValueError, RecursionError, MemoryError) as error:  # null characters, no text, brackets of any depth
-        raise UsageError(f"{setting(kind, path)} is not Python ({error}); mend it") from None
+        raise UsageError(f"{kind}={path} is not Python ({error}); mend it") from None
 
 
 def lacking(kind: str, path: str, fault: str = "") -> UsageError:
     """Returns the error that a file has no `Model` or `load`, or one that can't be used."""
-    return UsageError(f"{setting(kind, path)} has {fault or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
+    return UsageError(f"{kind}={path} has {fault or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
 
 
 def module(kind: str, path: str) -> ModuleType:

@@ -47,7 +47,7 @@ def read(
         help.show("\n".join([*parts, *map(help.flag_help, own.values())]))
     for name in parsing.names(argv[1:]) if has_tasks else ():
         if name not in own and {name, name.removeprefix("no")} & FIELDS.keys():
-            raise UsageError(f"--{name} is a flag of the tasks; write it after --, see --help")
+            raise UsageError(f"{name} is a flag of the tasks; write it after --, see --help")
     given = parsing.without_flagfiles(argv[1:])
     values, rest = parsing.read(given, own, known_only=takes_others, between=takes_words or takes_others)
     if rest and not (takes_words or takes_others):

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from ..errors import UsageError, nearest, setting
+from ..errors import UsageError, nearest
 from . import own_files, paths
 from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
 from .rules import Written, coerce
@@ -98,7 +98,7 @@ def read(
     for name in [*(of or ())]:
         if name in fields:
             raise UsageError(
-                f"{setting(name)} is a flag of Crankshaft's, and the script defines it too; give its own another name"
+                f"{name} is a flag of Crankshaft's, and the script defines it too; give its own another name"
             )
     if of is not None:
         absl.append_flag_values(of)
@@ -120,8 +120,8 @@ def _coerce_texts(field: Any, texts: Sequence[str]) -> Any:
 
 
 def _unknown(name: str, known: Sequence[str]) -> UsageError:
-    cure = REPLACED.get(name) or nearest(name, known, f"see {setting('help')}")
-    return UsageError(f"{setting(name)} is unknown; {cure}")
+    cure = REPLACED.get(name) or nearest(name, known, "see --help")
+    return UsageError(f"{name} is unknown; {cure}")
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
@@ -154,7 +154,7 @@ def _parse_own(flag: flags.Flag, value: Any) -> Any:
         except TypeError:  # a number of NumPy's, a path, or a number of a flag of text
             return flag.parser.parse(str(value))
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{setting(flag.name, value)} can't be used: {error}; see {setting('help')}") from None
+        raise UsageError(f"{flag.name}={value} can't be used: {error}; see --help") from None
 
 
 def _merged(sources: Sequence[Values]) -> Values:
@@ -210,7 +210,7 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
         opened += 1
         if opened > _MOST_FLAGFILES:
             raise UsageError(f"--flagfile={path} is the {opened}th to be read; files that name one another have no end")
-        text = paths.read_text("flagfile", path, "give a file of flags, one a line")
+        text = paths.read_text("--flagfile", path, "give a file of flags, one a line")
         lines = (line.strip() for line in text.splitlines())
         left[:0] = (
             line for line in lines if line and not line.startswith(("#", "//")) and replaced.isdisjoint(names([line]))
@@ -238,7 +238,7 @@ def _read_file(path: str, by_caller: Collection[str], known_only: bool = False) 
     try:
         return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})
     except UsageError as error:
-        raise UsageError(f"{setting('config', path)}: {error.message}") from None
+        raise UsageError(f"config={path}: {error.message}") from None
 
 
 def _read(path: str, by_caller: Collection[str]) -> Values:
@@ -250,7 +250,7 @@ def _read(path: str, by_caller: Collection[str]) -> Values:
     if not {"flags", "deciding"} <= set(values):
         return values
     of_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
-    own_files.refuse_of_file(setting("config", path), of_run, by_caller)
+    own_files.refuse_of_file(f"config={path}", of_run, by_caller)
     script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
     of_run = {name: value for name, value in script.items() if name not in FIELDS} | of_run
     left_out = {*_OF_THAT_CALL, *(() if "run_dir" in by_caller else _OF_A_FOLDER)}
@@ -279,12 +279,12 @@ def read_file(flag: str, path: str, content: str, example: str) -> Values:
             raise
         raise _unreadable(flag, path, " ".join(str(error).split())) from None
     if not isinstance(values, dict):
-        raise UsageError(f"{setting(flag, path)} is not a mapping of {content}; write lines such as {example}")
+        raise UsageError(f"{flag}={path} is not a mapping of {content}; write lines such as {example}")
     return values
 
 
 def _unreadable(flag: str, path: str, why: str) -> UsageError:
-    return UsageError(f"{setting(flag, path)} is not readable as such ({why}); mend it")
+    return UsageError(f"{flag}={path} is not readable as such ({why}); mend it")
 
 
 def _mapping(path: str, name: str, value: Any) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def _from_yaml(flag: str, path: str, text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise UsageError(f"{setting(flag, path)} needs PyYAML: pip install crankshaft[yaml], or give a .json") from None
+        raise UsageError(f"{flag}={path} needs PyYAML: pip install crankshaft[yaml], or give a .json") from None
 
     class Loader(yaml.BaseLoader):
         def compose_node(self, parent, index):

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from ...engine.checkpoints import RunDir
 from ...engine.machine import files
-from ..errors import UsageError, setting
+from ..errors import UsageError
 
 _MOST_BYTES = 1 << 20  # of a file of flags or of Python
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
@@ -28,11 +28,11 @@ def opened(flag: str, path: str, cure: str) -> BinaryIO:
       UsageError: it can't be read, or is not a regular file.
     """
     if not path:
-        raise UsageError(f"{setting(flag)} is empty; {cure}")
+        raise UsageError(f"{flag} is empty; {cure}")
     try:
         return open(files.open_regular(os.path.expanduser(path)), "rb")
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise UsageError(f"{setting(flag, path)} can't be read ({getattr(error, 'strerror', error)}); {cure}") from None
+        raise UsageError(f"{flag}={path} can't be read ({getattr(error, 'strerror', error)}); {cure}") from None
 
 
 def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> bytes:
@@ -40,7 +40,7 @@ def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> byte
     with opened(flag, path, cure) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise UsageError(f"{setting(flag, path)} has more than {most_bytes >> 20} MiB; {cure}")
+        raise UsageError(f"{flag}={path} has more than {most_bytes >> 20} MiB; {cure}")
     return data
 
 
@@ -49,7 +49,7 @@ def read_text(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) ->
     try:
         return read(flag, path, cure, most_bytes).decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{setting(flag, path)} is not text in UTF-8 ({error.reason}); write it as such") from None
+        raise UsageError(f"{flag}={path} is not text in UTF-8 ({error.reason}); write it as such") from None
 
 
 def check(values: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
     """Raises `UsageError` unless TensorFlow can read checkpoints at this path."""
     if special := next((character for character in path or "" if character in _PATTERN), None):
         raise UsageError(
-            f"{setting(name, path)} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
+            f"{name}={path} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
             "reads no checkpoint there; use a path without"
         )
 
@@ -71,9 +71,9 @@ def check_results(values: Mapping[str, Any]) -> None:
     """Raises `UsageError` where --result_json names a file that can't be written."""
     if path := values["result_json"]:
         if os.path.isdir(path) or path.endswith(os.sep):
-            raise UsageError(f"{setting('result_json', path)} is a folder; give the path of a file")
+            raise UsageError(f"result_json={path} is a folder; give the path of a file")
         if values["run_dir"] and _is_of_the_run(path, values["run_dir"]):
-            raise UsageError(f"{setting('result_json', path)} is a file of the run's own; give another path")
+            raise UsageError(f"result_json={path} is a file of the run's own; give another path")
         check_writable("result_json", os.path.dirname(path))
         _check_name("result_json", path)
 
@@ -90,7 +90,7 @@ def _check_name(flag: str, path: str) -> None:
         with contextlib.suppress(_TriedError), files.replacing(path, files.make_file):
             raise _TriedError
     except OSError as error:
-        raise UsageError(f"{setting(flag, path)} can't be written ({error.strerror}); give another path") from None
+        raise UsageError(f"{flag}={path} can't be written ({error.strerror}); give another path") from None
 
 
 def _is_of_the_run(path: str, run_dir: str) -> bool:
@@ -109,4 +109,4 @@ def check_writable(flag: str, folder: str) -> None:
         why = error.strerror
         if isinstance(error, FileExistsError):
             why = f"a link to {os.readlink(folder)}, which is not a folder" if os.path.islink(folder) else "a file"
-        raise UsageError(f"{setting(flag)}: {folder} can't be written ({why}); use a folder that can") from None
+        raise UsageError(f"{flag}: {folder} can't be written ({why}); use a folder that can") from None

@@ -21,7 +21,7 @@ from ... import models
 from ...engine.arguments import HUGE, Expression, Interval, outside
 from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
-from ..errors import UsageError, nearest, setting
+from ..errors import UsageError, nearest
 from . import own_files
 from .rules import Written
 from .values import number
@@ -75,11 +75,11 @@ def check_name(kind: str, name: str | None) -> None:
     """Raises `UsageError` unless --model or --input names one that is there; imports nothing."""
     known = NAMES[kind]
     if name is None:
-        raise UsageError(f"{setting(kind)} is missing; use one of {', '.join(known)}")
+        raise UsageError(f"{kind} is missing; use one of {', '.join(known)}")
     if own_files.is_path(name):
         own_files.compiled(kind, name)
     elif name not in known:
-        raise UsageError(f"{setting(kind, name)} is unknown; {nearest(name, known)}")
+        raise UsageError(f"{kind}={name} is unknown; {nearest(name, known)}")
 
 
 def find(kind: str, name: str | None) -> Entry:
@@ -215,14 +215,14 @@ def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict
     made = {}
     for name, value in values.items():
         if not known:
-            raise UsageError(f"{setting(flag)} {name}={value}: {entry.name} takes no arguments; leave it out")
+            raise UsageError(f"{flag} {name}={value}: {entry.name} takes no arguments; leave it out")
         if name not in known:
-            raise UsageError(f"{setting(flag)} {name}: {entry.name} has no such argument; {nearest(name, known)}")
+            raise UsageError(f"{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
         made[name] = coerce_argument(flag, name, value, entry.defaults.get(name))
         if fault := outside(entry.intervals, name, made[name]):
-            raise UsageError(f"{setting(flag)} {fault}; give {entry.name} one that is")
+            raise UsageError(f"{flag} {fault}; give {entry.name} one that is")
     if missing := [name for name in entry.required if name not in made]:
-        raise UsageError(f"{entry.name} needs {setting(flag)} {missing[0]}=VALUE")
+        raise UsageError(f"{entry.name} needs {flag} {missing[0]}=VALUE")
     return made
 
 
@@ -243,7 +243,7 @@ def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
         shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
         hint = f"give a value like the default, {shown}" if shown or shown == 0 else "give one or more, or leave it out"
         expected = name_of_kind.get(type(default), "such a list")
-        raise UsageError(f"{setting(flag)} {name}={value!s:.60} is not {expected}; {hint}") from None
+        raise UsageError(f"{flag} {name}={value!s:.60} is not {expected}; {hint}") from None
 
 
 def _is_list(value: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...engine.arguments import Interval
 from ...engine.metrics.monitored import Monitored
-from ..errors import UsageError, nearest, setting
+from ..errors import UsageError, nearest
 from .values import number as number_of
 from .values import short
 
@@ -236,7 +236,7 @@ class FlagInfo:
     Attributes:
       kind: what it takes.
       help: a line for --help.
-      group: its heading in --help.
+      group: its heading in --help; "" of a flag that is not a setting of a run, but of another command.
       use: the runs that it applies to, if not all; (another flag, values of it), or, without
         values, any but the other's default.
       several: whether it is repeatable, a list.
@@ -298,7 +298,7 @@ def coerce(field: dataclasses.Field, value: Any) -> Any:
         values: dict[str, Any] = {}
         for name, each in (_one(field, pair, info.kind) for pair in _listed(value)):
             if name in values:
-                raise UsageError(f"{setting(field.name)} {name} is set twice, {values[name]} and {each}; omit one")
+                raise UsageError(f"{field.name} {name} is set twice, {values[name]} and {each}; omit one")
             values[name] = each
         return values
     if info.several:
@@ -311,22 +311,22 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
-    name = field.name
+    name = field.name if field.metadata["info"].group else f"--{field.name}"
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
         value = value.item()
     try:
         return kind.coerce(value)
     except OtherTypeError:
-        wrong = f"{setting(name, f'{value!r:.60}')} is a {type(value).__name__}"
+        wrong = f"{name}={value!r:.60} is a {type(value).__name__}"
         raise UsageError(f"{wrong}, and not one value; give {kind.expected}") from None
     except ValueError as error:
         if isinstance(value, str) and not value:
             cure = f"give {kind.expected}, or leave it out"
-            raise UsageError(f"{setting(name)} is empty (a variable that is not set?); {cure}") from None
+            raise UsageError(f"{name} is empty (a variable that is not set?); {cure}") from None
         if kind.choices:
-            raise UsageError(f"{setting(name, value)} is unknown; {nearest(value, kind.choices)}") from None
+            raise UsageError(f"{name}={value} is unknown; {nearest(value, kind.choices)}") from None
         shown = value if isinstance(value, str) else short(value)
-        raise UsageError(f"{setting(name, shown)} can't be used: {error}; see {setting('help')}") from None
+        raise UsageError(f"{name}={shown} can't be used: {error}; see --help") from None
 
 
 def absolute(path: str) -> str:

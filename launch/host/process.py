@@ -27,7 +27,7 @@ from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_regular, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from . import imports, noise
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
@@ -317,7 +317,7 @@ class LockedRunDir:
     def _take_without_flock(self) -> None:
         """Makes a file that names this process, unless another's is there that may be alive."""
         logging.warning(
-            "--run_dir=%s: its file system has no flock; its file %s locks it instead, and has to be removed by hand "
+            "run_dir=%s: its file system has no flock; its file %s locks it instead, and has to be removed by hand "
             "if this process is killed and the next one runs on another host",
             *(self._run_dir, _OWNER),
         )
@@ -329,8 +329,8 @@ class LockedRunDir:
                 words = Path(self._owner.lock_file).read_text(encoding="utf-8").split()
             pid, host = [*words, "unknown", "unknown"][:2]
             raise RunDirInUse(
-                f"{setting('run_dir', self._run_dir)} is in use by process {pid} on host {host}, as its file {_OWNER} "
-                f"says; wait for it or end it, remove {_OWNER} if it has ended, or use another {setting('run_dir')}"
+                f"run_dir={self._run_dir} is in use by process {pid} on host {host}, as its file {_OWNER} says; wait "
+                f"for it or end it, remove {_OWNER} if it has ended, or use another run_dir"
             ) from None
         except OSError as error:
             raise _lock_error(self._run_dir, error, _OWNER) from None
@@ -345,8 +345,8 @@ class LockedRunDir:
         with contextlib.suppress(OSError):  # a file system that does not answer for a moment
             if not self.is_in_place:
                 raise UsageError(
-                    f"{setting('run_dir', self._run_dir)} was removed or replaced while its run went on, and what is "
-                    "done now would not be kept; leave it in its place, and start again"
+                    f"run_dir={self._run_dir} was removed or replaced while its run went on, and what is done now "
+                    "would not be kept; leave it in its place, and start again"
                 )
             if self._file is None or _identity(RunDir(self._run_dir).lock) != _identity(self._file):
                 self.release()
@@ -382,8 +382,8 @@ def _take(lock: int, run_dir: str) -> bool:
             return False
         raise _lock_error(run_dir, error) from None
     if not is_ours:
-        named = setting("run_dir", run_dir)
-        raise RunDirInUse(f"{named} is in use {_holder(lock)}, or use another {setting('run_dir')}")
+        named = f"run_dir={run_dir}"
+        raise RunDirInUse(f"{named} is in use {_holder(lock)}, or use another run_dir")
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
@@ -419,6 +419,5 @@ def is_alive(pid: int) -> bool:
 
 def _lock_error(run_dir: str, error: OSError, name: str = NAMES.lock) -> UsageError:
     return UsageError(
-        f"{setting('run_dir', run_dir)}: its file {name} can't be locked ({error.strerror}); remove it, or use another "
-        f"{setting('run_dir')}"
+        f"run_dir={run_dir}: its file {name} can't be locked ({error.strerror}); remove it, or use another run_dir"
     )

@@ -22,14 +22,14 @@ from ...engine import logging
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.machine.threads import Thread
-from ..errors import RunError, UsageError, setting
+from ..errors import RunError, UsageError
 from . import process
 
 _PUSH_SECONDS = 1.0
 # What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
 _NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*\.writing|ckpt-\d+_temp\w*")
 _NOT_PULLED = (NAMES.tensorboard, NAMES.logs, NAMES.export)
-_CURE = f"see that it is there and that this machine may write to it, or use another {setting('run_dir')}"
+_CURE = "see that it is there and that this machine may write to it, or use another run_dir"
 
 
 def remote_folder(run_dir: str | None) -> RemoteFolder | None:
@@ -58,7 +58,7 @@ class RemoteFolder:
         self.folder = tempfile.mkdtemp(prefix="crankshaft-run-")
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._pushed: dict[str, tuple[int, int]] = {}  # by path within the folder: size, time of change
-        with _explained(UsageError, f"{setting('run_dir', url)} can't be read"):
+        with _explained(UsageError, f"run_dir={url} can't be read"):
             self._pull()
 
     def _pull(self) -> None:
@@ -78,7 +78,7 @@ class RemoteFolder:
     @contextlib.contextmanager
     def pushing(self) -> Iterator[None]:
         """Copies new files from a thread, and the rest at the end. Raises `RunError` if that fails."""
-        with _explained(UsageError, f"{setting('run_dir', self.url)} can't be written"):
+        with _explained(UsageError, f"run_dir={self.url} can't be written"):
             _gfile().makedirs(self.url)
         ended = threading.Event()
         thread = Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
@@ -89,7 +89,7 @@ class RemoteFolder:
             ended.set()
             thread.join()
             try:
-                with _explained(RunError, f"the run's files can't be copied to {setting('run_dir', self.url)}"):
+                with _explained(RunError, f"the run's files can't be copied to run_dir={self.url}"):
                     self.push()
             except RunError as error:
                 self._remove.detach()  # nothing is lost
@@ -103,7 +103,7 @@ class RemoteFolder:
                 warned = False
             except Exception as error:  # of TensorFlow's file systems; tried again
                 if not warned:
-                    logging.warning("--run_dir=%s can't be written now (%s); tried again", self.url, _why(error))
+                    logging.warning("run_dir=%s can't be written now (%s); tried again", self.url, _why(error))
                 warned = True
 
     def push(self) -> None:

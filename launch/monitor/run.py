@@ -28,7 +28,7 @@ class MonitoredRun:
     """A run that the page shows.
 
     Args:
-      path: its folder, or a file of --result_json.
+      path: its folder, or a file of result_json.
 
     Attributes:
       name: the path's last part.
@@ -39,7 +39,7 @@ class MonitoredRun:
 
     def __init__(self, path: str):
         if not os.path.exists(path):
-            raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of --result_json")
+            raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of result_json")
         is_folder = os.path.isdir(path)
         self.name = os.path.basename(os.path.abspath(path))
         self._result, self._open_flags = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)

@@ -32,7 +32,7 @@ from ..cluster import tf_config
 from ..command_line import checks, help, own_flags, parsing, paths
 from ..command_line import config as configs
 from ..command_line.rules import Boolean, Number, Path, Text, flag
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..host import process
 from ..host.files import write_json, write_text
 from ..host.signals import interruptible
@@ -103,10 +103,10 @@ def _run(argv: list[str]) -> int:
     passed = parsing.from_argv([argv[0], *words])
     if flags.measure:
         if passed:
-            raise UsageError(f"--measure plans nothing; leave {setting(next(iter(passed)))} out")
+            raise UsageError(f"--measure plans nothing; leave {next(iter(passed))} out")
         if flags.measure.endswith(".json"):
             raise UsageError(f"--measure={flags.measure} would be YAML; use a name that ends in .yaml")
-        paths.check_writable("measure", os.path.dirname(flags.measure))
+        paths.check_writable("--measure", os.path.dirname(flags.measure))
         write_text(flags.measure, hardware.as_yaml(_measured()))
         print(f"[plan] this machine is in {flags.measure}; plan with it by --on={flags.measure}")
         return 0
@@ -171,11 +171,11 @@ def configured(
     alone = "mirrored" if devices > 1 else "one_device"
     strategy = values.setdefault("strategy", "parameter_server" if servers else "multi_worker" if hosts > 1 else alone)
     if strategy in _ON_ONE_HOST and hosts > 1:
-        raise UsageError(f"--hosts={hosts}: {setting('strategy', strategy)} runs on one host; use 1, or multi_worker")
+        raise UsageError(f"--hosts={hosts}: strategy={strategy} runs on one host; use 1, or multi_worker")
     tasks = {"worker": hosts}
     if strategy == "parameter_server":
         if not servers:
-            raise UsageError(f"{setting('strategy', strategy)} needs servers; add {setting('num_ps')}=N")
+            raise UsageError(f"strategy={strategy} needs servers; add num_ps=N")
         tasks |= {"chief": 1, "ps": servers}
     ports = itertools.count(_FIRST_PORT)
     cluster = {kind: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for kind, count in tasks.items()}

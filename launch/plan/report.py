@@ -50,7 +50,7 @@ def text(plan: dict[str, Any], machine: Hardware, columns: int) -> str:
     title = f"{plan['model']}, batches of {plan['global_batch_size']:,}; {machine.name}"
     lines = [title, "", table(plan["hosts"], machine, columns)]
     if plan["jit"] == "auto" and machine.kind != "tpu":
-        lines += ["", "One device is planned without XLA; --jit=auto times steps with it too, and takes the faster."]
+        lines += ["", "One device is planned without XLA; jit=auto times steps with it too, and takes the faster."]
     lines += [f"\nUncertain: {line}." for line in dict.fromkeys(x for each in plan["hosts"] for x in each["uncertain"])]
     if machine.assumed:
         lines += ["", f"Assumptions: {', '.join(machine.assumed)}."]

@@ -32,15 +32,15 @@ _LEASES_PER_WORKER = 8  # that are simulated; then their rate no longer changes
 COSTS: dict[str, tuple[dict[str, Any], str]] = {
     "the network": (
         {"network_seconds": 0.0},
-        "fewer bytes (--reduce_dtype), a larger --global_batch_size, more servers",
+        "fewer bytes (reduce_dtype), a larger global_batch_size, more servers",
     ),
     "the slowest worker": ({"jitter": 0.0, "stragglers_per_host_hour": 0.0}, "even hosts, or parameter servers"),
-    "failures": ({"failures_per_host_hour": 0.0}, "spare hosts, --snapshot_seconds, more frequent checkpoints"),
+    "failures": ({"failures_per_host_hour": 0.0}, "spare hosts, snapshot_seconds, more frequent checkpoints"),
     "checkpoints": ({"checkpoint_seconds": 0.0}, "less frequent checkpoints"),
-    "the coordinator": ({"assign_seconds": 0.0}, "longer steps: a larger --global_batch_size"),
+    "the coordinator": ({"assign_seconds": 0.0}, "longer steps: a larger global_batch_size"),
     "the end of all leases": (
         {"join_every_steps": math.inf},
-        "--checkpoint_every_steps, --eval_every_steps and --summary_every_steps further apart",
+        "checkpoint_every_steps, eval_every_steps and summary_every_steps further apart",
     ),
 }
 

@@ -23,7 +23,7 @@ from ...engine.machine import environment, files
 from ..command_line.config import Config
 from ..command_line.flags import FLAG_INFO
 from ..command_line.values import short
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..host.signals import EXIT_CODES
 from .saved import fingerprints
 
@@ -49,7 +49,8 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     own = flags.pop("script_flags", {})
     versions = {name: environment.versions()[name] for name in ("tensorflow", "keras", "crankshaft")}
     settings = {
-        **{f"--{name}": value for name, value in {**flags, **own}.items()},
+        **flags,
+        **own,
         **{f"Keras's {name}": value for name, value in config.keras.items()},
         **versions,
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
@@ -72,8 +73,8 @@ def check_run_dir(run_dir: str, strategy) -> None:
         os.remove(path)
     if blind:
         raise UsageError(
-            f"{setting('run_dir', run_dir)} is another folder at {' and '.join(blind)} than at the chief, which writes "
-            "the checkpoints that all resume from; give a folder of a file system that all hosts share"
+            f"run_dir={run_dir} is another folder at {' and '.join(blind)} than at the chief, which writes the "
+            "checkpoints that all resume from; give a folder of a file system that all hosts share"
         )
 
 
@@ -115,7 +116,7 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
         raise UsageError(
             f"the {name} data of {' and '.join(others)} differs from {chief}'s{counts}, and the run divides it among "
             "workers itself: give all workers the whole data, in the same order; or, if each gives its own part of a "
-            f"dataset, set AutoShardPolicy.OFF in its options or {setting('auto_shard_policy', 'off')}"
+            "dataset, set AutoShardPolicy.OFF in its options or auto_shard_policy=off"
         )
 
 

@@ -41,8 +41,7 @@ from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_of
 from ..command_line.values import plain
-from ..errors import RunError, UsageError, setting
-from ..explanations import with_flags
+from ..errors import RunError, UsageError
 from ..host import threads
 from . import progress, room
 from .compiled_cache import CompiledCache
@@ -104,11 +103,11 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
 
     def end_process(line: str) -> None:
         if record_end:
-            recording = Thread(target=record_end, args=(with_flags(line),), daemon=True)
+            recording = Thread(target=record_end, args=(line,), daemon=True)
             with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
                 recording.start()
                 recording.join(_RECORD_SECONDS)
-        watchdog.end_process(with_flags(line))
+        watchdog.end_process(line)
 
     task = servers = None
     cluster = config.cluster
@@ -175,9 +174,8 @@ def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], in
     order = feed.order
     if order.shift % config.sync_every_steps:
         raise UsageError(
-            f"{setting('global_batch_size', order.batch_size)}: from step {order.origin.step} on epochs would end "
-            f"between two syncs ({setting('sync_every_steps', config.sync_every_steps)}); resume with the run's "
-            "earlier batch size"
+            f"global_batch_size={order.batch_size}: from step {order.origin.step} on epochs would end between two "
+            f"syncs (sync_every_steps={config.sync_every_steps}); resume with the run's earlier batch size"
         )
     if config.is_endless:
         return None
@@ -232,19 +230,18 @@ def build_state(
         arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())
         raise RunError(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
-            f"or shard it across devices by {setting('mesh')}"
+            "or shard it across devices by mesh"
         ) from error
     inventory = Inventory(state.trainer)  # without optimizers, its step shows that nothing is compressed
     if config.powersgd_rank and inventory.optimizers and not state.trainer.reduction.memory:
         raise UsageError(
-            f"{setting('powersgd_rank', config.powersgd_rank)}: no gradient of {config.model_entry.name} is smaller as "
-            "two matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
+            f"powersgd_rank={config.powersgd_rank}: no gradient of {config.model_entry.name} is smaller as two "
+            "matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
         )
     if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
         raise UsageError(
-            f"{setting('mesh', config.mesh)}: {config.model_entry.name} has no layer sharded over the model's "
-            "axis, so replicas would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave "
-            f"{setting('mesh')} out"
+            f"mesh={config.mesh}: {config.model_entry.name} has no layer sharded over the model's axis, so replicas "
+            "would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave mesh out"
         )
     if inventory.tables:
         checks.check_tables(config, config.model_entry.name)

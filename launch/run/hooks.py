@@ -34,7 +34,7 @@ from ...engine.machine.threads import Thread
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
@@ -114,7 +114,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses)
     if config.run_dir:
         has_servers = not strategy.updates_here
         if has_servers and config.histogram_every_steps:
-            every = setting("histogram_every_steps", config.histogram_every_steps)
+            every = f"histogram_every_steps={config.histogram_every_steps}"
             logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
         hooks.append(
             TensorBoard(

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import UsageError, setting
+from ..errors import UsageError
 from ..host.serving import Server
 from ..host.serving import serving as served
 
@@ -39,8 +39,7 @@ def serving(port: int, address: str, get_run: Callable[[], Any], labels: dict[st
         server = Server(address or _LOOPBACK, port, prometheus_client.make_wsgi_app(registry))
     except OSError as error:
         raise UsageError(
-            f"{setting('metrics_port', port)}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); "
-            "use another"
+            f"metrics_port={port}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); use another"
         ) from None
     with served(server):
         yield server.port

@@ -20,8 +20,7 @@ from ...engine.strategies.base import Strategy
 from ...engine.strategies.parameter_server.placement import dry_run
 from ...models.tabular import Tabular
 from ..command_line.config import Config
-from ..errors import UsageError, setting
-from ..explanations import with_flags
+from ..errors import UsageError
 
 _SNAPSHOTS = 2  # in memory, if there is room for them
 
@@ -117,15 +116,15 @@ def _compare(config: Config, needed: int, copies: int, room: Room) -> None:
     if saves:
         parts.append(f"a checkpoint of them {_mib(needed)} on the disk, of which {_mib(room.disk)} are free")
     has_tables = issubclass(config.trainer_class, Tabular)
-    tables = f"fewer rows ({setting('model_arg')}=hash_buckets=N or table_capacity=N), " * has_tables
+    tables = "fewer rows (model_arg=hash_buckets=N or table_capacity=N), " * has_tables
     line = (
-        f"the variables of {config.model_entry.name}, with the optimizer state, {', and '.join(parts)}; use {tables}"
-        f"several servers ({setting('num_ps')}), devices that share a model ({setting('mesh')}), or a smaller model"
+        f"the variables of {config.model_entry.name}, with the optimizer state, {', and '.join(parts)}; use "
+        f"{tables}several servers (num_ps), devices that share a model (mesh), or a smaller model"
     )
     if in_memory > room.memory or needed > room.disk:
         raise UsageError(line)
     if in_memory + copied > room.memory / 2 or needed > room.disk / 2:
-        logging.warning("%s", with_flags(line))
+        logging.warning("%s", line)
 
 
 def _mib(size: float) -> str:

@@ -26,8 +26,7 @@ from ...engine.strategies import jit_choice
 from ..cluster import memory
 from ..cluster.rendezvous import named
 from ..command_line import config as configs
-from ..errors import EXIT_REGROUP, UsageError, setting
-from ..explanations import with_flags
+from ..errors import EXIT_REGROUP, UsageError
 from ..host.files import write_of_run
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, results
@@ -157,10 +156,10 @@ def choose_jit(run: BaseRun) -> str:
     config, state, strategy = run.config, run.state, run.strategy
     if reason := run.no_jit_reason:
         if config.jit == "on":
-            raise UsageError(f"{setting('jit')}=on: {reason}; use {setting('jit')}=auto or off")
+            raise UsageError(f"jit=on: {reason}; use jit=auto or off")
         if state.jit is None:
             state.jit = False  # a choice that was made before is kept for the next process
-        return f"XLA off: {with_flags(reason)}"
+        return f"XLA off: {reason}"
     why = "as this run began"
     if config.jit != "auto":
         state.jit, why = config.jit == "on", "as configured"
@@ -228,8 +227,8 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
     period = run.strategy.sync_period_steps
     if until % period and until != last:
         raise UsageError(
-            f"train(): step {until} is between two syncs, which are {period} steps apart "
-            f"({setting('sync_every_steps')}); train to a multiple of {period}"
+            f"train(): step {until} is between two syncs, which are {period} steps apart (sync_every_steps); train to "
+            f"a multiple of {period}"
         )
     return until
 
@@ -317,7 +316,7 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
         if exit_code and exit_code != EXIT_REGROUP:
             run_dir = config.configured_run_dir
             resumes = f"saved, and the same command resumes from {run_dir}"
-            line += f"; {resumes}" if run_dir else "; nothing is kept without --run_dir"
+            line += f"; {resumes}" if run_dir else "; nothing is kept without run_dir"
         lines.append(line)
     if size := run.state.input.num_bytes:
         lines.append(f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
@@ -381,9 +380,9 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
     if run.train_steps is None:
         return f"{text}\nresumed at step {manifest.step:,} from {config.configured_run_dir}"
     if manifest.step >= run.train_steps:
-        more = "more --train_steps or --train_epochs continue it"
+        more = "more train_steps or train_epochs continue it"
         if "train_steps" in config.deciding():
-            more += f", with --allow_changed_config: --learning_rate_schedule={config.learning_rate_schedule} ends here"
+            more += f", with allow_changed_config: learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
     return f"{text}\nresumed at step {manifest.step:,} of {run.train_steps:,} from {config.configured_run_dir}"
 

@@ -65,5 +65,5 @@ def test_a_sweep_of_the_real_program_names_what_fails_and_goes_on():
     command = [sys.executable, "-m", "benchmarks.sweep", "global_batch_size=0,64", "--", *flags]
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert outcome.returncode == 1
-    assert "--global_batch_size=0" in outcome.stderr
+    assert "global_batch_size=0" in outcome.stderr
     assert "| --global_batch_size=64 (best) |" in outcome.stdout

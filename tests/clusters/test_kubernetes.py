@@ -81,4 +81,4 @@ def test_a_mistake_fails_the_job(pods):
     mistaken = pods("--workers=2", "--", *RUN, "--global_batch_size=31", "--run_dir=/runs/mistake")
     with pytest.raises(AssertionError, match=r"train: pod [01] has ended with 2"):
         mistaken.until(lambda: mistaken.is_complete)
-    assert "error: --global_batch_size=31" in mistaken.logs()
+    assert "error: global_batch_size=31" in mistaken.logs()

@@ -81,7 +81,7 @@ def test_a_mistake_is_not_tried_again(slurm):
     """One that only the tasks can find, since the manifest checks the flags: a batch that two workers can't share."""
     job = slurm.submit("--workers=2", *flags(slurm, "mistake", "--global_batch_size=31"))
     slurm.until(job, lambda: slurm.state(job) == "FAILED")
-    assert slurm.output(job).count("error: --global_batch_size=31") == 2  # by each task, once
+    assert slurm.output(job).count("error: global_batch_size=31") == 2  # by each task, once
 
 
 def _trains(pid: str) -> bool:

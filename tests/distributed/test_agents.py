@@ -135,7 +135,7 @@ def test_a_host_with_a_notice_of_preemption_hands_over_and_leaves_while_enough_a
     assert f"2 of 3 workers continue from step {step}, without worker 0 (" in workers.output(1)  # now the chief
     (last,) = re.findall(r"^stopped at step (\d+): SIGTERM at worker 1", workers.output(1), re.MULTILINE)
     assert newest(run_dir) == int(last) >= 30
-    assert "worker 2 ends: others have notices of preemption, and --min_workers=2" in workers.output(2)
+    assert "worker 2 ends: others have notices of preemption, and min_workers=2" in workers.output(2)
     assert not any("it starts again" in workers.output(index) for index in range(3))  # none of this is a failure
 
 
@@ -273,7 +273,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
         workers.processes[lost].wait()
     advance(16)  # out of the hook in which its task waits
     assert workers.processes[2].wait() == 1
-    assert "(1 of 3 workers are here, and --min_workers=2)" in workers.output(2)
+    assert "(1 of 3 workers are here, and min_workers=2)" in workers.output(2)
     saved = re.search(r"^step (\d+) was in memory, and is saved now$", workers.output(2), re.MULTILINE)
     assert sharded or newest(run_dir) == int(saved[1])
     for index in range(3):

@@ -86,8 +86,7 @@ def test_bad_records_are_left_out_up_to_their_number_and_what_reading_took_is_to
     assert seen.sum() == 2 * 1000
     assert job.result["bad_records"] == {"train": 1}
     assert (
-        "part-1 has a bad record 432; write it again; left out, as 1 of the 1 that --max_bad_records allows"
-        in job.output
+        "part-1 has a bad record 432; write it again; left out, as 1 of the 1 that max_bad_records allows" in job.output
     )
     # Nearly all of the time, but on a busy machine, whose steps take as long as reads.
     assert 0 < job.result["input_wait_fraction"] <= 1

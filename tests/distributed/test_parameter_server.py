@@ -139,7 +139,7 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     # Which of the two depends on whether it had begun what it was sent.
     found = r"worker 1 \(127\.0\.0\.1:\d+\) (holds steps \d+ to \d+|does not answer)"
-    assert re.match(f"no update for --step_timeout_seconds=3: {found}", line), line
+    assert re.match(f"no update for step_timeout_seconds=3: {found}", line), line
     assert "worker 0" not in line
     assert job.left == []
 
@@ -154,7 +154,7 @@ def test_a_stopped_server_is_named(start):
     job.send("ps 0", signal.SIGSTOP)
     assert job.wait() == 1
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
-    assert re.match(r"ps 0 \(127\.0\.0\.1:\d+\) has not answered for --step_timeout_seconds=3: ", line), line
+    assert re.match(r"ps 0 \(127\.0\.0\.1:\d+\) has not answered for step_timeout_seconds=3: ", line), line
     assert job.left == []
 
 
@@ -166,7 +166,7 @@ def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run_and_not_the
     job.until(lambda: runs.newest(job.run_dir) >= 20)
     job.send("worker 1", signal.SIGSTOP)
     assert job.wait() == 1
-    assert re.search(r"no update for --step_timeout_seconds=3: worker 1|Timeout \(0:00:30\)!", job.output)
+    assert re.search(r"no update for step_timeout_seconds=3: worker 1|Timeout \(0:00:30\)!", job.output)
     assert job.left == []
 
 

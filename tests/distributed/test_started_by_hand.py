@@ -39,4 +39,4 @@ def test_a_task_says_what_it_is_and_whose_list_told_it(start_workers, tmp_path, 
     (tmp_path / "task.py").write_text(BY_FLAGS)
     tasks = start_workers(1, tmp_path / "task.py", *RUN, "--strategy=multi_worker").ok()
     assert f"cluster: worker 0 at {socket.gethostname()}:" in tasks.output(0)
-    assert ", task 0 of 1 worker; from --cluster_hosts" in tasks.output(0)
+    assert ", task 0 of 1 worker; from cluster_hosts" in tasks.output(0)

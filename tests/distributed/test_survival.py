@@ -122,4 +122,4 @@ def test_a_mistake_of_the_users_is_not_tried_again(workers):
     run = workers("run", "--model=mlp", "--input=digits", "--global_batch_size=65")
     assert run.wait() == 2
     assert run.starts() == 1
-    assert "--global_batch_size=65 does not divide over 2 replicas; use 64 or 66" in run.output
+    assert "global_batch_size=65 does not divide over 2 replicas; use 64 or 66" in run.output

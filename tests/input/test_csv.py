@@ -247,7 +247,7 @@ def test_each_column_and_what_is_made_of_it_is_said(tmp_path):
         "label": "int64 label of 3 classes",
     }
     assert lines[-1].startswith("all values of row differ")
-    assert lines[-1].endswith("--input_arg=features=id,price,zip,day")
+    assert lines[-1].endswith("input_arg=features=id,price,zip,day")
 
 
 QUOTED = ['a "word"', "two\nlines", "with\r\nboth", "a,comma", ""]

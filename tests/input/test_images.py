@@ -299,7 +299,7 @@ def test_images_in_folders_of_a_class_are_of_the_class_and_others_are_logged(tmp
     found = sorted(os.path.relpath(path, tmp_path) for path in data.train.files())
     assert found == ["a/1.jpg", "a/in/1.jpg", "a/in/deep/2", "b/1.jpe", "b/of-a.jpg"]
     assert caplog.messages == [
-        f"--data_dir={tmp_path}: 4 not read: 1.jpg (beside the folders of classes); ._1.jpg (hidden, backup or "
+        f"data_dir={tmp_path}: 4 not read: 1.jpg (beside the folders of classes); ._1.jpg (hidden, backup or "
         "temporary); LICENSE, Thumbs.db (other names)"
     ]
 

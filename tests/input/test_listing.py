@@ -63,7 +63,7 @@ def test_what_is_left_out_is_logged_with_number_names_and_reason(tmp_path, said)
     write(tmp_path, "_SUCCESS", ".DS_Store", "a.row.index", "a.row.crc", "h.row.tmp.1234", "i.row.part", content=b"")
     assert found(tmp_path) == ["a.row", "b.row"]
     assert said.messages == [
-        f"--data_dir={tmp_path}: 8 not read: .c.row, d.row~, h.row.tmp.1234, i.row.part (hidden, backup or temporary); "
+        f"data_dir={tmp_path}: 8 not read: .c.row, d.row~, h.row.tmp.1234, i.row.part (hidden, backup or temporary); "
         "f.md (other names); in/ (folders); e.line (read only if there are no others); b.row.gz (there unpacked as "
         "well)"
     ]

@@ -61,10 +61,6 @@ class Outcome:
     out: str
     err: str
 
-    def __post_init__(self):
-        for mark in ("\x02", "\x03", r"\x02", r"\x03"):  # of a setting that was not named for whoever reads it
-            assert mark not in self.out + self.err, f"{self.out[-2000:]}\n{self.err[-2000:]}"
-
     @property
     def error(self) -> str:
         """The one line that says what was wrong; fails the test if there are more, or a traceback."""

@@ -249,7 +249,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_the_programs_line_with_keywords(name):
+def test_a_mistake_is_the_programs_line(name):
     keywords, line = MISTAKES[name]
     with pytest.raises(UsageError) as raised:
         run(Plane, data=data, **keywords)
@@ -257,7 +257,7 @@ def test_a_mistake_is_the_programs_line_with_keywords(name):
     assert "\n" not in str(raised.value)
     assert "--" not in str(raised.value).replace("train --help", "")
     assert isinstance(raised.value, ValueError)
-    assert (raised.value.exit_code, raised.value.parameter) == (2, next(iter(keywords)))
+    assert raised.value.exit_code == 2
 
 
 @pytest.mark.parametrize(

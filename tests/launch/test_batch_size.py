@@ -92,7 +92,7 @@ def test_what_can_not_go_on_in_other_batches_is_one_line(inside, tmp_path):
     data = (IDS, IDS), None
     inside(*run, *apart, trainer=Count, data=lambda: data).ok()
     line = inside(*run, *apart, "--global_batch_size=40", trainer=Count, data=lambda: data).mistake
-    assert line.startswith("--global_batch_size=40: from step 8 on epochs would end between two syncs (--sync_every_st")
+    assert line.startswith("global_batch_size=40: from step 8 on epochs would end between two syncs (sync_every_st")
     inside(*run, f"--run_dir={tmp_path / 'one'}", trainer=Count, data=lambda: data).ok()
     how = {"train_steps": 12, "global_batch_size": 20, "allow_changed_config": True, "jit": "off", "optimizer": "sgd"}
     with crankshaft.open_run(Count, data=data, run_dir=str(tmp_path / "one"), progress="off", **how) as opened:

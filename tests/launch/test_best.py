@@ -112,7 +112,7 @@ def test_a_metric_of_training_alone_is_named_at_the_start_with_its_direction(ins
 @pytest.mark.parametrize("watching", ["--early_stopping=patience=2", "--reduce_lr=patience=2", "--restore_best"])
 def test_a_direction_that_nobody_knows_is_refused_before_the_first_step(inside, watching):
     outcome = inside(*SWINGS, "--monitor=eval_score", watching, trainer=Ranked, data=data)
-    assert "--monitor=eval_score: whether a higher or a lower score is better is not known" in outcome.mistake
+    assert "monitor=eval_score: whether a higher or a lower score is better is not known" in outcome.mistake
     assert "use max:eval_score or min:eval_score" in outcome.mistake
     assert "step 1" not in outcome.out
 
@@ -121,8 +121,8 @@ def test_a_direction_that_nobody_knows_is_refused_before_the_first_step(inside, 
     ("flags", "says"),
     [
         ("--monitor=train_score --early_stopping=patience=9", "use max:train_score or min:train_score"),
-        ("--restore_best", "--restore_best takes the best evaluation's ... --mode=train makes no evaluations"),
-        ("--eval_every_steps=5", "--eval_every_steps=5: --mode=train makes no evaluations; use --mode=train_and_eval"),
+        ("--restore_best", "restore_best takes the best evaluation's ... mode=train makes no evaluations"),
+        ("--eval_every_steps=5", "eval_every_steps=5: mode=train makes no evaluations; use mode=train_and_eval"),
     ],
 )
 def test_what_a_run_of_training_alone_cannot_do_is_refused(inside, flags, says):

@@ -48,8 +48,8 @@ def test_more_examples_to_train_on_are_refused_until_they_are_allowed(inside, da
     before = (tmp_path / "run" / "config.json").read_text()
     more = (*run, f"--data_dir={images(tmp_path / 'more', train_count=500)}", "--train_steps=8")
     outcome = inside(*more)
-    assert f"--run_dir={tmp_path}/run is a run of other training data (examples: 200 -> 500); use" in outcome.mistake
-    assert outcome.error.endswith("another --run_dir, the same data, or --allow_changed_config")
+    assert f"run_dir={tmp_path}/run is a run of other training data (examples: 200 -> 500); use" in outcome.mistake
+    assert outcome.error.endswith("another run_dir, the same data, or allow_changed_config")
     assert runs.newest(tmp_path / "run") == 4
     assert (tmp_path / "run" / "config.json").read_text() == before
     outcome = inside(*more, "--allow_changed_config").ok()

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import load_model, run
-from crankshaft.engine.errors import with_flags
 from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
@@ -65,7 +64,7 @@ def problem(*flags) -> str | None:
     try:
         checked(*flags)
     except UsageError as error:
-        return with_flags(error.message)
+        return error.message
     return None
 
 
@@ -84,7 +83,7 @@ def test_each_changed_value_of_a_configuration_is_one_line_or_harmless(run_dir):
             assert "remove" not in line
             assert len(line.replace(str(run_dir), "")) < 360, line
             if place[0] == "flags" and value and value[0] in ([], {"a": {"b": [1]}}, [[[]]], -1) and len(place) > 1:
-                assert line.startswith(f"{path}") or "--allow_changed_config" in line, (place, value, line)
+                assert line.startswith(f"{path}") or "allow_changed_config" in line, (place, value, line)
                 assert place[1] in line
     of_flags = {place[1] for place in places(before) if place[0] == "flags" and len(place) == 2}
     assert of_flags - UNREAD <= {place[1] for place in refused if len(place) == 2}
@@ -119,7 +118,7 @@ def test_what_is_no_configuration_is_told_without_advice_that_loses_the_run(run_
     for call in (("--mode=eval", f"--run_dir={run_dir}"), (*RUN, f"--run_dir={run_dir}")):
         line = problem(*call)
         assert line.startswith(f"{run_dir}/config.json {found}")
-        assert line.endswith("or use another --run_dir; the checkpoints are as they were") or content in NO_FILES
+        assert line.endswith("or use another run_dir; the checkpoints are as they were") or content in NO_FILES
         assert "remove" not in line
 
 
@@ -137,7 +136,7 @@ def test_a_result_that_is_none_counts_for_nothing(tmp_path, content):
 def test_what_stands_where_a_run_writes_its_files_is_named_before_it_trains(run_dir, name, make):
     make(run_dir / name)
     line = problem(*RUN, f"--run_dir={run_dir}")
-    assert line.startswith(f"--run_dir: {run_dir}/{name} is not a regular file, and the run is to write one")
+    assert line.startswith(f"run_dir: {run_dir}/{name} is not a regular file, and the run is to write one")
     assert problem("--mode=eval", f"--run_dir={run_dir}") is None
 
 
@@ -179,7 +178,7 @@ def test_a_models_arguments_of_another_type_are_named(finished, inside, tmp_path
     for value in ("x", ["x"], 1.5, [[4]]):
         path.write_text(json.dumps(changed(before, ("flags", "model_arg", "hidden_units"), value)))
         outcome = inside("--mode=eval", f"--run_dir={tmp_path}/run")
-        assert outcome.mistake.startswith(f"{path}: --model_arg hidden_units=")
+        assert outcome.mistake.startswith(f"{path}: model_arg hidden_units=")
 
 
 @pytest.mark.parametrize(
@@ -231,8 +230,8 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(inside, tmp_path):
     run = (*MLP, *EACH_TWO, "--train_steps=6", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}")
     inside(*run).ok()
     shutil.rmtree(tmp_path / "checkpoints")
-    says = f"--run_dir={tmp_path} holds best/ckpt-6 of a run whose checkpoints/ are gone ... restore them from a copy"
-    says += f", or use another --run_dir, with --init_from={tmp_path}/best"
+    says = f"run_dir={tmp_path} holds best/ckpt-6 of a run whose checkpoints/ are gone ... restore them from a copy"
+    says += f", or use another run_dir, with init_from={tmp_path}/best"
     inside(*run).refused(says)
     (tmp_path / "result.json").unlink()
     inside(*run).refused(says)
@@ -268,7 +267,7 @@ def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_
     before = sorted((tmp_path / folder).iterdir())
     outcome = inside(*run, "--train_steps=2")
     says = f"{tmp_path}/{folder} has checkpoint files that no manifest lists: ckpt-1.data-"
-    outcome.refused(f"{says} ... move them elsewhere, or use another --run_dir, with --init_from to begin")
+    outcome.refused(f"{says} ... move them elsewhere, or use another run_dir, with init_from to begin")
     assert sorted((tmp_path / folder).iterdir()) == before
     assert not (tmp_path / "config.json").exists()
 
@@ -313,7 +312,7 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
 
     flags = (*RUN, *QUIET, "--train_steps=60", "--checkpoint_every_steps=20", "--summary_every_steps=5")
     outcome = inside(*flags, f"--run_dir={run_dir}", hooks=[every_steps(10, act)])
-    assert outcome.mistake.startswith(f"--run_dir={run_dir} was removed or replaced while its run went on")
+    assert outcome.mistake.startswith(f"run_dir={run_dir} was removed or replaced while its run went on")
     assert seen == [10, 20, 30]
     left = sorted(os.listdir(run_dir)) if run_dir.exists() else []
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)

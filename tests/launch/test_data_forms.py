@@ -158,7 +158,7 @@ def test_text_keeps_xla_away(inside, results, tmp_path):
     _, out = results(data, "--jit=auto", run, trainer=Words)
     assert "XLA off: features['word'] holds strings, for which XLA has no kernels" in out
     outcome = inside(*RUN, "--jit=on", trainer=Words, data=data)
-    outcome.refused("--jit=on: features['word'] holds strings, for which XLA has no kernels; use --jit=auto or")
+    outcome.refused("jit=on: features['word'] holds strings, for which XLA has no kernels; use jit=auto or")
     inside("--mode=export", run, trainer=Words, data=data).ok()
     serve = tf.saved_model.load(str(tmp_path / "run" / "export" / "4")).signatures["serving_default"]
     assert serve(word=tf.constant(WORDS), number=tf.constant(FEATURES))["outputs"].shape == (32, 1)
@@ -183,7 +183,7 @@ def test_training_data_may_be_all_there_is(inside, results, tmp_path, form):
     one = (whole,) if form == "none" else data  # a tuple of one is the same
     assert results(lambda: one, *run, "--train_steps=6")[0]["resumed_from"] == 4
     evaluated = inside("--mode=eval", run[0], trainer=Line, data=lambda: data)
-    assert "--mode=eval needs evaluation data, and the data has none; return (train, eval)" in evaluated.error
+    assert "mode=eval needs evaluation data, and the data has none; return (train, eval)" in evaluated.error
 
 
 # -- --validation_split

@@ -133,7 +133,7 @@ def test_a_run_that_stops_at_steps_has_the_schedule_and_the_bits_of_one_that_doe
 
 
 def test_a_stop_between_two_syncs_is_a_mistake(inside):
-    inside(*MLP, *TWO, *RUN, "--sync_every_steps=4", "--stop_at_step=10").refused("--stop_at_step=10 ... use 8 or 12")
+    inside(*MLP, *TWO, *RUN, "--sync_every_steps=4", "--stop_at_step=10").refused("stop_at_step=10 ... use 8 or 12")
 
 
 def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_path):

@@ -83,9 +83,9 @@ def test_a_run_on_a_stream_is_evaluated_without_counting_and_files_that_change_m
 
 
 def test_a_stream_without_examples_and_flags_for_examples_with_indices_are_refused(ran, folder):
-    for flag in ("--max_bad_records=3", "--shuffle_window=8"):
-        said = f"{flag} is for examples that are read by their indices, and the train data is a stream; leave it out"
-        assert ran("--train_steps=5", flag).mistake == said
+    for setting in ("max_bad_records=3", "shuffle_window=8"):
+        said = f"{setting} is for examples that are read by their indices, and the train data is a stream; leave it out"
+        assert ran("--train_steps=5", f"--{setting}").mistake == said
     for path in folder.iterdir():
         path.write_text("")
     ran("--train_steps=5").refused("num_examples=0 makes no batch; the data is empty")
@@ -138,7 +138,7 @@ def test_data_without_an_end_is_not_counted_where_no_epoch_matters(inside, tmp_p
 def test_what_may_not_end_is_counted_for_as_long_as_may_be(inside):
     flags = (*RUN[2:], "--train_epochs=2", "--step_timeout_seconds=2")
     outcome = inside(*flags, trainer=Line, data=lambda: (endless()[0], None))
-    assert "may never end; give --train_steps, and --eval_every_steps if there is evaluation data" in outcome.mistake
+    assert "may never end; give train_steps, and eval_every_steps if there is evaluation data" in outcome.mistake
 
 
 def test_a_pipeline_that_writes_a_cache_is_read_again_after_a_stop_and_a_kill(inside, tmp_path):

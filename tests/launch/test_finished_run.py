@@ -68,7 +68,7 @@ def test_exports_give_the_same_outputs_in_another_process(digits_run, inside, tm
     """A SavedModel without Crankshaft, .keras files once it imports it."""
     run_dir, _ = digits_run
     refused = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served.txt")
-    refused.refused(f"--output={tmp_path}/served.txt ends in .txt, and an export is a folder or a .keras file")
+    refused.refused(f"output={tmp_path}/served.txt ends in .txt, and an export is a folder or a .keras file")
     outcome = inside("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/served").ok()
     folder = tmp_path / "served" / "50"
     assert f"SavedModel of step 50, checkpoints/ckpt-50: {folder}" in outcome.out

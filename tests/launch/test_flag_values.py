@@ -115,7 +115,7 @@ def test_a_value_that_nobody_means_is_one_line(ends, name):
     for kind, value in HOSTILE.items():
         line = ends(train.main, *RUN, *needed, f"--{name}={value}", cluster=cluster)
         assert (line is None) == (kind in ACCEPTED.get(name, ())), (kind, line)
-        assert line is None or f"--{name}" in line
+        assert line is None or name in line
 
 
 @pytest.mark.parametrize("name", list(rules.fields(local.Flags)))
@@ -139,9 +139,9 @@ def test_a_flag_that_the_run_would_ignore_is_refused(ends, name):
     value = next(each for each in possible if _takes(FIELDS[name], each))
     line = ends(train.main, *RUN, "--mode=train", f"--{name}={value}")
     assert line
-    assert f"--{name}=" in line
-    assert f"has no use with{'' if len(USES[name]) > 1 else 'out'} --{USES[name][0]}" in line
-    assert f"leave --{name} out" in line
+    assert f"{name}=" in line
+    assert f"has no use with{'' if len(USES[name]) > 1 else 'out'} {USES[name][0]}" in line
+    assert f"leave {name} out" in line
 
 
 def test_what_is_asked_for_never_is_not_ignored(ends):
@@ -182,7 +182,7 @@ def test_an_argument_of_the_update_is_checked_before_anything_is_made(ends):
         ("beta_1=nan", "beta_1=nan is not a number from 0 to below 1"),
         ("x\n=1", "x\\n: adam has no such"),
     ):
-        assert f"--optimizer_arg {why}" in ends(train.main, *RUN, f"--optimizer_arg={given}")
+        assert f"optimizer_arg {why}" in ends(train.main, *RUN, f"--optimizer_arg={given}")
 
 
 def test_an_optimizer_that_is_made_without_flags_has_the_same_ranges():

@@ -89,11 +89,11 @@ def test_lora_trains_what_it_adds_of_a_function_and_of_a_model_and_a_copy_of_it_
 
 
 def test_mistakes_that_only_the_model_shows_are_one_line(inside):
-    assert "--freeze=nowhere matches the path of none of the 4 weights" in inside(*MLP, "--freeze=nowhere").mistake
+    assert "freeze=nowhere matches the path of none of the 4 weights" in inside(*MLP, "--freeze=nowhere").mistake
     assert "nothing is left to train" in inside(*MLP, "--freeze=kernel", "--freeze=bias:2").mistake
     drifting = ("--strategy=mirrored", "--num_virtual_devices=2", "--sync_every_steps=16")
     line = inside(*MLP, *drifting, "--freeze=bias:1", "--eval_every_steps=0").mistake
-    assert "--freeze=bias:1 ends at step 23, between two syncs (--sync_every_steps=16)" in line
+    assert "freeze=bias:1 ends at step 23, between two syncs (sync_every_steps=16)" in line
 
 
 def test_an_open_run_frees_weights_within_a_call_on_data_that_is_handed_in():

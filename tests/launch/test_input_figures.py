@@ -94,13 +94,13 @@ class Large(Source):
 @pytest.mark.parametrize(
     ("split", "window", "says", "not_says"),
     [
-        (Large(), 0, ["--resident_data_mb=4096", "--shuffle_window=64", "crankshaft prepare", "cores"], ["dataset"]),
-        (Large(), 8, ["--resident_data_mb=4096"], ["--shuffle_window"]),
-        (Large(files=()), 0, ["crankshaft prepare"], ["--shuffle_window"]),  # it may be in memory
-        (Large(chunk_examples=64), 0, ["crankshaft prepare"], ["--shuffle_window"]),
-        (Large(is_random=True), 0, ["crankshaft prepare"], ["--resident_data_mb"]),
-        (None, 0, ["num_parallel_calls", "crankshaft prepare"], ["--resident_data_mb"]),
-        ((np.zeros([1 << 19, 1], np.float32),), 0, ["--resident_data_mb=2 "], ["crankshaft prepare"]),
+        (Large(), 0, ["resident_data_mb=4096", "shuffle_window=64", "crankshaft prepare", "cores"], ["dataset"]),
+        (Large(), 8, ["resident_data_mb=4096"], ["shuffle_window"]),
+        (Large(files=()), 0, ["crankshaft prepare"], ["shuffle_window"]),  # it may be in memory
+        (Large(chunk_examples=64), 0, ["crankshaft prepare"], ["shuffle_window"]),
+        (Large(is_random=True), 0, ["crankshaft prepare"], ["resident_data_mb"]),
+        (None, 0, ["num_parallel_calls", "crankshaft prepare"], ["resident_data_mb"]),
+        ((np.zeros([1 << 19, 1], np.float32),), 0, ["resident_data_mb=2 "], ["crankshaft prepare"]),
     ],
 )
 def test_the_cure_of_slow_input_is_one_that_can_help(split, window, says, not_says):

@@ -110,5 +110,5 @@ def test_without_a_folder_the_run_ends_without_it(inside):
     ending = Signal(at=1)
     outcome = inside(*EACH, trainer=Line, data=data, hooks=[ending])
     assert outcome.code == 143
-    assert "stopped at step 4: SIGTERM; nothing is kept without --run_dir\n" in outcome.out
+    assert "stopped at step 4: SIGTERM; nothing is kept without run_dir\n" in outcome.out
     assert ending.done < 8

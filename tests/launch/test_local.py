@@ -241,13 +241,13 @@ MISTAKES = {
     "--workers=2 --": "the command of the tasks is missing; ",
     "--workers=0 -- --model=mlp": "--workers=0 can't be used: it takes an integer from 1 to 1000; ",
     "--evaluator=maybe -- --model=mlp": "--evaluator=maybe can't be used: it takes true or false; ",
-    "--wrkers=2 -- --model=mlp": "--wrkers is unknown; did you mean workers?",
-    "--model=mlp": "--model is a flag of the tasks; write it after --, see --help",
+    "--wrkers=2 -- --model=mlp": "wrkers is unknown; did you mean workers?",
+    "--model=mlp": "model is a flag of the tasks; write it after --, see --help",
     "two -- --model=mlp": "'two' is not a flag; ",
     "-- missing.py": "the script missing.py does not exist; ",
     "-- training": "'training' is neither a flag of crankshaft train nor a script; ",
     "-- -m no/module": "-m no/module names no module; write -m package.module",
-    "-- --strategy=mirrored": "--strategy=mirrored is not for workers; ",
+    "-- --strategy=mirrored": "strategy=mirrored is not for workers; ",
 }
 
 
@@ -295,4 +295,4 @@ def test_another_system_than_linux_is_told_in_one_line():
 def test_flags_alone_are_those_of_launch_train(crank, words):
     outcome = crank("--", *words, "--modle=mlp", command="local", tensorflow=False)
     assert outcome.code == 2
-    assert "\n    error: --modle is unknown; did you mean " in outcome.err
+    assert "\n    error: modle is unknown; did you mean " in outcome.err

@@ -56,9 +56,7 @@ def test_a_kill_is_named_and_not_what_followed_from_it(local):
     os.kill(first, signal.SIGABRT)
     outcome = program.wait()
     assert outcome.code == 1
-    assert outcome.error == (
-        "worker 1 was killed by SIGKILL; --max_restarts=0, so it is not restarted; its last lines:"
-    )
+    assert outcome.error == ("worker 1 was killed by SIGKILL; max_restarts=0, so it is not restarted; its last lines:")
     assert outcome.err.endswith(":\n    here 1\n")
 
 
@@ -69,7 +67,7 @@ def test_a_task_that_stays_stopped_is_killed(local):
     os.kill(pids(program)[0], signal.SIGSTOP)
     outcome = program.wait()
     assert outcome.code == 1
-    assert outcome.error.startswith("worker 0 was stopped, did not continue in time, and was killed; --max_restarts=0")
+    assert outcome.error.startswith("worker 0 was stopped, did not continue in time, and was killed; max_restarts=0")
     until_dead(*pids(program))
 
 
@@ -91,7 +89,7 @@ leave("step failed: \\x1b[31mnot finite\\x1b[0m", n)
     outcome = local(script, "--max_restarts=1", own=(f"--run_dir={tmp_path}",)).wait()
     assert outcome.code == 1
     assert outcome.error == (
-        "worker 0 ended with exit code 1; it is failure 2 within 600 s, and --max_restarts=1 restarts are used up; "
+        "worker 0 ended with exit code 1; it is failure 2 within 600 s, and max_restarts=1 restarts are used up; "
         f"its last lines ({tmp_path}/logs/worker-0.log):"
     )
     assert outcome.err.endswith(":\n    start 2\n    step failed: not finite\n")
@@ -150,8 +148,8 @@ def test_a_script_that_cannot_begin_is_not_restarted(line):
 def test_an_error_that_a_script_leaves_to_python_is_what_it_is_with_main(local):
     """A script that does not call `crankshaft.main` ends with 1, and the last line of its report names the error."""
     lines = """
-from crankshaft.engine.errors import UsageError, setting
-raise UsageError(f"{setting('learning_rate', -1)} is not positive")
+from crankshaft.engine.errors import UsageError
+raise UsageError("learning_rate=-1 is not positive")
 """
     outcome = local(lines).wait()
     assert outcome.code == 2
@@ -192,7 +190,7 @@ os.abort()
             -signal.SIGABRT,
             "F0000 00:00:1795786760.508695   20855 thread_manager.cc:144] Check failed: worker->created() ",
         ),
-        (1, "error: RuntimeError: can't start new thread; --debug shows the traceback; this process may have 9 "),
+        (1, "error: RuntimeError: can't start new thread; debug=true shows the traceback; this process may have 9 "),
         (1, "RuntimeError: unable to start watchdog thread"),
         (1, "error: Resource temporarily unavailable; this process may have 9 processes and threads of this user"),
     ],
@@ -304,8 +302,8 @@ if index == 0:
     first, second = lines_of(local(script).wait().ok().out, "worker 0")
     _, pid, *_ = first.split()
     assert first.startswith(f"2 {pid} error: TF_CONFIG's worker 0 is process {pid}, not this one; the task has started")
-    assert "unset TF_CONFIG for this one, or give it --strategy=one_device" in first
-    assert "--data_dir=/no/data does not exist" in second
+    assert "unset TF_CONFIG for this one, or give it strategy=one_device" in first
+    assert "data_dir=/no/data does not exist" in second
 
 
 def test_a_worker_with_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
@@ -374,7 +372,7 @@ while kind != "chief" or not (here / "stop").exists():
     program.until(says(program, "evaluator ended with exit code 1; it starts again in 4 s"))
     (tmp_path / "stop").touch()
     outcome = program.wait().ok()
-    assert outcome.err.endswith("the last checkpoint is not evaluated; --mode=eval evaluates it\n")
+    assert outcome.err.endswith("the last checkpoint is not evaluated; mode=eval evaluates it\n")
 
 
 def test_servers_that_are_told_to_end_have_not_failed(local, tmp_path):

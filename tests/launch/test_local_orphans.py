@@ -90,7 +90,7 @@ def test_what_has_escaped_ends_with_its_task_and_with_a_keeper_that_is_killed(lo
     program.until(says(program, "ready", 2))
     os.kill(min(keepers(program)), signal.SIGKILL)
     outcome = program.wait()
-    assert "was killed by SIGKILL; --max_restarts=0, so it is not restarted" in outcome.error
+    assert "was killed by SIGKILL; max_restarts=0, so it is not restarted" in outcome.error
     assert not started_by(tmp_path)
 
 

@@ -214,8 +214,8 @@ MISTAKES = {
     "": "crankshaft manifest has no target; use slurm, kubernetes, jobset or dockerfile",
     "yarn": "yarn is not a target of crankshaft manifest; use slurm, kubernetes, jobset or dockerfile",
     "slurm": "the command of the tasks is missing",
-    "slurm -- --model=mlp": "has no --run_dir=FOLDER",
-    "slurm -- --run_dir=runs/a": "--run_dir=runs/a is not an absolute path",
+    "slurm -- --model=mlp": "has no run_dir=FOLDER",
+    "slurm -- --run_dir=runs/a": "run_dir=runs/a is not an absolute path",
     "kubernetes -- RUN": "--image is missing",
     "jobset --image=a -- --run_dir=/data/a": "/data/a is not in /runs",
     "slurm --evaluator -- RUN": "--evaluator is for --ps=N",
@@ -235,11 +235,11 @@ MISTAKES = {
     "slurm --memory=8 -- RUN": "it is not a quantity",
     "slurm --memory=99999Ti -- RUN": "it is not a quantity",
     "jobset --image=a\tb -- RUN": "--image=a\\tb can't be used: it is not an image",
-    "slurm -- RUN --train_epochs=-1": "--train_epochs=-1 can't be used: it takes a number",
-    "slurm -- a.py --own=1 --run_dir=/r --seed=x": "--seed=x can't be used",
-    "slurm -- RUN --train_epoch=3": "--train_epoch is unknown; did you mean train_epochs",
+    "slurm -- RUN --train_epochs=-1": "train_epochs=-1 can't be used: it takes a number",
+    "slurm -- a.py --own=1 --run_dir=/r --seed=x": "seed=x can't be used",
+    "slurm -- RUN --train_epoch=3": "train_epoch is unknown; did you mean train_epochs",
     "slurm -- RUN train": "'train' is not a flag of crankshaft train",
-    "slurm --seed=1 -- RUN": "--seed is a flag of the tasks",
+    "slurm --seed=1 -- RUN": "seed is a flag of the tasks",
 }
 
 

@@ -58,13 +58,13 @@ def test_a_run_goes_on_on_another_mesh_and_is_evaluated_and_exported(ran, inside
 def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, mesh):
     error = inside(*FLAGS[:-2], *text, *MESH[:2], f"--mesh={mesh}", "--train_steps=1").error
     fitting = "data:4,model:1 or data:2,model:2 or data:1,model:4"
-    assert f"--mesh={mesh} does not lay out 4 replicas; use {fitting}" in error
+    assert f"mesh={mesh} does not lay out 4 replicas; use {fitting}" in error
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--model=mlp", "--input=digits", *PAIR), "--mesh=model:2: mlp has no layer sharded over the model"),
+        (("--model=mlp", "--input=digits", *PAIR), "mesh=model:2: mlp has no layer sharded over the model"),
         (("--model=transformer_lm", "--input=digits"), "features are not rows of tokens, whole numbers [batch,"),
         ((*FLAGS[:3], "--model_arg=hidden=15", *PAIR), "hidden=15 does not divide over the mesh's model:2; use 14 or"),
     ],

@@ -94,10 +94,10 @@ def test_a_port_that_is_taken_and_an_address_without_use_are_one_line(inside, cr
         taken.bind(("127.0.0.1", port))
         taken.listen()
         line = inside(*run, f"--metrics_port={port}").mistake
-    assert line.startswith(f"--metrics_port={port}: 127.0.0.1:{port} can't be listened at (Address already in use)")
+    assert line.startswith(f"metrics_port={port}: 127.0.0.1:{port} can't be listened at (Address already in use)")
     alone, evaluates = crank_each([[*run, "--bind=127.0.0.1"], [*run, "--mode=eval", "--metrics_port=1"]])
-    assert "--bind=127.0.0.1 has no use without several tasks or --metrics_port" in alone.mistake
-    assert "--metrics_port=1 has no use with --mode=eval" in evaluates.mistake
+    assert "bind=127.0.0.1 has no use without several tasks or metrics_port" in alone.mistake
+    assert "metrics_port=1 has no use with mode=eval" in evaluates.mistake
 
 
 def open_files() -> int:

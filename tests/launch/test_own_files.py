@@ -163,7 +163,7 @@ def test_each_mistake_in_a_file_is_one_line(inside, folder, model, source, says)
 
 def test_an_argument_that_a_files_model_does_not_take_is_refused_before_anything_is_written(inside, folder):
     outcome = inside(*FILES, "--model_arg=begin=1")
-    assert "--model_arg begin: line.py has no such argument; use one of start, units" in outcome.mistake
+    assert "model_arg begin: line.py has no such argument; use one of start, units" in outcome.mistake
     assert not os.path.exists(folder / "run" / "config.json")
 
 

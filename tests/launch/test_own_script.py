@@ -100,7 +100,7 @@ def test_a_trainers_arguments_are_flags(inside, tmp_path):
     assert found_in(tmp_path / "r.json")["model"] == "Regression"
     assert set(found_in(tmp_path / "r.json")["eval"]) == {"loss", "error"}
     outcome = inside(*run, "--model_arg=unit=2", trainer=Regression, data=arrays)
-    assert "--model_arg unit: Regression has no such argument; did you mean units?" in outcome.error
+    assert "model_arg unit: Regression has no such argument; did you mean units?" in outcome.error
 
 
 @pytest.mark.slow

@@ -118,18 +118,18 @@ SMALL = "--input=synthetic --input_arg=examples=32 --input_arg=classes=3 --input
 ALONE = lambda: ((X, Y), None)  # noqa: E731
 # Flags, the data if it is none of an input, and what the line says: the flag, the value, the cure.
 FLAGS = [
-    ("--model=cnn", data, "--model=cnn is given, but this script trains Line"),
-    ("--monitor=eval_acuracy --early_stopping=patience=1", data, "--monitor=eval_acuracy ... use one of eval_loss"),
-    ("--eval_every_steps=2", ALONE, "--eval_every_steps=2 needs evaluation data, and the data has none; return (train"),
-    ("--restore_best", ALONE, "--restore_best needs evaluation data, and the data has none; return (train, eval)"),
+    ("--model=cnn", data, "model=cnn is given, but this script trains Line"),
+    ("--monitor=eval_acuracy --early_stopping=patience=1", data, "monitor=eval_acuracy ... use one of eval_loss"),
+    ("--eval_every_steps=2", ALONE, "eval_every_steps=2 needs evaluation data, and the data has none; return (train"),
+    ("--restore_best", ALONE, "restore_best needs evaluation data, and the data has none; return (train, eval)"),
     (
         "--early_stopping=patience=2",
         ALONE,
-        "--early_stopping watches --monitor=eval_loss ... the run has no evaluation data; use --monitor=train_loss",
+        "early_stopping watches monitor=eval_loss ... the run has no evaluation data; use monitor=train_loss",
     ),
-    ("--monitor=eval_accuracy", ALONE, "--monitor=eval_accuracy, and ... no evaluation data; use --monitor=train_"),
-    ("--validation_split=1", ALONE, "--validation_split=1.0 of 32 examples leaves 0 to train on and 32 to evaluate"),
-    ("--validation_split=0.2", data, "--validation_split=0.2 takes evaluation data from ... and the data has its own"),
+    ("--monitor=eval_accuracy", ALONE, "monitor=eval_accuracy, and ... no evaluation data; use monitor=train_"),
+    ("--validation_split=1", ALONE, "validation_split=1.0 of 32 examples leaves 0 to train on and 32 to evaluate"),
+    ("--validation_split=0.2", data, "validation_split=0.2 takes evaluation data from ... and the data has its own"),
     ("--validation_split=0.2", lambda: (whole(), None), "=0.2 divides arrays ... return (dataset.skip(n),"),
     ("--model=logistic", data, "logistic needs num_classes ... float32, -2.0 ... ; give (train, eval, num_classes),"),
     ("--model=logistic", lambda: (({"a": X, "b": X}, Y), None, 2), "logistic takes one array ... (a, b); give one"),
@@ -142,7 +142,7 @@ FLAGS = [
     (
         "--model=logistic --input=digits --strategy=mirrored --num_virtual_devices=2 --powersgd_rank=999999",
         None,
-        "--powersgd_rank=999999: no gradient of logistic is smaller as two matrices of this rank",
+        "powersgd_rank=999999: no gradient of logistic is smaller as two matrices of this rank",
     ),
 ]
 
@@ -158,7 +158,7 @@ def test_a_flag_that_does_not_fit_the_data_or_the_model_is_one_line(inside, row)
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
 def test_mirrored_without_a_gpu_says_how_to_have_replicas(inside):
-    inside(*RUN, "--strategy=mirrored", trainer=Line, data=data).refused("found no GPU; use --num_virtual_devices=N")
+    inside(*RUN, "--strategy=mirrored", trainer=Line, data=data).refused("found no GPU; use num_virtual_devices=N")
 
 
 def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
@@ -175,7 +175,7 @@ def test_an_export_without_a_model_says_what_is_served(inside, tmp_path):
 
     inside(*RUN, "--mode=train", f"--run_dir={tmp_path}", trainer=Named, data=data).ok()
     outcome = inside("--mode=export", f"--run_dir={tmp_path}", trainer=Named, data=data)
-    outcome.refused("--mode=export serves Named.model, which is missing")
+    outcome.refused("mode=export serves Named.model, which is missing")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_default_that_is_no_json_is_kept_by_its_name(inside, tmp_path):
 def test_what_columns_of_a_table_lack_for_a_classifier_is_named(inside, tmp_path):
     run = ("--model=logistic", "--input=csv", f"--data_dir={tmp_path}/rows.csv", "--validation_split=0.5", *RUN)
     (tmp_path / "rows.csv").write_text("a,b,label\n" + "0.5,1.5,1\n0.1,0.2,0\n" * 8)
-    inside(*run).refused("the data has several (a, b); add --input_arg=array=true, which makes one")
+    inside(*run).refused("the data has several (a, b); add input_arg=array=true, which makes one")
     for label in ("0.5", "1000000000000000000", "-3"):
         (tmp_path / "rows.csv").write_text(f"a,b,label\n0.5,1.5,{label}\n" + "0.5,1.5,1\n" * 8)
         cure = "among them; give labels that are classes, numbered from 0"
@@ -257,7 +257,7 @@ def test_what_columns_of_a_table_lack_for_a_classifier_is_named(inside, tmp_path
 def test_a_model_that_no_memory_has_room_for_is_named_and_not_the_batch(inside):
     outcome = inside("--model=mlp", "--model_arg=hidden_units=2000000000", "--input=digits", *RUN)
     assert outcome.code == 1
-    assert "mlp --model_arg=hidden_units=[2000000000] does not fit into memory (OOM when" in outcome.error
+    assert "mlp model_arg=hidden_units=[2000000000] does not fit into memory (OOM when" in outcome.error
     assert "batch" not in outcome.error
 
 
@@ -265,7 +265,7 @@ def test_a_model_that_no_memory_has_room_for_is_named_and_not_the_batch(inside):
 def test_tpu_without_a_tpu_says_so_and_waits_for_none(crank, address, monkeypatch):
     monkeypatch.setenv("TPU_NAME", address)
     outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu")
-    outcome.refused(f"--strategy=tpu found no TPU at {address or 'this host'}")
+    outcome.refused(f"strategy=tpu found no TPU at {address or 'this host'}")
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside, tmp_path):
@@ -317,12 +317,12 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_
     (written,) = checkpoints.glob("ckpt-4.data*")
     os.truncate(written, 10)
     found = sorted(path.name for path in checkpoints.iterdir())
-    cure = f"in another --run_dir, from the start or, with --init_from, from {tmp_path}/best or other weights"
+    cure = f"in another run_dir, from the start or, with init_from, from {tmp_path}/best or other weights"
     broken = f"no checkpoint in {checkpoints} can be read ({written.name}: expected ... begin {cure}"
     inside(*run, trainer=Line, data=data).refused(broken)
     assert sorted(path.name for path in checkpoints.iterdir()) == found
     outcome = inside("--mode=eval", f"--run_dir={tmp_path}", trainer=Line, data=data)
-    assert f"--run_dir={tmp_path} has no whole checkpoint (latest); {written.name}: expected" in outcome.error
+    assert f"run_dir={tmp_path} has no whole checkpoint (latest); {written.name}: expected" in outcome.error
     with pytest.raises(UsageError, match=f"{tmp_path} has no whole checkpoint latest; {written.name}: expected"):
         load_model(tmp_path)
 

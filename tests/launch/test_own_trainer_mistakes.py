@@ -192,7 +192,7 @@ def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
         def loss(self, outputs, batch):
             return mean(tf.matmul(outputs, tf.ones([7, 7])))
 
-    inside(*RUN, trainer=Buggy, data=data).refused(f"{location_of(Buggy.loss)} ... --debug")
+    inside(*RUN, trainer=Buggy, data=data).refused(f"{location_of(Buggy.loss)} ... debug=true")
 
 
 @pytest.mark.parametrize("where", [pytest.param((), marks=pytest.mark.slow), TWO], ids=["one", "mirrored"])

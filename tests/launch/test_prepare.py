@@ -197,9 +197,9 @@ def test_shard_that_is_missing_or_cut_at_a_record_is_found(prepared, own_input, 
 
 
 MISTAKES = {
-    "--output_dir=x": "--input is missing",
+    "--output_dir=x": "input is missing",
     "--input=digits": "--output_dir is missing",
-    "--input=digits --outputdir=x": "--outputdir is unknown; did you mean output_dir",
+    "--input=digits --outputdir=x": "outputdir is unknown; did you mean output_dir",
     "--input=digits --output_dir=x --input_arg=a=1": "digits takes no arguments",
     "--input=digits --output_dir=x --format=csv": "--format=csv is unknown",
     "--input=digits --output_dir=gs://x/y": "--output_dir=gs://x/y can't be used: it is not a path of a mounted",

@@ -108,8 +108,8 @@ def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
     run = (*MLP, "--mode=train", "--learning_rate_schedule=cosine", f"--run_dir={tmp_path}")
     inside(*run, "--train_steps=2").ok()
     again = inside(*run, "--train_steps=2").ok()
-    assert "--allow_changed_config: --learning_rate_schedule=cosine ends here" in again.out
-    assert "--allow_changed_config" in inside(*run, "--train_steps=4").error
+    assert "allow_changed_config: learning_rate_schedule=cosine ends here" in again.out
+    assert "allow_changed_config" in inside(*run, "--train_steps=4").error
     assert "resumed at step 2 of 4" in inside(*run, "--train_steps=4", "--allow_changed_config").ok().out
 
 
@@ -117,7 +117,7 @@ def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_fol
     run = (*MLP[:2], "--input=digits", "--mode=train", "--checkpoint_every_steps=0", f"--run_dir={tmp_path}")
     inside(*run, "--jit=on", "--train_steps=1").ok()
     outcome = inside(*run, "--debug", "--train_steps=2").ok()
-    assert "XLA off: XLA leaves the checks of --debug out" in outcome.out
+    assert "XLA off: XLA leaves the checks of debug out" in outcome.out
     assert runs.result(tmp_path)["jit"] is False
     assert "XLA on, as this run began" in inside(*run, "--train_steps=3").ok().out
     assert runs.result(tmp_path)["jit"] is True
@@ -160,11 +160,11 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     path.write_text(json.dumps(manifest.sealed(record)))
     before = (tmp_path / "config.json").read_text()
     outcome = inside(*run, "--train_steps=4")
-    outcome.refused(f"--run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling ... and these are {RULES}: its")
+    outcome.refused(f"run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling ... and these are {RULES}: its")
     assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
     assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
     outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
-    assert f"--run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling" in outcome.err
+    assert f"run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling" in outcome.err
     assert "rules" not in inside(*run, "--train_steps=6").ok().err
 
 

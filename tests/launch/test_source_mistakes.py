@@ -128,7 +128,7 @@ def test_a_read_that_hangs_ends_the_run_and_names_its_place(inside, route):
         Hanging.over = threading.Event()
     assert outcome.code == 1, "it may go well the next time"
     assert outcome.error.startswith("Hanging.read has not returned for ")
-    assert_says(outcome.error, f"{location_of(Hanging.read)}, from example  ... or raise --step_timeout_seconds")
+    assert_says(outcome.error, f"{location_of(Hanging.read)}, from example  ... or raise step_timeout_seconds")
 
 
 class Kept(Source):

@@ -130,13 +130,13 @@ def test_a_table_that_has_grown_begins_with_the_rows_of_a_smaller_one(inside, tm
     inside(*IN_SHARDS, f"--run_dir={first}", "--train_steps=3", trainer=in_shards(2), data=pairs).ok()
     flags = (*IN_SHARDS, "--optimizer=sgd", "--learning_rate=0", "--train_steps=1", "--seed=4")
     error = inside(*flags, f"--init_from={first}", trainer=in_shards(1, rows=10), data=pairs).mistake
-    assert "do not fit this model; use the same --model" in error
+    assert "do not fit this model; use the same model" in error
     line = (
         "trainer.tables[0].shards[0]: [10, 3] float32 here, [11, 3] float32 in the checkpoint (a table can't lose rows)"
     )
     assert line in error
     error = inside(*IN_SHARDS, f"--run_dir={first}", "--train_steps=4", trainer=in_shards(1, rows=13), data=pairs).error
-    assert "load only its weights with --init_from" in error
+    assert "load only its weights with init_from" in error
     inside(*flags, f"--run_dir={second}/fresh", trainer=in_shards(3, rows=13), data=pairs).ok()
     init = (f"--init_from={first}", f"--run_dir={second}/grown")
     out = inside(*flags, *init, trainer=in_shards(3, rows=13), data=pairs).ok().out
@@ -155,5 +155,5 @@ def test_the_summary_names_each_table_and_fields_that_share_one_take_no_rows_of_
     assert "XLA off: the updates of embeddings touch a few rows" in out
     more = (word.replace("rows=30", "rows=31") for word in CLICKS)
     error = inside(*more, "--train_steps=1", f"--init_from={tmp_path}/first").mistake
-    assert error.startswith("feature 'categories' has 31 ids, and 30 in --init_from=")
-    assert "--model_arg=table_capacity=N" in error
+    assert error.startswith("feature 'categories' has 31 ids, and 30 in init_from=")
+    assert "model_arg=table_capacity=N" in error

@@ -88,14 +88,14 @@ def test_other_text_is_tokenized_by_the_vocabulary_of_the_run(inside, tmp_path):
     begins = (*RUN, "--optimizer=sgd", "--learning_rate=1e-12", "--train_steps=1", f"--init_from={first}")
     by_run = (*begins, dog, f"--input_arg=tokenizer={first}/model.json")
     error = inside(*begins, dog, own, "--validation_split=0.2", trainer=NextToken).mistake
-    assert error.startswith(f"--init_from={first} was trained with other words, tokens or classes than this data has")
-    assert f"--input_arg=tokenizer={first}/model.json" in error
+    assert error.startswith(f"init_from={first} was trained with other words, tokens or classes than this data has")
+    assert f"input_arg=tokenizer={first}/model.json" in error
     expected = loss(*by_run, "--validation_split=0.2")
     assert abs(loss(*begins, dog, own, "--validation_split=0.2", "--allow_changed_config") - expected) > 0.01
     reads = ("--mode=eval", f"--run_dir={first}", "--progress=plain")
     np.testing.assert_allclose(loss(*reads, dog), expected, rtol=1e-6)
     other = inside(*reads, "--input_arg=vocabulary_size=300", "--allow_changed_config", trainer=NextToken).mistake
-    assert "was fitted with another --input_arg (vocabulary_size: 270 -> 300), and is not fitted again" in other
+    assert "was fitted with another input_arg (vocabulary_size: 270 -> 300), and is not fitted again" in other
     whole = loss(*reads, f"--eval_data_dir={tmp_path}/dog.txt")  # beside the run's own --validation_split
     np.testing.assert_allclose(whole, loss(*by_run, f"--eval_data_dir={tmp_path}/dog.txt"), rtol=1e-6)
     error = inside(*by_run, "--input_arg=separator=x", trainer=NextToken).mistake

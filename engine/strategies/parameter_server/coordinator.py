@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.feed import CallInput
-from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reason, setting
+from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reason
 from ...health import server_probe
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
@@ -301,7 +301,7 @@ class Leases:
             parts.append(f"{self._named(worker)} does not answer")
         times = "" if self._timeout_factor == 1.0 else f"{self._timeout_factor:g} times "  # while workers build a graph
         return (
-            f"no update for {times}{setting('step_timeout_seconds')}={self._timeout_seconds:g}: "
+            f"no update for {times}step_timeout_seconds={self._timeout_seconds:g}: "
             f"{'; '.join(parts) or 'no worker has started a lease'}"
         )
 

@@ -23,7 +23,7 @@ from ...data.buckets import BucketedOrder
 from ...data.order import ChunkedOrder, Order
 from ...data.reader import Reader, as_stored, packed, stored_dtypes
 from ...data.source import Source, WithoutBadRecords
-from ...errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason, setting
+from ...errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason
 from ...health.watchdog import FIRST_CALL_FACTOR
 from ...internals.tensorflow import answer_to, called_by_name
 from ...machine.threads import Thread
@@ -211,7 +211,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
         if answer is None:
             raise LostPeerError(
                 f"worker {worker} ({address}) has not opened its files for {FIRST_CALL_FACTOR:g} times "
-                f"{setting('step_timeout_seconds')}={timeout_seconds:g}; see whether it is there, and reaches them"
+                f"step_timeout_seconds={timeout_seconds:g}; see whether it is there, and reaches them"
             )
         if isinstance(answer, Exception):
             raise failure(answer) or answer

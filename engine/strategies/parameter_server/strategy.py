@@ -21,7 +21,7 @@ from ...data.blocks import Devices
 from ...data.feed import Feed
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
-from ...errors import CrankshaftError, LostPeerError, UsageError, setting
+from ...errors import CrankshaftError, LostPeerError, UsageError
 from ...health import server_probe, standstill
 from ...health.peers import LastHeard
 from ...internals.tensorflow import allow_compute_on_coordinator
@@ -245,9 +245,9 @@ class ParameterServer(Strategy):
             return ResidentOnWorkers(Workers(self.coordinator), ArraySource(arrays), order)
         if split.by_epoch:
             raise UsageError(
-                f"{setting('strategy', self.name)} has workers read leases that may be of two epochs at once, and the "
-                "data has methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them "
-                "out, or give a tf.data.Dataset, which the coordinator reads"
+                f"strategy={self.name} has workers read leases that may be of two epochs at once, and the data has "
+                "methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them out, or give "
+                "a tf.data.Dataset, which the coordinator reads"
             )
         index = next((index for index, each in enumerate(self._read_here) if each is split), len(self._read_here))
         self._read_here[index:] = self._read_here[index:] or [split]
@@ -308,8 +308,8 @@ class ParameterServer(Strategy):
         for name, each in feeds.items():
             if not isinstance(each, (ResidentOnWorkers, ExternalWorkersFeed)):
                 raise UsageError(
-                    f"train[{name!r}] is read as steps go, and with {setting('strategy', self.name)} several inputs "
-                    "per step are arrays in memory; load it, or use another strategy"
+                    f"train[{name!r}] is read as steps go, and with strategy={self.name} several inputs per step are "
+                    "arrays in memory; load it, or use another strategy"
                 )
         return CombinedOnWorkers(feeds, 1)
 

@@ -58,7 +58,7 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
         if len(files) < len(tasks) or not traced_steps:
             raise NoTraceError(
                 f"{len(files)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
-                "--run_dir that all of them share"
+                "run_dir that all of them share"
             )
         return _described(folder, space, traced_steps)
     if strategy.is_chief:

@@ -28,7 +28,7 @@ from ...command_line import checks, registry, rules
 from ...command_line.config import Config
 from ...command_line.flags import Flags
 from ...command_line.values import short
-from ...errors import UsageError, setting
+from ...errors import UsageError
 from .. import agreement
 from ..saved import fingerprints, model_file, preprocessor
 from . import loading
@@ -93,7 +93,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
     data_info = preprocessor.checked(dataclasses.replace(data, train=None, evaluation=None), example)
     if trained := model_file.read_if_trained(config):
-        data_name = setting("data_dir", config.data_dir) if config.data_dir else "the data"
+        data_name = f"data_dir={config.data_dir}" if config.data_dir else "the data"
         now = data_info, form.features(example)
         preprocessor.check_trained(data_name, (trained.data_info, trained.features), now)
     splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
@@ -190,8 +190,8 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
         checks.check_without_evaluation(config)
     if config.strategy == "tpu" and (text := form.text_fields(train.element_spec)):
         raise UsageError(
-            f"{setting('strategy')}=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in "
-            f"the data function, or use another {setting('strategy')}"
+            f"strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
+            "function, or use another strategy"
         )
 
 
@@ -200,11 +200,7 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
     name, components = config.model_entry.name, form.features(train.element_spec)
     if name in registry.NAMES["model"] and isinstance(components, (dict, tuple)) and not isinstance(components, Spec):
         makes_array = config.input_entry and "array" in config.input_entry.defaults
-        cure = (
-            f"add {setting('input_arg')}=array=true, which makes one of columns of numbers"
-            if makes_array
-            else "give one array"
-        )
+        cure = "add input_arg=array=true, which makes one of columns of numbers" if makes_array else "give one array"
         shown = short(", ".join(components) if isinstance(components, dict) else len(components))
         raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
     if num_classes is None:
@@ -223,8 +219,7 @@ def _classes_by_values(config: Config, train) -> int | None:
         if is_open and tf.as_dtype(example.labels.dtype).is_floating:
             raise UsageError(
                 f"{config.model_entry.name}: the labels are floats that are read as training goes, so whether they are "
-                f"clicks (0 and 1) or numbers is not known; use {setting('model_arg')}=task=clicks or "
-                f"{setting('model_arg')}=task=ratings"
+                "clicks (0 and 1) or numbers is not known; use model_arg=task=clicks or model_arg=task=ratings"
             )
     return form.num_classes(train)
 

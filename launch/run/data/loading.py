@@ -17,7 +17,7 @@ from ....engine.errors import SourceError, UnavailableError
 from ... import explanations
 from ...command_line import rules
 from ...command_line.config import READING, Config
-from ...errors import EXIT_USAGE, UsageError, setting
+from ...errors import EXIT_USAGE, UsageError
 
 _MOST_VALUES = 4  # of a tuple instead of a `Data`
 _OF_ONE_INPUT = ("bucket_by", "max_bad_records")  # flags
@@ -74,19 +74,19 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
     for name in () if train.by_index else _BY_INDEX:
         if value := getattr(config, name):
             raise UsageError(
-                f"{setting(name, value)} is for examples that are read by their indices, and the train data is a "
-                "stream; leave it out"
+                f"{name}={value} is for examples that are read by their indices, and the train data is a stream; leave "
+                "it out"
             )
     for name in _OF_ONE_INPUT if combined.first(train) is not train else ():
         if value := getattr(config, name):
-            raise UsageError(f"{setting(name, value)} is for one input, and the train data has several; leave it out")
+            raise UsageError(f"{name}={value} is for one input, and the train data has several; leave it out")
     if config.bucket_by:
         train = lengths.bucketed(train, Buckets(*rules.buckets(config.bucket_by)))
     if config.max_bad_records:
         if train.as_arrays() is not None:
             raise UsageError(
-                f"{setting('max_bad_records', config.max_bad_records)} is for examples that are read as the run goes, "
-                "and the train data is in memory already; leave it out"
+                f"max_bad_records={config.max_bad_records} is for examples that are read as the run goes, and the "
+                "train data is in memory already; leave it out"
             )
         train, evaluation = (_without_bad_records(split, config.max_bad_records) for split in (train, evaluation))
     return dataclasses.replace(entered, train=train, evaluation=evaluation), notes
@@ -124,9 +124,9 @@ def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
         return f"{parallel}; write its examples to files that `crankshaft prepare` indexes; {more}"
     ways = []
     if resident_data_mb < (needed := -(-example_bytes(train) * len(train) >> 20)) and not train.is_random:
-        ways.append(f"--resident_data_mb={needed} keeps the data in memory, if there is room for {needed:,} MiB")
+        ways.append(f"resident_data_mb={needed} keeps the data in memory, if there is room for {needed:,} MiB")
     if train.as_arrays() is None:
         if train.chunk_examples == 1 and not shuffle_window and train.files():
-            ways.append("--shuffle_window=64 reads neighbours together, for a slow or distant disk")
+            ways.append("shuffle_window=64 reads neighbours together, for a slow or distant disk")
         ways.append("`crankshaft prepare` writes files that take less to read")
     return "; ".join([*ways, more])

@@ -27,7 +27,7 @@ from ....input.records import features, shard_writing
 from ....input.records.features import Features
 from ....input.records.shard_writing import Shard, ShardRequest
 from ...command_line import own_files, registry
-from ...errors import UsageError, setting
+from ...errors import UsageError
 from ...host import files
 from ..saved import fingerprints
 from . import loading as data
@@ -54,18 +54,18 @@ def load(request: ShardRequest) -> Loaded:
     for name, split in by_name.items():
         if not split.by_index:
             raise UsageError(
-                f"the {name} data of {setting('input', request.input)} is a tf.data.Dataset, whose examples have no "
-                "number; give arrays or a Source"
+                f"the {name} data of input={request.input} is a tf.data.Dataset, whose examples have no number; give "
+                "arrays or a Source"
             )
         if unknown_dimensions(split.element_spec):
             raise UsageError(
-                f"the {name} data of {setting('input', request.input)} has examples that differ in length, and shards "
-                "hold those of one length; train on it as it is"
+                f"the {name} data of input={request.input} has examples that differ in length, and shards hold those "
+                "of one length; train on it as it is"
             )
         if split.is_random:
             raise UsageError(
-                f"the {name} data of {setting('input', request.input)} has random examples, which differ "
-                f"by epoch, and shards would keep those of one; turn that off by {setting('input_arg')}"
+                f"the {name} data of input={request.input} has random examples, which differ by epoch, and shards "
+                "would keep those of one; turn that off by input_arg"
             )
     return Loaded(by_name, shard_writing.described(train.element_spec, known.as_json(loaded)))
 

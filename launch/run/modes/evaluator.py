@@ -14,7 +14,7 @@ from ....engine.meter import Meter, Segment
 from ....engine.metrics.monitored import Monitored
 from ...cluster.rendezvous import Presence, answers
 from ...command_line import checks
-from ...errors import UsageError, setting
+from ...errors import UsageError
 from ...host.signals import EXIT_CODES, Signals
 from .. import agreement
 from ..base import BaseRun
@@ -40,7 +40,7 @@ def watch(run: BaseRun) -> Outcome:
         best = BestCheckpoint(run.best, config.monitor)
         best.begin(_status(run))
     else:
-        run.log(f"no best checkpoint: --monitor={config.monitor} is not known here, where none are trained on")
+        run.log(f"no best checkpoint: monitor={config.monitor} is not known here, where none are trained on")
     (chief,) = config.cluster.job("chief")
     coordinator = Presence(chief, config.cluster_timeout_seconds)
     done, has_met = -1, False
@@ -66,8 +66,8 @@ def watch(run: BaseRun) -> Outcome:
 def _check_run_dir(run_dir: str) -> None:
     if not agreement.appears(RunDir(run_dir).lock):
         raise UsageError(
-            f"{setting('run_dir', run_dir)} is another folder here than at the coordinator, which writes the "
-            "checkpoints that an evaluator reads; give a folder of a file system that all hosts share"
+            f"run_dir={run_dir} is another folder here than at the coordinator, which writes the checkpoints that an "
+            "evaluator reads; give a folder of a file system that all hosts share"
         )
 
 

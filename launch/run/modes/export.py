@@ -25,7 +25,7 @@ from ....engine.internals.variables import own_copy, tf_variable
 from ....engine.inventory import Inventory
 from ....engine.machine import files
 from ....input import known
-from ...errors import UsageError, setting
+from ...errors import UsageError
 from ...host.files import write_json
 from ..base import BaseRun
 from ..saved import restoring, weights
@@ -63,14 +63,14 @@ def save(run: BaseRun, path: str, name: str | None = None) -> str:
     is_keras = path.endswith(".keras")
     path = path if is_keras else os.path.join(path, str(run.state.step))
     if os.path.lexists(path):
-        raise UsageError(f"{setting('output')}: {path} exists; remove it or use another {setting('output')}")
+        raise UsageError(f"output: {path} exists; remove it or use another output")
     if name:
         weights.named(run.trainer, name)
     elif getattr(run.trainer, "model", None) is None:
         trainer, there = type(run.trainer).__name__, ", ".join(weights.models_of(run.trainer)) or "none"
         raise UsageError(
-            f"{setting('mode')}=export serves {trainer}.model, which is missing; name the model to serve self.model, "
-            f"or give {setting('export_model', there)}"
+            f"mode=export serves {trainer}.model, which is missing; name the model to serve self.model, or give "
+            f"export_model={there}"
         )
     if is_keras:
         _save_keras(run, path, name)
@@ -83,9 +83,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
     """Writes `Trainer.model`, or that of a name, alone, with the weights that evaluation uses."""
     if not name and type(run.trainer).forward is not Trainer.forward:
         raise UsageError(
-            f"{setting('output', path)}: a .keras file can't hold {type(run.trainer).__name__}.forward; give "
-            f"{setting('output')} a folder, for a SavedModel, or {setting('export_model', weights.MODEL)} for the "
-            "Keras model alone"
+            f"output={path}: a .keras file can't hold {type(run.trainer).__name__}.forward; give output a folder, for "
+            f"a SavedModel, or export_model={weights.MODEL} for the Keras model alone"
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
     model = weights.named(weights.trained(run), name or weights.MODEL)
@@ -96,8 +95,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
                 model.save(model_path)
         except NotImplementedError as error:  # Keras's error for a model without get_config
             raise UsageError(
-                f"{setting('output', path)}: Keras can't write a {type(model).__name__}, which has no get_config; give "
-                f"it one, or give {setting('output')} a folder, for a SavedModel"
+                f"output={path}: Keras can't write a {type(model).__name__}, which has no get_config; give it one, or "
+                "give output a folder, for a SavedModel"
             ) from error
         shutil.copyfile(model_path, temporary)
     kinds = {f"{type(each).__module__}.{type(each).__name__}" for each in keras.layers_in(model)}
@@ -176,8 +175,8 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
     handles = {id(x) for function in functions for x in function.captured_inputs if x.dtype == tf.resource}
     if not handles <= owners.keys():
         raise UsageError(
-            f"{setting('mode', 'export')}: {type(trainer).__name__} computes with a table or a generator that is none "
-            "of its attributes, so an export can't hold it; make it self.NAME in build"
+            f"mode=export: {type(trainer).__name__} computes with a table or a generator that is none of its "
+            "attributes, so an export can't hold it; make it self.NAME in build"
         )
     module = tf.Module()
     module.parts = [part for key, part in owners.items() if key in handles]

@@ -19,7 +19,7 @@ from ....engine.hooks.evaluation import averaged_weights
 from ....input.checks import InputError
 from ....input.files import tokens as kinds
 from ...command_line import checks
-from ...errors import UsageError, setting
+from ...errors import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
 from .outcome import Outcome, run_result
@@ -76,16 +76,14 @@ def row_of(run: BaseRun, prompt: str) -> list[int]:
     """Returns the tokens of a prompt, after the separator that precedes each document. Raises `UsageError`."""
     if run.data_info.tokens is None:
         raise UsageError(
-            f"this run's {NAMES.model} does not name a tokenizer: its data was not text, or it "
-            f"is older; train on {setting('input')}=text"
+            f"this run's {NAMES.model} does not name a tokenizer: its data was not text, or it is older; train on "
+            "input=text"
         )
     text = os.fsencode(prompt)  # unchanged, even if it is not UTF-8
     try:
-        (tokens,) = run.data_info.tokens.tokens([kinds.TextPiece(text, setting("prompt"), 0, True)])
+        (tokens,) = run.data_info.tokens.tokens([kinds.TextPiece(text, "prompt", 0, True)])
     except InputError:
-        raise UsageError(
-            f"{setting('prompt')} is not text in UTF-8, which this run's vocabulary is of; give it as such"
-        ) from None
+        raise UsageError("prompt is not text in UTF-8, which this run's vocabulary is of; give it as such") from None
     return [run.data_info.tokens.separator, *tokens.tolist()]
 
 
@@ -132,9 +130,8 @@ def _model(run: BaseRun) -> Generates:
     model = getattr(run.trainer, "model", None)
     if not isinstance(model, Generates):
         raise UsageError(
-            f"{run.config.model_entry.name} does not predict the next token; generate with a language "
-            f"model, such as {setting('model')}=transformer_lm, or give self.model the methods of "
-            "crankshaft.engine.generation.Generates"
+            f"{run.config.model_entry.name} does not predict the next token; generate with a language model, such as "
+            "model=transformer_lm, or give self.model the methods of crankshaft.engine.generation.Generates"
         )
     return model
 
@@ -144,9 +141,8 @@ def _check_tokens(run: BaseRun, manifest: Manifest) -> None:
     trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
     if run.data_info.tokens and trained_on not in (None, fingerprints.hash_ids(run.data_info.tokens.ids)):
         raise UsageError(
-            f"{manifest.name} was trained on other tokens than {NAMES.model} in "
-            f"{setting('run_dir', run.config.run_dir)} is of; restore that file from a copy, or train the run on, "
-            "which writes it again"
+            f"{manifest.name} was trained on other tokens than {NAMES.model} in run_dir={run.config.run_dir} is of; "
+            "restore that file from a copy, or train the run on, which writes it again"
         )
 
 

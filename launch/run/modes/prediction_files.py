@@ -12,7 +12,7 @@ from ....engine.data.source import Source, Split
 from ....engine.hooks import numerics
 from ....engine.machine import files
 from ....input.tables.parquet_table import library
-from ...errors import UsageError, setting
+from ...errors import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
 from . import predictions
@@ -84,7 +84,7 @@ def write(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | 
     In a table each number has a column of its own: NAME_0, NAME_1_2, or by the names of classes NAME_cat.
     """
     if os.path.lexists(path):
-        raise UsageError(f"{setting('output')}: {path} exists; remove it or use another {setting('output')}")
+        raise UsageError(f"output: {path} exists; remove it or use another output")
     table = columns if path.endswith(".npz") else _table(path, columns, classes)
     with files.replacing(path, files.make_file) as temporary:
         if path.endswith(".parquet"):
@@ -119,7 +119,7 @@ def _fixed_width(path: str, name: str, array: np.ndarray) -> np.ndarray:
     fixed = array.astype("S") if array.dtype == object else array
     if array.dtype == object and (fixed != array).any():
         raise UsageError(
-            f"{setting('output', path)}: {name} has text that ends in zero bytes, which .npz can't hold; write .parquet"
+            f"output={path}: {name} has text that ends in zero bytes, which .npz can't hold; write .parquet"
         )
     return fixed
 
@@ -132,9 +132,7 @@ def _escaped(text: str) -> str:
 def _table(path: str, columns: dict[str, np.ndarray], classes: tuple[str, ...] | None) -> dict[str, np.ndarray]:
     width = sum(int(np.prod(array.shape[1:])) for array in columns.values())
     if width > _MOST_COLUMNS:
-        raise UsageError(
-            f"{setting('output', path)} would have {width:,} columns; write .npz, which keeps arrays as they are"
-        )
+        raise UsageError(f"output={path} would have {width:,} columns; write .npz, which keeps arrays as they are")
     table: dict[str, np.ndarray] = {}
     for name, array in columns.items():
         named_classes = classes if classes and name in ("probability", "output") else None

@@ -26,7 +26,7 @@ from ....engine.internals.tensorflow import iterator_state
 from ....input.files import storage
 from ...command_line.config import Config
 from ...command_line.values import differences
-from ...errors import UsageError, setting
+from ...errors import UsageError
 
 # Read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
@@ -166,20 +166,18 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
         changes = _differences(manifest, about, "train")
         if changes and not config.allow_changed_config:
             raise UsageError(
-                f"{setting('run_dir', config.run_dir)} is a run of other training data ({'; '.join(changes)}); use "
-                f"another {setting('run_dir')}, the same data, or {setting('allow_changed_config')}"
+                f"run_dir={config.run_dir} is a run of other training data ({'; '.join(changes)}); use another "
+                "run_dir, the same data, or allow_changed_config"
             )
         if config.is_chief:
-            logging.warning(
-                "%s; if that is not meant, use another --run_dir", _describe_change(manifest, about, "train")
-            )
+            logging.warning("%s; if that is not meant, use another run_dir", _describe_change(manifest, about, "train"))
     for split in ("train", "eval"):
         before, now = (data.get("data", {}).get(split) for data in (manifest.about, about))
         times = {each.get("written") for each in (before, now) if isinstance(each, dict)} - {None}
         if split not in changed and len(times) > 1 and config.is_chief:
             logging.warning(
                 "files of the %s data were written to since %s was, and all that was compared is as before; if it "
-                "is other data, use another --run_dir",
+                "is other data, use another run_dir",
                 _NAMES[split],
                 manifest.name,
             )
@@ -203,15 +201,10 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
         return
     run_dir = os.path.dirname(os.path.dirname(manifest.prefix))
     tokens = config.input_entry and "tokenizer" in config.input_entry.defaults
-    cure = (
-        f"{setting('input_arg')}=tokenizer={RunDir(run_dir).model} instead of vocabulary_size"
-        if tokens
-        else "that run's data"
-    )
+    cure = f"input_arg=tokenizer={RunDir(run_dir).model} instead of vocabulary_size" if tokens else "that run's data"
     raise UsageError(
-        f"{setting('init_from', config.init_from)} was trained with other words, tokens or classes than this data has, "
-        f"so its weights would mean others; use {cure}, or {setting('allow_changed_config')} to begin with them all "
-        "the same"
+        f"init_from={config.init_from} was trained with other words, tokens or classes than this data has, so its "
+        f"weights would mean others; use {cure}, or allow_changed_config to begin with them all the same"
     )
 
 
@@ -223,8 +216,8 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     if (members := (before or {}).get("members", {})) != now.get("members", {}):
         changes = differences(members, now.get("members", {}))
         raise UsageError(
-            f"{setting('run_dir', config.run_dir)} has other inputs per step ({'; '.join(changes)}); begin in another "
-            f"{setting('run_dir')}, or give {setting('allow_changed_config')}, and it continues with other examples"
+            f"run_dir={config.run_dir} has other inputs per step ({'; '.join(changes)}); begin in another run_dir, or "
+            "give allow_changed_config, and it continues with other examples"
         )
     if before is None and num_replicas > 1:
         division = "by an older rule"
@@ -233,9 +226,9 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     else:
         division = _division(before)
     raise UsageError(
-        f"{setting('run_dir', config.run_dir)} divided its training data {division}, and this run divides it "
-        f"{_division(now)}: begin in another {setting('run_dir')}, run as many workers on the same files, or give "
-        f"{setting('allow_changed_config')}, and the epoch continues with other examples"
+        f"run_dir={config.run_dir} divided its training data {division}, and this run divides it {_division(now)}: "
+        "begin in another run_dir, run as many workers on the same files, or give allow_changed_config, and the epoch "
+        "continues with other examples"
     )
 
 
@@ -249,10 +242,10 @@ def _division(share: dict[str, Any]) -> str:
 def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
     """Raises `UsageError` where ids are numbered otherwise than for the checkpoint, and that was not allowed."""
     if _OTHER_IDS in _differences(manifest, about, "train") and not config.allow_changed_config:
-        data_name = setting("data_dir", config.data_dir) if config.data_dir else "the training data"
+        data_name = f"data_dir={config.data_dir}" if config.data_dir else "the training data"
         raise UsageError(
-            f"{data_name} numbers ids otherwise than the training data of {setting('run_dir', config.run_dir)} did, so "
-            f"that rows of its tables would mean others; use the run's own data, or {setting('allow_changed_config')}"
+            f"{data_name} numbers ids otherwise than the training data of run_dir={config.run_dir} did, so that rows "
+            "of its tables would mean others; use the run's own data, or allow_changed_config"
         )
 
 

@@ -14,7 +14,7 @@ from ....engine.state import RULES
 from ...command_line import checks
 from ...command_line import config as configs
 from ...command_line.config import Config
-from ...errors import UsageError, setting
+from ...errors import UsageError
 from ...host import threads
 from .. import results
 from ..base import BaseRun
@@ -67,14 +67,11 @@ def _check_rules(config: Config, manifest: Manifest) -> None:
     """Raises `UsageError` or warns if a run was begun by other rules of shuffling and updating: its bits differ."""
     if (before := saving.saved_rules(manifest)) == RULES:
         return
-    message = (
-        f"{setting('run_dir', config.run_dir)} was begun by rules {before} of shuffling and updating, and these are "
-        f"{RULES}"
-    )
+    message = f"run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
     if not config.allow_changed_config:
         raise UsageError(
-            f"{message}: its numbers would not be those of one run; use another {setting('run_dir')}, the version that "
-            f"began it, or {setting('allow_changed_config')}"
+            f"{message}: its numbers would not be those of one run; use another run_dir, the version that began it, or "
+            "allow_changed_config"
         )
     if config.is_chief:
         logging.warning("%s: it continues by these", message)
@@ -84,8 +81,8 @@ def _unreadable(run: BaseRun, problem: str) -> str:
     best, directory = run.best, run.checkpoints.directory
     weights = f"{best.directory} or other weights" if best.latest() else "other weights"
     return (
-        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another "
-        f"{setting('run_dir')}, from the start or, with {setting('init_from')}, from {weights}"
+        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another run_dir, "
+        f"from the start or, with init_from, from {weights}"
     )
 
 
@@ -101,9 +98,9 @@ def _check_beginning(run: BaseRun) -> None:
     every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
     if best.step > 2 * every or results.step_of(RunDir(run_dir).result):
         raise UsageError(
-            f"{setting('run_dir', run_dir)} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't "
-            f"continue; restore them from a copy, or use another {setting('run_dir')}, with "
-            f"{setting('init_from', run.best.directory)} to train on from there"
+            f"run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't continue; "
+            f"restore them from a copy, or use another run_dir, with init_from={run.best.directory} to train on from "
+            "there"
         )
     if run.strategy.is_chief:
         logging.warning(
@@ -121,7 +118,7 @@ def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:
         if manifest is None and step >= 0:
             raise UsageError(
                 f"{run.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
-                f"chief restores it; put {setting('run_dir')} on a file system that all workers see"
+                "chief restores it; put run_dir on a file system that all workers see"
             )
     return manifest
 
@@ -165,7 +162,7 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
                 yield manifest
     if not count:
         cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
-        raise UsageError(f"{setting('run_dir', config.run_dir)} has no whole checkpoint ({which}); {cure}")
+        raise UsageError(f"run_dir={config.run_dir} has no whole checkpoint ({which}); {cure}")
 
 
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
@@ -209,4 +206,4 @@ def _listed(run: BaseRun, which: str) -> list[Manifest]:
     if manifests or which == "all":
         return manifests
     steps = ", ".join(str(manifest.step) for manifest in run.checkpoints.all())
-    raise UsageError(f"{setting('eval_checkpoint', which)} is none of latest, best, all, {steps}")
+    raise UsageError(f"eval_checkpoint={which} is none of latest, best, all, {steps}")

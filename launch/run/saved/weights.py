@@ -31,7 +31,7 @@ from ....engine.reduction import per_replica
 from ....input import known
 from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config
-from ...errors import UsageError, nearest, setting
+from ...errors import UsageError, nearest
 from ...host import isolation
 from ...host.files import write_of_run
 from ..base import BaseRun
@@ -96,7 +96,7 @@ def start(run: BaseRun) -> None:
         taken, restarted = read_newest(source, functools.partial(_begin, run))
     for average in restarted:
         average.reset()  # else it would still hold the weights that the model was made with
-    numerics.check_weights(run.trainer, setting("init_from", source))
+    numerics.check_weights(run.trainer, f"init_from={source}")
     grown = [name for name in taken if name.endswith(" rows)")]
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
     what = "variables, the optimizer's too," if config.init_optimizer else "weights"
@@ -121,17 +121,14 @@ def _continue(run: BaseRun, prefix: str) -> list[str]:
     """Loads all that a run's trainer has, its optimizers too, whose schedules begin again; returns variables' names."""
     if (manifest := manifests.manifest_at(prefix)) is None:
         raise UsageError(
-            f"{setting('init_optimizer')}: {prefix} is not a run's checkpoint with its manifest; give a run's folder, "
-            f"or leave {setting('init_optimizer')} out"
+            f"init_optimizer: {prefix} is not a run's checkpoint with its manifest; give a run's folder, or leave "
+            "init_optimizer out"
         )
     _check_source(run, prefix)
     optimizers = Inventory(run.trainer).optimizers.values()
     rates = [rate for each in optimizers for whole in each.rate_variables for rate in per_replica.components(whole)]
     first = [rate.numpy() for rate in rates]
-    why_not = (
-        f"{setting('init_optimizer')}: {prefix} does not fit this model; use the same {setting('model')} and "
-        f"{setting('model_arg')} as that run"
-    )
+    why_not = f"init_optimizer: {prefix} does not fit this model; use the same model and model_arg as that run"
     matching, changed = run.state.matching(manifest, may_grow=True), run.config.allow_changed_config
     taken, differences = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
     for rate, value in zip(rates, first, strict=True):
@@ -148,15 +145,15 @@ def _all_by_path(run: BaseRun) -> dict[str, Any]:
     for name, each in [*_by_path(run.trainer), *own]:
         if isinstance(each, Embedding) and not each.ids_are_rows:
             raise UsageError(
-                f"{setting('init_map')}: table {name} finds its rows by a hash or by admission, so rows of other code "
-                "would be those of other ids; use an Embedding whose ids are rows"
+                f"init_map: table {name} finds its rows by a hash or by admission, so rows of other code would be "
+                "those of other ids; use an Embedding whose ids are rows"
             )
         if not isinstance(each, Embedding) and (not tf.as_dtype(each.dtype).is_floating or per_replica.differs(each)):
             continue  # a seed, or the state of a stateful layer
         if found.setdefault(name, each) is not each:
             raise UsageError(
-                f"{setting('init_map')}: two weights of {type(run.trainer).__name__} have the path {name}; give their "
-                "layers or models other names"
+                f"init_map: two weights of {type(run.trainer).__name__} have the path {name}; give their layers or "
+                "models other names"
             )
     return found
 
@@ -179,7 +176,7 @@ def _check_source(run: BaseRun, prefix: str) -> None:
         before = model_file.read(os.path.dirname(os.path.dirname(manifest.prefix)))
     except UsageError:  # a copy of the checkpoint alone
         return
-    whole = f"{setting('init_from', config.init_from)}: this run's data"
+    whole = f"init_from={config.init_from}: this run's data"
     preprocessor.check_trained(whole, (before.data_info, before.features), (run.data_info, run.features))
     if isinstance(run.trainer, Tabular) and not run.trainer.accepts_any_id:
         _check_rows(config, run.trainer, before.data_info.vocabulary or {})
@@ -192,10 +189,9 @@ def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> 
         rows = before.get(field.feature, field.rows)
         if rows > field.rows or (rows != field.rows and (field.feature != last or field.column)):
             raise UsageError(
-                f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in "
-                f"{setting('init_from', config.init_from)}: its table's rows would be those of other ids; begin a run "
-                f"with {setting('model_arg')}=table_capacity=N or {setting('model_arg')}=hash_buckets=N, which has "
-                "room for ids to come"
+                f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in init_from={config.init_from}: its "
+                "table's rows would be those of other ids; begin a run with model_arg=table_capacity=N or "
+                "model_arg=hash_buckets=N, which has room for ids to come"
             )
 
 
@@ -222,8 +218,8 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
     models = [model for model in Inventory(trainer).models if model.variables]
     if len(models) != 1:
         raise UsageError(
-            f"{setting('init_from', source)} holds the weights of one Keras model, and {type(trainer).__name__} has "
-            f"{len(models)}; load them in its build with load_weights, or give a run's checkpoint"
+            f"init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has {len(models)}; "
+            "load them in its build with load_weights, or give a run's checkpoint"
         )
     return models[0]
 
@@ -361,7 +357,7 @@ def copied(run: BaseRun) -> Trainer:
     except ValueError as error:
         raise UsageError(
             f"{error}, so no process has the model; make it of the run's checkpoint, in one process: crankshaft train "
-            f"{setting('mode')}=export, or crankshaft.load_model"
+            "mode=export, or crankshaft.load_model"
         ) from error
     return trainer
 

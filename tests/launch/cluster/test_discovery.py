@@ -14,7 +14,6 @@ import threading
 
 import pytest
 
-from crankshaft.engine.errors import with_flags
 from crankshaft.launch.cluster import discovery, rendezvous, slurm
 from crankshaft.launch.cluster.cluster import Cluster, Tasks, split
 from crankshaft.launch.cluster.resources import free_ports
@@ -172,7 +171,7 @@ def test_tasks_are_coordinator_workers_servers_evaluator_in_this_order():
 
 
 def test_a_host_without_an_address_is_named_once_it_was_waited_for():
-    tasks = Tasks("--cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
+    tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with pytest.raises(UsageError, match=r"worker 1 is at no-such-host.invalid:1, a host that has no address after"):
         discovery.wait_for_addresses(discovery.arranged(tasks, 0, False, {}), 0.1)
 
@@ -180,7 +179,7 @@ def test_a_host_without_an_address_is_named_once_it_was_waited_for():
 def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
     monkeypatch.setattr(discovery, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 0.1)
-    tasks = Tasks("--cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
+    tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with caplog.at_level("WARNING", logger="crankshaft"), pytest.raises(UsageError):
         discovery.wait_for_addresses(discovery.arranged(tasks, 0, False, {}), 0.4)
     (record,) = caplog.records
@@ -190,18 +189,18 @@ def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
 
 
 FLAGS = {
-    "no index": (["--cluster_hosts=a:1,b:2"], "names 2 tasks, and --task_index is missing"),
-    "an index beyond": (["--cluster_hosts=a:1,b:2", "--task_index=2"], "and --task_index is 2"),
-    "an index alone": (["--task_index=1"], "has no use without --cluster_hosts"),
+    "no index": (["--cluster_hosts=a:1,b:2"], "names 2 tasks, and task_index is missing"),
+    "an index beyond": (["--cluster_hosts=a:1,b:2", "--task_index=2"], "and task_index is 2"),
+    "an index alone": (["--task_index=1"], "has no use without cluster_hosts"),
     "a host twice": (["--cluster_hosts=a:1,a:1", "--task_index=0"], "worker 0 and worker 1 are both a:1"),
     "no port": (["--cluster_hosts=a,b:1", "--task_index=0"], "write its address as 'host:port'"),
-    "servers without tasks": (["--num_ps=2"], "--num_ps=2 needs tasks, and none are known"),
+    "servers without tasks": (["--num_ps=2"], "num_ps=2 needs tasks, and none are known"),
     "too few": (["--cluster_hosts=a:1,b:2", "--task_index=0", "--num_ps=1"], "start 3 or more"),
     "servers of workers": (
         ["--cluster_hosts=a:1,b:2", "--task_index=0", "--num_ps=1", "--strategy=multi_worker"],
-        "is for --strategy=parameter_server",
+        "is for strategy=parameter_server",
     ),
-    "an evaluator alone": (["--cluster_hosts=a:1,b:2", "--task_index=0", "--evaluator"], "is for --num_ps=N"),
+    "an evaluator alone": (["--cluster_hosts=a:1,b:2", "--task_index=0", "--evaluator"], "is for num_ps=N"),
     "no cluster": (["--strategy=multi_worker"], "this is not a step of Slurm's or a pod of Kubernetes'"),
 }
 
@@ -215,7 +214,7 @@ def test_mistake_in_flags_is_one_line(mistake, monkeypatch):
     given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
     with pytest.raises(UsageError) as error:
         config.configure(given, None, False, {})
-    assert said in with_flags(error.value.message)
+    assert said in error.value.message
     assert "\n" not in error.value.message
 
 
@@ -232,12 +231,12 @@ def asked(*arguments: str, **environment: str):
     [
         ([], None),
         (["--max_restarts=0"], "is for workers that start again in their places"),
-        (["--mode=benchmark"], "needs a run that trains and has --run_dir"),
-        (["--auto_shard_policy=file"], "use --auto_shard_policy=data"),
-        (["--global_batch_size=15", "--min_workers=2"], "no number of workers from 2 to 2 divides --global_batch_size"),
+        (["--mode=benchmark"], "needs a run that trains and has run_dir"),
+        (["--auto_shard_policy=file"], "use auto_shard_policy=data"),
+        (["--global_batch_size=15", "--min_workers=2"], "no number of workers from 2 to 2 divides global_batch_size"),
         (["--gpus=0,1", "--global_batch_size=6"], None),
-        (["--gpus=0,1", "--global_batch_size=6", "--min_workers=2"], "divides --global_batch_size=6"),
-        (["--mesh=data:3"], "divides --global_batch_size=12"),
+        (["--gpus=0,1", "--global_batch_size=6", "--min_workers=2"], "divides global_batch_size=6"),
+        (["--mesh=data:3"], "divides global_batch_size=12"),
         (["--min_workers=3"], "there are 3 workers; give fewer than that"),
     ],
 )
@@ -247,7 +246,7 @@ def test_a_job_that_can_not_continue_without_some_workers_ends_with_a_line(flags
     raised = contextlib.nullcontext() if said is None else pytest.raises(UsageError)
     with raised as error:
         checks.check(asked(*own, "--global_batch_size=12", *flags))
-    assert said is None or said in with_flags(error.value.message)
+    assert said is None or said in error.value.message
 
 
 def test_several_tasks_train_as_workers_or_with_servers_without_a_strategy():

@@ -129,7 +129,7 @@ def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
         outcome = crank("--model=mlp", "--input=digits", "--strategy=multi_worker", tensorflow=False)
     assert re.match(rf"TF_CONFIG's worker 0, this process, is at {address}, .* in use", outcome.mistake)
     # This one has the port, which is the program's parent here: as that of a task that starts another program.
-    cure = "the task has started this one, which inherits its variables; unset TF_CONFIG for this one, or give it --str"
+    cure = "the task has started this one, which inherits its variables; unset TF_CONFIG for this one, or give it str"
     assert f" by process {os.getpid()}; {cure}" in outcome.mistake
 
 
@@ -241,7 +241,7 @@ def test_workers_that_do_not_come_are_named_by_all_who_did():
 def test_a_task_that_waits_says_once_for_whom(monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 1.0)  # the later, the longer it waits for an answer
     ports = free_ports(3)
-    third = f"worker 2 (localhost:{ports[2]}) to come, up to --cluster_timeout_seconds=1.5"
+    third = f"worker 2 (localhost:{ports[2]}) to come, up to cluster_timeout_seconds=1.5"
     with (
         caplog.at_level("WARNING", logger="crankshaft"),
         rendezvous.Rendezvous(on_this_host(ports, 1)),

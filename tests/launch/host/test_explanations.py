@@ -8,43 +8,40 @@ import threading
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.errors import CheckpointError, setting
+from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.machine import cpus
 from crankshaft.launch import explanations
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from crankshaft.launch.host import files
 
 
-def test_settings_are_flags_on_a_command_line_and_keywords_where_a_program_called():
-    error = UsageError(f"{setting('run_dir', 'r')} is another's; use another {setting('restore_best', False)}, `seed`")
-    assert (error.parameter, error.value) == ("run_dir", "r")
-    assert str(error) == "run_dir=r is another's; use another restore_best=False, `seed`"
-    line = "--run_dir=r is another's; use another --restore_best=False, `seed`"
-    assert explanations.explain(error) == (EXIT_USAGE, line)
-    with (
-        pytest.raises(UsageError, match=r"^folder=r is") as raised,
-        explanations.explained_errors({"run_dir": "folder"}),
-    ):
+def test_settings_are_named_alike_on_a_command_line_and_to_a_program_unless_its_arguments_have_other_names():
+    line = "run_dir=/run_dir/r is another's; use another run_dir, or input=y for the input; see --help"
+    error = UsageError(line)
+    assert explanations.explain(error) == (EXIT_USAGE, str(error)) == (EXIT_USAGE, line)
+    with pytest.raises(UsageError) as raised, explanations.explained_errors({"run_dir": "folder", "input": "x"}):
         raise error
     assert raised.value is error
+    expected = "folder=/run_dir/r is another's; use another folder, or x=y for the input; see crankshaft train --help"
+    assert error.message == str(error) == expected
 
 
 def test_an_error_is_one_line_within_a_layer_too():
     class Broken(tf.keras.layers.Layer):
         def call(self, x):
-            raise CheckpointError(f"{setting('model')} is another; use a new {setting('run_dir')}")
+            raise CheckpointError("model is another; use a new run_dir")
 
-    assert explained(Broken(), tf.ones([1])) == (EXIT_USAGE, "--model is another; use a new --run_dir")
+    assert explained(Broken(), tf.ones([1])) == (EXIT_USAGE, "model is another; use a new run_dir")
 
 
 def test_an_error_is_one_line_within_a_users_tf_function_too():
     @tf.function  # whose AutoGraph replaces an error by its own
     def broken(x):
         if tf.reduce_sum(x) > 0:
-            raise CheckpointError(f"{setting('model')} is another; use a new {setting('run_dir')}")
+            raise CheckpointError("model is another; use a new run_dir")
         return x
 
-    assert explained(broken, tf.ones([1])) == (EXIT_USAGE, "--model is another; use a new --run_dir")
+    assert explained(broken, tf.ones([1])) == (EXIT_USAGE, "model is another; use a new run_dir")
 
 
 def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut():

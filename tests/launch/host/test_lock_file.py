@@ -65,7 +65,7 @@ def holder(tmp_path):
 def test_another_lock_holds_and_a_line_warns(tmp_path, without_flock, monkeypatch, caplog):
     with caplog.at_level("WARNING", logger="crankshaft"), process.lock(str(tmp_path)):
         (record,) = caplog.records
-        assert f"--run_dir={tmp_path}: its file system has no flock" in record.getMessage()
+        assert f"run_dir={tmp_path}: its file system has no flock" in record.getMessage()
         take_in_vain(tmp_path, monkeypatch, f"in use by process {os.getpid()} on host")
     assert not (tmp_path / OWNER).exists()
     with process.lock(str(tmp_path)):

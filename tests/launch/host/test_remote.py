@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_is_one_line(inside, tmp_path):
     (tmp_path / "file").write_text("")
     found = inside(*RUN, f"--run_dir=file://{tmp_path}/file/run", "--train_steps=2")
     assert found.code == 2
-    assert found.error.startswith(f"--run_dir=file://{tmp_path}/file/run can't be ")
+    assert found.error.startswith(f"run_dir=file://{tmp_path}/file/run can't be ")
 
 
 def test_workers_that_write_parts_of_a_checkpoint_need_a_folder_that_all_see(inside, tmp_path, monkeypatch):
@@ -103,7 +103,7 @@ def test_workers_that_write_parts_of_a_checkpoint_need_a_folder_that_all_see(ins
     flags = ("--strategy=multi_worker", "--mesh=model:2", f"--run_dir=file://{tmp_path}/run", "--train_steps=2")
     found = inside(*RUN, *flags)
     assert found.code == 2
-    assert found.error.startswith("--mesh=model:2: workers write parts of one checkpoint")
+    assert found.error.startswith("mesh=model:2: workers write parts of one checkpoint")
 
 
 def test_a_file_system_that_is_unknown_is_one_line():

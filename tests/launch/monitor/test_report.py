@@ -86,7 +86,7 @@ def test_what_is_not_a_result_is_one_line(tmp_path, reported, content, says):
     code, _, (line,) = reported(path)
     assert code == 2
     assert says in line
-    assert "give a file of --result_json" in line
+    assert "give a file of result_json" in line
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_not_a_result_is_one_line(tmp_path, reported, content, says):
         (["."], ". is a run's folder, which is shown as a page; add --html=FILE"),
         (["gone", "--html=page.html"], "gone is not there; give a run's folder on this machine"),
         ([".", "--html=gone/page.html"], "gone"),
-        (["--htlm=x"], "--htlm is unknown; did you mean html?"),
+        (["--htlm=x"], "htlm is unknown; did you mean html?"),
     ],
 )
 def test_other_arguments_are_one_line(reported, arguments, says, tmp_path, monkeypatch):

@@ -36,12 +36,12 @@ def plan(capfd, tmp_path):
     ("arguments", "line"),
     [
         (("--hosts=0",), "--hosts=0 can't be used: it is not a list of numbers from 1 to 50,000, such as 1,8,64"),
-        (("--hosts=1,2", "--strategy=one_device"), "--hosts=2: --strategy=one_device runs on one host"),
-        (("--hosts=2", "--strategy=tpu"), "--hosts=2: --strategy=tpu runs on one host"),
+        (("--hosts=1,2", "--strategy=one_device"), "--hosts=2: strategy=one_device runs on one host"),
+        (("--hosts=2", "--strategy=tpu"), "--hosts=2: strategy=tpu runs on one host"),
         (("--hosts=1000",), "--global_batch_size=64"),
-        (("--strategy=parameter_server",), "--strategy=parameter_server needs servers; add --num_ps=N"),
-        (("--measure=this.yaml",), "--measure plans nothing; leave --model out"),
-        (("--hots=2",), "--hots is unknown"),
+        (("--strategy=parameter_server",), "strategy=parameter_server needs servers; add num_ps=N"),
+        (("--measure=this.yaml",), "--measure plans nothing; leave model out"),
+        (("--hots=2",), "hots is unknown"),
         (("--on=h10",), "--on=h10 is neither a file nor published hardware; did you mean h100?"),
     ],
 )
@@ -146,7 +146,7 @@ def test_flags_of_train_may_stand_behind_its_name(plan):
 @pytest.mark.parametrize(
     ("last", "line"),
     [
-        ("crankshaft.main(Plane, data=data)  # --modle=mlp", "--modle is unknown; did you mean "),
+        ("crankshaft.main(Plane, data=data)  # --modle=mlp", "modle is unknown; did you mean "),
         ("crankshaft.run(Plane, data=data)", "a run in Python is not planned, and would train; plan a script that "),
         ("None", "plane.py has ended without crankshaft.main, which is what is planned; call it there"),
         ("crankshaft.main(Plane, data=lambda: 1 / 0)", "ZeroDivisionError: division by zero, at "),

@@ -174,14 +174,14 @@ def test_replicas_say_what_one_device_says(generate, trained):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--sampling=tokens=0",), "--sampling tokens=0 is not an integer from 1 to"),
-        (("--sampling=temperature=-1",), "--sampling temperature=-1.0 is not a number from 0 to 1000"),
-        (("--sampling=temperature=warm",), "--sampling temperature=warm is not a number"),
-        (("--sampling=top_k=-1",), "--sampling top_k=-1 is not an integer from 0 to"),
-        (("--mode=eval", "--prompt=a"), "--prompt=a has no use with --mode=eval; use --mode=generate, or leave"),
-        (("--eval_checkpoint=77",), "--eval_checkpoint=77 is none of latest, best, all, 150"),
+        (("--sampling=tokens=0",), "sampling tokens=0 is not an integer from 1 to"),
+        (("--sampling=temperature=-1",), "sampling temperature=-1.0 is not a number from 0 to 1000"),
+        (("--sampling=temperature=warm",), "sampling temperature=warm is not a number"),
+        (("--sampling=top_k=-1",), "sampling top_k=-1 is not an integer from 0 to"),
+        (("--mode=eval", "--prompt=a"), "prompt=a has no use with mode=eval; use mode=generate, or leave"),
+        (("--eval_checkpoint=77",), "eval_checkpoint=77 is none of latest, best, all, 150"),
         (("--learning_rate=1",), "is a run of another configuration (learning_rate: 0.01 -> 1.0)"),
-        (("--strategy=tpu",), "--strategy=tpu; generate with --mode=generate --strategy=one_device"),
+        (("--strategy=tpu",), "strategy=tpu; generate with mode=generate strategy=one_device"),
     ],
 )
 def test_mistakes_are_one_line(generate, flags, line):
@@ -224,4 +224,4 @@ def test_another_vocabulary_than_the_checkpoints_is_refused(generate, copied):
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).to_str()
     keep_tokens(copied, {"kind": "vocabulary", "tokenizer": made, "separator": ""})
     outcome = generate("--prompt=a", run_dir=copied)
-    assert outcome.mistake.startswith("ckpt-150 was trained on other tokens than model.json in --run_dir=")
+    assert outcome.mistake.startswith("ckpt-150 was trained on other tokens than model.json in run_dir=")

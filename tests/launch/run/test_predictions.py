@@ -214,14 +214,14 @@ def test_mistakes_of_files_are_one_line(pets_run, inside, tmp_path, monkeypatch)
     (tmp_path / "there.csv").touch()
     asked = (*MLP, "--mode=predict", f"--run_dir={pets_run.run_dir}")
     for more, line in (
-        ((), "--mode=predict needs --output=FILE, one of .csv, .parquet, .npz"),
-        ((f"--output={tmp_path}/a.txt",), f"--output={tmp_path}/a.txt ends in .txt; give a file of predictions one of"),
-        ((f"--output={tmp_path}/there.csv",), "there.csv exists; remove it or use another --output"),
-        (("--output=/proc/a.csv",), "--output: /proc can't be written"),
+        ((), "mode=predict needs output=FILE, one of .csv, .parquet, .npz"),
+        ((f"--output={tmp_path}/a.txt",), f"output={tmp_path}/a.txt ends in .txt; give a file of predictions one of"),
+        ((f"--output={tmp_path}/there.csv",), "there.csv exists; remove it or use another output"),
+        (("--output=/proc/a.csv",), "output: /proc can't be written"),
         ((f"--output={tmp_path}/no/a.csv",), f"the folder {tmp_path}/no does not exist; make it or correct the path"),
         (
             (f"--output={tmp_path}/a.csv", "--eval_checkpoint=all"),
-            "=all is for --mode=eval, and --mode=predict takes one",
+            "=all is for mode=eval, and mode=predict takes one",
         ),
         ((f"--output={tmp_path}/a.csv", "--predict_split=test"), "--predict_split=test"),
     ):

@@ -16,7 +16,7 @@ def test_a_table_larger_than_the_memory_is_refused_before_it_is_made(inside, tmp
     line = inside(*CLICKS, "--model_arg=hash_buckets=10000000000", f"--run_dir={tmp_path}/run").mistake
     assert "the variables of wide_deep, with the optimizer state, take 1,945," in line
     assert "MiB are left, and a checkpoint of them 1,945," in line
-    assert "--model_arg=hash_buckets=N or table_capacity=N), several servers (--num_ps), devices" in line
+    assert "model_arg=hash_buckets=N or table_capacity=N), several servers (num_ps), devices" in line
 
 
 class Large(Trainer):
