@@ -227,7 +227,7 @@ def build_state(
             state = strategy.build(make) if exists or config.coordinates else build(strategy, make)
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
         model_arguments = plain(config.configured_arguments("model_arg"))
-        arguments = "".join(f" --model_arg={name}={value}" for name, value in model_arguments.items())
+        arguments = "".join(f" model_arg={name}={value}" for name, value in model_arguments.items())
         raise RunError(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
             "or shard it across devices by mesh"
