@@ -1,4 +1,4 @@
-"""Writes docs/flags.md and the tables of events.md and benchmark_result.md: `python docs/make_pages.py [FOLDER]`.
+"""Writes docs/flags.md and the tables of events.md and benchmark.md: `python docs/make_pages.py [FOLDER]`.
 
 They are made from the flags, models and inputs, and from the schemas; FOLDER is where the pages go, by default docs/.
 """
@@ -72,7 +72,7 @@ def pages() -> dict[str, str]:
     return {
         "flags.md": _flags(),
         "events.md": _with_table("events.md", _table(kinds, ("`event`", "its keys"))),
-        "benchmark_result.md": _with_table("benchmark_result.md", _table(keys, ("key", "what it is"))),
+        "benchmark.md": _with_table("benchmark.md", _table(keys, ("key", "what it is"))),
     }
 
 

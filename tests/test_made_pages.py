@@ -32,6 +32,6 @@ def test_made_pages_are_current_and_scripts_that_compare_can_be_imported(tmp_pat
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # where it is 0, what TensorFlow says as it starts
     made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    assert set(made) == {"flags.md", "events.md", "benchmark_result.md"}
+    assert set(made) == {"flags.md", "events.md", "benchmark.md"}
     for name, text in made.items():
         assert text == (ROOT / "docs" / name).read_text(encoding="utf-8"), "run `python docs/make_pages.py`"

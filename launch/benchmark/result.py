@@ -27,7 +27,7 @@ class ResultKey(NamedTuple):
     """The contents of a key of a result.
 
     Attributes:
-      description: for docs/benchmark_result.md.
+      description: for docs/benchmark.md.
       types: of its value; () is not checked, since no rate is computed of it.
     """
 

@@ -35,10 +35,9 @@ HOLDS = {
     # Prices vary by 2.6, rows by 0.6.
     "docs/data.md": "done.result['eval']['loss'] < 1 and weighed.result['eval']['loss'] < 1"
     " and result_of('runs/rows')['eval']['loss'] < 0.1",
-    # Sums in another order, twenty steps long: a few units in the last place.
     # The noise's variance is 0.09; the two loops shuffle differently.
     "docs/from_keras.md": "all(abs(loss - before) < 0.02 and loss < 0.13 for loss in"
-    " (after.result['eval']['loss'], done.result['eval']['loss'], ported.result['eval']['loss']))",
+    " (after.result['eval']['loss'], ported.result['eval']['loss']))",
     "docs/keras.md": "run.history.epoch == [0, 1, 2, 3]"
     " and first.history.history['val_loss'][1] < first.history.history['val_loss'][0]"
     " and halved.times == 4 and mine.optimizer.iterations == 125",
@@ -176,7 +175,7 @@ def test_recipe_runs(title, reader, capfd):
 
 def test_a_program_that_comes_from_elsewhere_is_at_most_as_long_as_before():
     found = blocks(ROOT / "docs" / "from_keras.md")
-    for title in ("From a tape loop", "From Orbit", "From PyTorch"):
+    for title in ("From a tape loop", "From PyTorch"):
         *_, before, after = (len(each.text.splitlines()) for each in found if each.section == title)
         assert after <= before / 2, title
 

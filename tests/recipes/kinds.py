@@ -1,4 +1,4 @@
-"""Fifteen kinds of program: where each recipe is, and the loop that it replaces: `python -m tests.recipes.kinds`.
+"""Fourteen kinds of program: where each recipe is, and the loop that it replaces: `python -m tests.recipes.kinds`.
 
 Prints how many lines of code each has. Both train the same model on the same data, which is not counted, nor are
 imports, comments and blank lines. `test_recipes.py` runs both, and compares their results.
@@ -91,7 +91,6 @@ def _count(text: str, statements: list[ast.stmt]) -> int:
 _COOKBOOK, _FROM = "docs/cookbook.md", "docs/from_keras.md"
 KINDS = {
     "tutorial": Kind(_FROM, ("class Heights(",), 'CheckpointManager(checkpoint, "runs/tape"'),
-    "Orbit": Kind(_FROM, ("class Heights(", '"runs/controlled"'), "class HeightsTask("),
     "detection": Kind(_COOKBOOK, ("class Detector(",), "detection"),
     "forecasting": Kind(_COOKBOOK, ("class Forecaster(",), "forecasting"),
     "translation": Kind(_COOKBOOK, ("class Translator(",), "translation"),
