@@ -175,7 +175,7 @@ def bench(distribution):
         vocabulary: dict[str, int] | None = None,
         model: int = 1,
         shard_optimizer: bool = False,
-        known: dict | None = None,
+        saved_data: dict | None = None,
         **options,
     ) -> Bench:
         options, source = StepOptions(**options), split_of(source)
@@ -188,7 +188,7 @@ def bench(distribution):
             state.build()
         state.jit = jit
         eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
-        train_feed = strategy.feed(source, batch_size, options.seed if shuffle else None, known)
+        train_feed = strategy.feed(source, batch_size, options.seed if shuffle else None, saved_data)
         strategy.bind(state, train_feed, eval_feed)
         strategy.training.unrolls = unrolls and strategy.training.unrolls
         if (feed and not feed.resident_bytes) or not all(each.by_index for each in (source, eval_source or source)):

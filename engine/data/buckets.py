@@ -137,7 +137,7 @@ class BucketedOrder(Order):
         steps, rate_examples = origin.rate_steps * self.num_examples, self.steps_per_epoch * origin.rate_examples
         return origin.rate_step + (step - origin.step) * steps // rate_examples
 
-    def steps_alike(self, step: int) -> float:
+    def steps_of_equal_size(self, step: int) -> float:
         return 1
 
     def examples_before(self, step):
@@ -155,17 +155,17 @@ class BucketedOrder(Order):
             batches = self._permuted_batches(steps, tf.constant(epoch, tf.int64)).numpy()
         return np.concatenate([[0], np.cumsum(self._batches[batches, 2])])
 
-    def _block_of(self, step: int) -> tuple[int, int, int]:
-        return step, 0, 1
+    def block_of(self, step: int) -> tuple[int, int, int]:
+        return step + self.shift, 0, 1
 
     @property
     def blocks_per_epoch(self) -> int:
         return self.steps_per_epoch
 
-    def _epochs(self, block: tf.Tensor) -> tf.Tensor:
+    def epochs(self, block: tf.Tensor) -> tf.Tensor:
         return tf.reshape(block // self.steps_per_epoch, [1])
 
-    def _examples(self, block: tf.Tensor) -> tf.Tensor:
+    def examples(self, block: tf.Tensor) -> tf.Tensor:
         epoch, in_epoch = block // self.steps_per_epoch, block % self.steps_per_epoch
         return self._of_batch(epoch, in_epoch)[tf.newaxis]
 

@@ -88,25 +88,25 @@ def first(split: Any) -> Any:
     return next(iter(split.members.values())) if isinstance(split, Combined) else split
 
 
-def feed(split: Split, batch_size: int, seed: int | None, known: Mapping[str, Any], strategy) -> Feed:
+def feed(split: Split, batch_size: int, seed: int | None, saved_data: Mapping[str, Any], strategy) -> Feed:
     """Returns a strategy's feed of a split; of several, their feeds side by side.
 
     Args:
       split: the data.
       batch_size: the run's.
       seed: of the shuffle; each member but the first has one of its own that depends on it.
-      known: see `Strategy.feed`, or {}.
+      saved_data: see `Strategy.feed`, or {}.
       strategy: makes the feeds.
     """
     if not isinstance(split, Combined):
-        return strategy.feed(split, batch_size, seed, **({"known": known} if known else {}))
-    before = known.get("members", {})
+        return strategy.feed(split, batch_size, seed, **({"saved_data": saved_data} if saved_data else {}))
+    saved_members = saved_data.get("members", {})
     feeds = {}
     for number, (name, size) in enumerate(split.sizes(batch_size).items()):
-        own = {**before.get(name, {}), **({"resumed": known["resumed"]} if "resumed" in known and not number else {})}
-        feeds[name] = strategy.feed(
-            split.members[name], size, seed_of(seed, name, number), **({"known": own} if own else {})
-        )
+        saved_member = dict(saved_members.get(name, {}))
+        if "resumed" in saved_data and not number:
+            saved_member["resumed"] = saved_data["resumed"]
+        feeds[name] = feed(split.members[name], size, seed_of(seed, name, number), saved_member, strategy)
     made = strategy.combined(feeds)
     for name, each in feeds.items():
         _check_sizes(name, each.order, made.shares)

@@ -265,14 +265,14 @@ class StreamedFeed(Feed):
         is_any_length = self._num_shares * len(self.share.counts) > 1 and unknown_dimensions(
             self.share.stream.element_spec
         )
-        return 1 if is_any_length else int(min(limit, self.order.steps_alike(step)))
+        return 1 if is_any_length else int(min(limit, self.order.steps_of_equal_size(step)))
 
     def take(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one will write
             self._iterator = self._opened(step)
         limit = self.reach(step, limit)
-        self._next_step = None if self.order.seen_before(step) else step + limit
+        self._next_step = step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
         return CallInput((self._iterator,), 0, limit)
@@ -316,7 +316,7 @@ class StreamedFeed(Feed):
 
     def position(self, step: int) -> bytes | None:
         """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
-        if not self._was_opened and self.share.stream.shuffles and not self.order.seen_before(step):
+        if not self._was_opened and self.share.stream.shuffles:
             self._iterator, self._next_step = self._opened(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
             return None
@@ -341,8 +341,8 @@ class StreamedFeed(Feed):
         return state
 
     def _opened(self, step: int):
-        """Returns an iterator whose next batch is the one of `step`; its only batch, if that lacks examples."""
-        (epoch, index), seen = self.order.position(step), self.order.seen_before(step)
+        """Returns an iterator whose next batch is the one of `step`."""
+        epoch, index = self.order.position(step)
         in_epoch = index // self.order.batch_size
         kept, is_again = self.kept(step), self._was_opened
         self._was_opened = True
@@ -363,7 +363,7 @@ class StreamedFeed(Feed):
                 "Dataset.shuffle has another order at each reading; start the program again, or leave that shuffle "
                 "out, since the run shuffles (shuffle_buffer)"
             )
-        iterator = iter(self._batches(epoch, seen // len(self.share.counts)))
+        iterator = iter(self._batches(epoch))
         if in_epoch:
             self._pass(iterator, in_epoch)
         return iterator
@@ -375,18 +375,13 @@ class StreamedFeed(Feed):
                 self.awaited(functools.partial(next, iterator), lambda: None)
                 done(number + 1)
 
-    def _batches(self, first_epoch: int, seen: int = 0):
-        """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`).
-
-        Each batch lacks its first `seen` examples.
-        """
+    def _batches(self, first_epoch: int):
+        """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
             epochs = self._batched(passes, tf.constant(0, tf.int64))
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
-        if seen:
-            epochs = epochs.enumerate().map(lambda _, batch: tf.nest.map_structure(lambda x: x[seen:], batch))
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True

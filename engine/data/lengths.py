@@ -21,7 +21,7 @@ from ..machine.files import make_file, replacing
 from . import form
 from .buckets import BucketedOrder, Buckets
 from .form import Padded
-from .order import Order, even_range, order_of
+from .order import Order, even_range, plain_order
 from .reader import blank, checked, fits
 from .source import Source, Spec, Split, WrappedSource, unknown_dimensions
 from .streamed import Stream, Watch, WrappedStream, unwatched
@@ -291,39 +291,49 @@ class Padding:
         return form.padded_to(longest, examples)
 
 
-def arranged(
+def source_order(
     source: Source,
     batch_size: int,
     seed: int | None,
     shuffle_window: int,
     processes: Any,
-    known: Mapping[str, Any] | None = None,
+    saved_data: Mapping[str, Any] | None = None,
     *,
+    block_steps: int = 1,
+    drop_remainder: bool = False,
     shares: int = 1,
     watch: Watch = unwatched,
 ) -> tuple[Order, Padding | None]:
-    """Returns the order of examples in blocks of single batches, and how batches are padded if lengths vary.
+    """Returns the order of a source's examples, and how batches are padded if lengths vary.
+
+    By single examples, by chunks if these are read better, or by buckets.
 
     Args:
       source: of the examples.
       batch_size: see `Order`.
       seed: see `Order`.
-      shuffle_window: see `order_of`.
+      shuffle_window: chunks in a window; 0 lets the source decide.
       processes: see `measured`.
-      known: see `Order.after`; "resumed" also with the `buckets` of the steps before, if they were others.
+      saved_data: see `Order.resumed`; "resumed" also with the `buckets` of the steps before, if they were others.
+      block_steps: most steps in a block; 1 if lengths vary.
+      drop_remainder: see `Order`.
       shares: of a batch that are read apart.
       watch: see `measured`.
     """
+    examples = len(source)
+    if (examples % batch_size and not drop_remainder) or source.varies:  # its blocks don't cross epochs
+        block_steps = min(block_steps, max(1, examples // batch_size))  # a larger block would be padding
+    order = plain_order(source, batch_size, block_steps, seed, shuffle_window, drop_remainder)
     if not unknown_dimensions(source.element_spec):
-        return order_of(source, batch_size, 1, seed, shuffle_window).after(known), None
-    buckets_before = (known or {}).get("resumed", {}).get("buckets", source.buckets)
-    measures = source.buckets or buckets_before or shares > 1
-    lengths = measured(source, processes, watch) if measures else None
+        return order.resumed(saved_data), None
+    buckets_before = (saved_data or {}).get("resumed", {}).get("buckets", source.buckets)
+    needs_lengths = source.buckets or buckets_before or shares > 1
+    lengths = measured(source, processes, watch) if needs_lengths else None
 
-    def order_by(buckets: Buckets | None) -> Order:
-        if buckets is None:
-            return order_of(source, batch_size, 1, seed, shuffle_window)
-        return BucketedOrder(len(source), batch_size, 1, seed, buckets=buckets, lengths=lengths)
+    def bucketed_order(buckets: Buckets) -> Order:
+        return BucketedOrder(examples, batch_size, 1, seed, buckets=buckets, lengths=lengths)
 
-    order = order_by(source.buckets).after(known, order_by(buckets_before))
+    before = bucketed_order(buckets_before) if buckets_before else order
+    order = bucketed_order(source.buckets) if source.buckets else order
+    order = order.resumed(saved_data, before)
     return order, Padding(order, lengths)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -28,15 +28,15 @@ _WINDOW_CHUNKS = 64  # by default: batches' classes then vary little more than i
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The start of a run's present batch size: step 0, or the step at which it was resumed with a new one.
+    """The start of a run's present batch size: step 0, or the first step of an epoch that changed it.
 
     The learning-rate schedule continues by examples, in steps of the run's first batch size.
 
     Attributes:
       step: the first step of this size.
       epoch: of this step.
-      place: the order index of its first example, i.e. the number of the epoch's examples in earlier steps. The name is
-        that in checkpoints.
+      place: the order index of its first example. Not 0 only in checkpoints of earlier versions, which changed the size
+        within an epoch; the name is that in checkpoints.
       rate_step: the schedule's position there.
       rate_steps, rate_examples: numbers of its steps and their examples; 0 if it counts the run's steps.
     """
@@ -56,9 +56,8 @@ class Order:
     An epoch is a sequence of blocks: blocks of `block_steps` whole batches, the last of them padded, then, if the
     examples do not divide, a block of one smaller batch. Several short epochs without a smaller batch share one block.
 
-    A run that is resumed with another batch size continues in the same order: its batches are those of a run that
-    always had this size, with other numbers (`shift`). If the examples that were read before end within such a batch,
-    the first batch lacks them (`seen`), and has a block of its own.
+    A run whose batch size changed at an epoch's end continues in the same order: its batches are those of a run that
+    always had this size, with other numbers (`shift`).
 
     Attributes:
       num_examples: examples in an epoch, at least 1.
@@ -113,93 +112,60 @@ class Order:
         origin = self.origin
         return origin.epoch * self.steps_per_epoch + origin.place // self.batch_size - origin.step
 
-    @property
-    def seen(self) -> int:
-        """Examples that the origin's batch lacks, since earlier steps had them."""
-        return self.origin.place % self.batch_size
-
-    def seen_before(self, step):
-        """Returns how many examples a step's batch lacks: an int, or for an int64 tensor int64."""
-        if not self.seen:
-            return 0
-        if isinstance(step, int):
-            return self.seen if step == self.origin.step else 0
-        return tf.where(tf.equal(step, self.origin.step), tf.constant(self.seen, tf.int64), 0)
-
     def position(self, step: int) -> tuple[int, int]:
         """Returns the position of a step: (epoch, order index of its first example)."""
         number = step + self.shift
         epoch, in_epoch = divmod(number, self.steps_per_epoch) if self.has_epochs else (0, number)
-        return epoch, in_epoch * self.batch_size + self.seen_before(step)
+        return epoch, in_epoch * self.batch_size
 
     def epoch_from(self, step):
         """Returns the next epoch's first step, or this step if it is one; an int or an int64 tensor."""
         return -(-(step + self.shift) // self.steps_per_epoch) * self.steps_per_epoch - self.shift
 
-    def resumed(self, step: int, before: Order, reordered: Mapping[str, Any] | None = None) -> Order:
+    def resumed(self, saved_data: Mapping[str, Any] | None, before: Order | None = None) -> Order:
         """Returns the order for resuming a run.
 
         Args:
-          step: the next one.
-          before: the order of the steps before it.
-          reordered: the settings, with the values that they had, whose change makes another order of an epoch.
+          saved_data: see `Strategy.feed`. With "resumed": the next `step`, `batch_size` and `origin` of the steps
+            before it, and `reordered`, the other settings, with the values that they had, whose change makes another
+            order of an epoch.
+          before: the order of those steps, but for these; None if it was this one.
 
         Raises:
-          UsageError: the order changes within an epoch; or the examples read so far end within a batch, and only whole
-            batches are allowed.
+          UsageError: the batch size or the order changes within an epoch.
         """
+        if not saved_data or "resumed" not in saved_data:
+            return self
+        resumed = saved_data["resumed"]
+        step, origin, changed = resumed["step"], resumed["origin"], dict(resumed.get("reordered", {}))
+        before = dataclasses.replace(before or self, batch_size=resumed["batch_size"], origin=origin)
+        if before.batch_size != self.batch_size:
+            changed = {"global_batch_size": before.batch_size, **changed}
         epoch, index = before.position(step)
-        if reordered and (index or (step and not self.has_epochs)):
+        if changed and (index or (step and not self.has_epochs)):
             began = " and ".join(
-                f"without {name}" if value is None else f"with {name}={value}" for name, value in reordered.items()
+                f"without {name}" if value is None else f"with {name}={value}" for name, value in changed.items()
             )
             cure = f"up to step {before.epoch_from(step)}, where the epoch ends" if self.has_epochs else "again"
             raise UsageError(
                 f"epoch {epoch + 1} began {began}, and this run would bring its examples in another order, some twice "
                 f"and others never; resume {began} {cure}"
             )
-        is_alike = before.batch_size == self.batch_size and before.steps_per_epoch == self.steps_per_epoch
-        if is_alike or not step:
-            return dataclasses.replace(self, origin=before.origin)
-        if self.drop_remainder and index >= self.whole_steps * self.batch_size:
-            epoch, index = epoch + 1, 0
-        origin = before.origin
-        rate = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else before.rate
-        order = dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *rate))
-        if self.drop_remainder and order.seen:
-            raise UsageError(
-                f"global_batch_size={self.batch_size}, which was {before.batch_size}: the run has read {index} "
-                "examples of an epoch, which is not a whole number of such batches, and this strategy takes only "
-                f"whole ones; use a batch that divides {index}, or {before.batch_size} up to the epoch's end"
-            )
-        return order
-
-    @property
-    def rate(self) -> tuple[int, int]:
-        """A number of steps and of their examples: an epoch's, if its length is known."""
-        return (self.steps_per_epoch, self.epoch_examples) if self.has_epochs else (1, self.batch_size)
+        is_same_size = before.batch_size == self.batch_size and before.steps_per_epoch == self.steps_per_epoch
+        if is_same_size or not step:
+            return dataclasses.replace(self, origin=origin)
+        # The schedule's unit: an epoch, if its length is known.
+        unit = (before.steps_per_epoch, before.epoch_examples) if self.has_epochs else (1, before.batch_size)
+        unit = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else unit
+        return dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *unit))
 
     def rate_step(self, step):
         """Returns the learning-rate schedule's position at a step; each an int or an int64 tensor."""
         steps, examples = self.origin.rate_steps, self.origin.rate_examples
         if not steps:
             return step
-        done = self.examples_before(step) - self.examples_before(self.origin.step)
+        done = self.examples_before(step) - self._examples_at(self.origin.epoch, self.origin.place)
         return self.origin.rate_step + done // examples * steps + done % examples * steps // examples
-
-    def after(self, known: Mapping[str, Any] | None, before: Order | None = None) -> Order:
-        """Returns the order for resuming a run.
-
-        Args:
-          known: of `Strategy.feed`. With "resumed": the next `step`, `batch_size` and `origin` of those before it, and
-            `reordered`, see `resumed`.
-          before: the order of those steps, but for these; None if it was this one.
-        """
-        if not known or "resumed" not in known:
-            return self
-        resumed = known["resumed"]
-        before = dataclasses.replace(before or self, batch_size=resumed["batch_size"], origin=resumed["origin"])
-        return self.resumed(resumed["step"], before, resumed.get("reordered"))
 
     @property
     def epoch_examples(self) -> int:
@@ -214,10 +180,8 @@ class Order:
         """Returns why no step may use collectives of its own across `shares` replicas; "" if each may."""
         return ""
 
-    def steps_alike(self, step: int) -> float:
+    def steps_of_equal_size(self, step: int) -> float:
         """Returns for how many steps, from `step` on, no worker's number of examples changes; inf if it never does."""
-        if self.seen_before(step):
-            return 1
         fewer = [later for later in self._steps_with_fewer if 0 < later < self.steps_per_epoch]
         if not fewer:
             return math.inf
@@ -236,8 +200,11 @@ class Order:
     def examples_before(self, step):
         """Returns the number of examples in the first `step` steps: an int, or for an int64 tensor int64."""
         number = step + self.shift
-        epoch, in_epoch = number // self.steps_per_epoch, number % self.steps_per_epoch
-        return epoch * self.epoch_examples + in_epoch * self.batch_size + self.seen_before(step)
+        return self._examples_at(number // self.steps_per_epoch, number % self.steps_per_epoch * self.batch_size)
+
+    def _examples_at(self, epoch, index):
+        """The number of examples before an order index of an epoch."""
+        return epoch * self.epoch_examples + index
 
     @property
     def _whole_blocks(self) -> int:
@@ -255,33 +222,20 @@ class Order:
 
     def block_of(self, step: int) -> tuple[int, int, int]:
         """Returns a step's (block, offset in the block, number of steps in the block)."""
-        if self.seen_before(step):
-            return self._origin_block, 0, 1
-        return self._block_of(step + self.shift)
-
-    def _block_of(self, step: int) -> tuple[int, int, int]:
+        number = step + self.shift
         if self._epochs_per_block:
             steps = self._epochs_per_block * self.whole_steps
-            return *divmod(step, steps), steps
-        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+            return *divmod(number, steps), steps
+        epoch, in_epoch = divmod(number, self.steps_per_epoch)
         first = epoch * self.blocks_per_epoch
         if in_epoch >= self.whole_steps:
             return first + self._whole_blocks, 0, 1
         block, offset = divmod(in_epoch, self.block_steps)
         return first + block, offset, min(self.block_steps, self.whole_steps - block * self.block_steps)
 
-    @property
-    def _origin_block(self) -> int:
-        """The number of the block that has only the origin's batch: the one before the batch's own."""
-        return self._block_of(self.origin.step + self.shift)[0] - 1
-
-    def _of_block(self, block: tf.Tensor, of_origin: Callable, of_others: Callable):
-        """Calls one of two functions: for the block that has only the origin's batch, or for others."""
-        return tf.cond(tf.equal(block, self._origin_block), of_origin, of_others) if self.seen else of_others()
-
     def epoch_of(self, block: int) -> int:
         """Returns the epoch of a block, if no block has several epochs."""
-        return self.origin.epoch if self.seen and block == self._origin_block else block // self.blocks_per_epoch
+        return block // self.blocks_per_epoch
 
     def blocks_to_end(self, block: int) -> int:
         """Returns the number of blocks to the epoch's end, if no block has several epochs."""
@@ -297,12 +251,6 @@ class Order:
           [steps, batch] int64: [block_steps, batch_size], or fewer steps of whole epochs, or [1, remainder] for an
           epoch's last. Rows past an epoch's whole batches are padding (some valid index), not to be trained on.
         """
-        first = tf.constant(self.origin.step, tf.int64)
-        return self._of_block(
-            block, lambda: self.examples_of(first, first + 1)[0][tf.newaxis], lambda: self._examples(block)
-        )
-
-    def _examples(self, block: tf.Tensor) -> tf.Tensor:
         if epochs := self._epochs_per_block:
             indices = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
             # A loop, though short: unrolled, it would take longer to build than the rest of a feed.
@@ -330,15 +278,10 @@ class Order:
         step = first + self.shift
         epoch, in_epoch = step // self.steps_per_epoch, step % self.steps_per_epoch
         last = tf.minimum((in_epoch + stop - first) * self.batch_size, self.epoch_examples)
-        index = in_epoch * self.batch_size + self.seen_before(first)
-        return self._shuffled(tf.range(index, last), epoch), epoch
+        return self._shuffled(tf.range(in_epoch * self.batch_size, last), epoch), epoch
 
     def epochs(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the epoch of each step of a block, [steps] int64, as in `examples`."""
-        epoch = tf.constant([self.origin.epoch], tf.int64)
-        return self._of_block(block, lambda: epoch, lambda: self._epochs(block))
-
-    def _epochs(self, block: tf.Tensor) -> tf.Tensor:
         if epochs := self._epochs_per_block:
             return tf.repeat(block * epochs + tf.range(epochs, dtype=tf.int64), self.whole_steps)
         steps = tf.constant(self.block_steps, tf.int64)
@@ -358,10 +301,6 @@ class Order:
 
     def _first_index(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (epoch, order index) of a block's first example."""
-        origin = tf.constant(self.origin.epoch, tf.int64), tf.constant(self.origin.place, tf.int64)
-        return self._of_block(block, lambda: origin, lambda: self._first_index_of(block))
-
-    def _first_index_of(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if epochs := self._epochs_per_block:
             return block * epochs, tf.zeros_like(block)
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
@@ -493,7 +432,7 @@ class SharedOrder(Order):
 
     def no_exchange_reason(self, shares: int) -> str:
         last, here = (self.steps_per_epoch - 1) * self.share_size, shares // len(self.shares)
-        if min(self.shares) >= last + here and self.share_size >= self.seen // len(self.shares) + here:
+        if min(self.shares) >= last + here and self.share_size >= here:
             return ""
         return (
             "the step sums or gathers over replicas, and workers read files of their own "
@@ -510,13 +449,12 @@ class SharedOrder(Order):
     def epoch_examples(self) -> int:
         return self.num_examples
 
-    def examples_before(self, step):
-        number, least = step + self.shift, min if isinstance(step, int) else tf.minimum
-        index = number % self.steps_per_epoch * self.share_size + self.seen_before(step) // len(self.shares)
-        return number // self.steps_per_epoch * self.num_examples + sum(least(share, index) for share in self.shares)
+    def _examples_at(self, epoch, index):
+        index_in_share, least = index // len(self.shares), min if isinstance(index, int) else tf.minimum
+        return epoch * self.num_examples + sum(least(share, index_in_share) for share in self.shares)
 
 
-def order_of(
+def plain_order(
     source: Source,
     batch_size: int,
     block_steps: int,

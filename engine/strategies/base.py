@@ -280,16 +280,18 @@ class Strategy(Processes, abc.ABC):
             yield
 
     @abc.abstractmethod
-    def feed(self, split, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
+    def feed(
+        self, split, global_batch_size: int, seed: int | None, saved_data: Mapping[str, Any] | None = None
+    ) -> Feed:
         """Returns the feed (`engine.data.feed.Feed`) of a split of the data.
 
         Args:
           split: a `Source` or a `Stream`.
           global_batch_size: examples per step, across all replicas.
           seed: of each epoch's shuffle; None keeps the examples' own order.
-          known: the feed's `metadata()` from an earlier process of the run, which need not be determined again. With
-            "resumed" if the batches have changed, for `Order.after`. Passed only if it is not {}: a strategy whose
-            feeds have no metadata need not accept it.
+          saved_data: the `metadata()` of the feed's share in the run's newest checkpoint, which need not be determined
+            again. With "resumed" if the batches have changed, for `Order.resumed`. Passed only if it is not {}: a
+            strategy whose feeds have no metadata need not accept it.
         """
 
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:

@@ -14,7 +14,7 @@ class FeedOptions:
       resident_bytes: arrays up to this size are cached on each device.
       shuffle_buffer: examples in the shuffle buffer of a stream.
       auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
-      shuffle_window: see `engine.data.order.order_of`.
+      shuffle_window: see `engine.data.lengths.source_order`.
       read_timeout_seconds: limit on a source's reads without progress; 0 waits for ever.
       watch: shows progress of reading besides training, an `engine.data.streamed.Watch`; None shows nothing.
     """

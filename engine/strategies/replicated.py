@@ -8,17 +8,16 @@ from typing import Any
 import tensorflow as tf
 
 from .. import logging
-from ..data import lengths
 from ..data.blocks import Devices
 from ..data.buckets import BucketedOrder
 from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
 from ..data.feeds import ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
 from ..data.form import element_spec, text_fields
-from ..data.order import Order, order_of
+from ..data.lengths import source_order
 from ..data.reader import example_bytes, in_memory
-from ..data.source import Source, unknown_dimensions
-from ..data.streamed import divide, is_part, unwatched
+from ..data.source import unknown_dimensions
+from ..data.streamed import Stream, divide, is_part, unwatched
 from ..errors import UsageError
 from ..mesh.mesh import Mesh
 from ..reduction.aggregation import updates_explained
@@ -73,83 +72,72 @@ class Replicated(Strategy):
         self.returns_rows = not self._static_shapes
         self._lines: list[str] = []
 
-    def feed(self, split, global_batch_size: int, seed: int | None, known: Mapping[str, Any] | None = None) -> Feed:
-        if not split.by_index:
-            return self._stream_feed(split, global_batch_size, seed, known)
-        options, examples, devices = self.feed_options, len(split), self._devices
-        if unknown_dimensions(split.element_spec):
-            return self._varying_feed(split, global_batch_size, seed, known)
-        if self._static_shapes and seed is None:
-            global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
-        batch_bytes = example_bytes(split) * global_batch_size
-        if example_bytes(split) * examples <= options.resident_bytes and not split.is_random:
-            steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // global_batch_size)
-            order = self._order_of(split, global_batch_size, steps, seed).after(known)
-            return ResidentFeed(devices, in_memory(split, options.read_timeout_seconds), order)
-        block_bytes = _BLOCK_BYTES["GPU" if devices.on_gpus else "CPU"]
-        steps = self.steps_per_loop or max(1, min(self.BLOCK_STEPS, block_bytes // max(1, batch_bytes)))
-        order = self._order_of(split, global_batch_size, steps, seed).after(known)
-        return ReadFeed(devices, split, order, options.read_timeout_seconds)
-
-    def _varying_feed(self, source: Source, batch_size: int, seed: int | None, known) -> ReadFeed:
-        """Returns the feed of examples of varying length, in blocks of single batches, padded alike on all replicas."""
-        self._check_varying()
-        options = self.feed_options
-        order, padding = lengths.arranged(
-            *(source, batch_size, seed, options.shuffle_window, self, known),
-            shares=self._batch_shares,
-            watch=options.watch or unwatched,
-        )
-        self._lines += padding.lines if padding else []
-        return ReadFeed(self._devices, source, order, options.read_timeout_seconds, padding)
-
-    def _check_varying(self) -> None:
-        if self._static_shapes:
+    def feed(
+        self, split, global_batch_size: int, seed: int | None, saved_data: Mapping[str, Any] | None = None
+    ) -> Feed:
+        options, batch_size = self.feed_options, global_batch_size
+        watch, varies = options.watch or unwatched, unknown_dimensions(split.element_spec) > 0
+        if varies and self._static_shapes:
             raise UsageError(
                 f"strategy={self.name} takes batches of one shape, and examples differ in length; pad them to one "
                 "shape, or use another strategy"
             )
+        if not split.by_index:
+            return self._stream_feed(split, batch_size, seed, saved_data)
+        if self._static_shapes and seed is None:
+            batch_size = largest_divisor(len(split), batch_size, self.num_replicas)
+        num_bytes = example_bytes(split)
+        is_resident = not varies and not split.is_random and num_bytes * len(split) <= options.resident_bytes
+        if varies:
+            block_steps = 1  # padded alike on all replicas
+        elif is_resident:
+            block_steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // batch_size)
+        else:
+            block_bytes = _BLOCK_BYTES["GPU" if self._devices.on_gpus else "CPU"]
+            most_steps = min(self.BLOCK_STEPS, block_bytes // max(1, num_bytes * batch_size))
+            block_steps = self.steps_per_loop or max(1, most_steps)
+        order, padding = source_order(
+            *(split, batch_size, seed, options.shuffle_window, self, saved_data),
+            block_steps=block_steps,
+            drop_remainder=self._static_shapes,
+            shares=self._batch_shares,
+            watch=watch,
+        )
+        self._lines += padding.lines if padding else []
+        if is_resident:
+            return ResidentFeed(self._devices, in_memory(split, options.read_timeout_seconds), order)
+        return ReadFeed(self._devices, split, order, options.read_timeout_seconds, padding)
 
-    def summary_lines(self) -> list[str]:
-        """Describes how streams are divided among workers, and examples among buckets, one line each."""
-        return self._lines
-
-    def _stream_feed(self, stream, global_batch_size: int, seed: int | None, known) -> StreamedFeed:
-        options, watch = self.feed_options, self.feed_options.watch or unwatched
-        if unknown_dimensions(stream.element_spec):
-            self._check_varying()
-        here = len(self.distribution.extended.worker_devices)
+    def _stream_feed(self, stream: Stream, batch_size: int, seed: int | None, saved_data) -> StreamedFeed:
+        options = self.feed_options
+        watch, policy = options.watch or unwatched, options.auto_shard.upper()
         # Processes with shards of one copy of the model read the same examples, so they don't divide files.
-        alike = here % self.mesh.model.size > 0
-        timeout = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
-        policy = options.auto_shard.upper()
-        if alike and is_part(stream, policy):
+        reads_alike = len(self.distribution.extended.worker_devices) % self.mesh.model.size > 0
+        timeout_seconds = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
+        if reads_alike and is_part(stream, policy):
             raise UsageError(
                 "with a mesh workers share copies of the model and read the same examples, and each worker's dataset "
                 "is a part (AutoShardPolicy.OFF); give each the whole dataset, without OFF"
             )
-        share = divide(stream, self, "DATA" if alike else policy, known, watch, timeout)
+        share = divide(stream, self, "DATA" if reads_alike else policy, saved_data, watch, timeout_seconds)
         examples = sum(share.counts)
         if self.num_hosts > 1:
-            of = f"a dataset of {examples:,} examples" if examples >= 0 else "a dataset"
-            self._lines.append(f"{of}, {self.num_hosts} workers: {share.described()}")
+            title = f"a dataset of {examples:,} examples" if examples >= 0 else "a dataset"
+            self._lines.append(f"{title}, {self.num_hosts} workers: {share.described()}")
         if self._static_shapes and seed is None:
-            global_batch_size = largest_divisor(examples, global_batch_size, self.num_replicas)
-        order = share.order(global_batch_size, seed, drop_remainder=self._static_shapes).after(known)
+            batch_size = largest_divisor(examples, batch_size, self.num_replicas)
+        order = share.order(batch_size, seed, drop_remainder=self._static_shapes).resumed(saved_data)
         return StreamedFeed(
             *(self._devices, share, order),
             shuffle_buffer=options.shuffle_buffer,
             watch=watch,
-            timeout_seconds=timeout,
+            timeout_seconds=timeout_seconds,
             distributes=self._static_shapes,
         )
 
-    def _order_of(self, source: Source, batch_size: int, block_steps: int, seed: int | None) -> Order:
-        examples = len(source)
-        if (not self._static_shapes and examples % batch_size) or source.varies:  # its blocks don't cross epochs
-            block_steps = min(block_steps, max(1, examples // batch_size))  # a larger block would be padding
-        window = self.feed_options.shuffle_window
-        return order_of(source, batch_size, block_steps, seed, window, drop_remainder=self._static_shapes)
+    def summary_lines(self) -> list[str]:
+        """Describes how streams are divided among workers, and examples among buckets, one line each."""
+        return self._lines
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         self._inventory = state.trainer.inventory

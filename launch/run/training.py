@@ -393,12 +393,7 @@ def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:
     origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
     if origin.step != manifest.step or before == order.batch_size:
         return ""
-    described = f"epoch {origin.epoch + 1}" if order.has_epochs else "the data"
-    of = f" of {order.num_examples:,}" if order.has_epochs else ""
-    line = f"\nbatch size {order.batch_size}, which was {before}: {described} continues after "
-    line += f"{origin.place:,}{of} examples"
-    if order.seen:
-        line += f", with a first batch of {order.size_of(origin.step)}"
+    line = f"\nbatch size {order.batch_size}, which was {before}, from epoch {origin.epoch + 1} on"
     if run.config.learning_rate_schedule != "constant" or run.config.warmup_steps:
         line += "; the learning-rate schedule continues by examples"
     return line

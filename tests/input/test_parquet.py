@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.data import entry
-from crankshaft.engine.data.order import order_of
+from crankshaft.engine.data.order import plain_order
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.data.source import Spec
 from crankshaft.engine.errors import BadRecordError
@@ -135,7 +135,7 @@ def test_each_row_group_is_read_once_an_epoch(tmp_path, read_groups):
     source = parquet.load(written(tmp_path, table(64), table(60, 64)), 0, features=("id",)).train
     assert source.chunk_examples == 8
     read_groups.clear()
-    order = order_of(source, 31, 1, seed=1, shuffle_window=4)
+    order = plain_order(source, 31, 1, seed=1, shuffle_window=4)
     reader = Reader(source, order)
     found = []
     for block in range(4):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import UsageError
-from crankshaft.engine.data.order import order_of
+from crankshaft.engine.data.order import plain_order
 from crankshaft.engine.data.py_dataset import OfBatches
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.strategies.parameter_server import sources
@@ -128,7 +128,7 @@ def test_a_worker_with_servers_reads_each_epoch_again():
     """Here in this process: the function that a graph calls by name."""
     data = Sampled()
     source = OfBatches(data)
-    order = order_of(source, SIZE, 1, seed=3)
+    order = plain_order(source, SIZE, 1, seed=3)
     own = sources.Sources(lambda: [source], "worker 0").answer()
 
     @tf.function(autograph=False)
@@ -149,7 +149,7 @@ def test_a_chunk_of_constant_data_is_kept_from_epoch_to_epoch():
 
     data = Sampled()
     source = Constant(data)
-    order = order_of(source, SIZE, BATCHES, seed=3)
+    order = plain_order(source, SIZE, BATCHES, seed=3)
     reader = Reader(source, order)
     for block in range(3):
         number = tf.constant(block, tf.int64)

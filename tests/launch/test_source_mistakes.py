@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.order import order_of
+from crankshaft.engine.data.order import plain_order
 from crankshaft.engine.data.reader import Reader, unmasked
 from crankshaft.engine.data.source import Source, SourceSlice, Spec
 from crankshaft.engine.errors import SourceError
@@ -66,7 +66,7 @@ def test_what_is_read_otherwise_than_said_is_one_line(mistake):
     change, said = MISTAKES[mistake]
     source = SourceSlice(Lines(change), 4, 20)
     for chunk_examples in (1, 8):
-        order = order_of(source, 8, 1, 5, shuffle_window=0 if chunk_examples == 1 else 1)
+        order = plain_order(source, 8, 1, 5, shuffle_window=0 if chunk_examples == 1 else 1)
         if chunk_examples > 1:
             order = dataclasses.replace(order, chunk_examples=chunk_examples)
         reader = Reader(source, order)

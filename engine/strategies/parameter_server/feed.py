@@ -123,7 +123,7 @@ class StepIndices:
 
     def of_replica(self, indices, step: tf.Tensor) -> tf.Tensor:
         order = self._order
-        size = None if order.remainder or order.seen else order.batch_size
+        size = None if order.remainder else order.batch_size
         return tf.ensure_shape(order.examples_of(step, step + 1)[0], [size])
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class _InPieces(LeaseFeed):
             return (piece,)
         before = self.order.examples_before
         start, end = before(step) - before(first), before(step + 1) - before(first)
-        size = None if self.order.remainder or self.order.seen else self.order.batch_size
+        size = None if self.order.remainder else self.order.batch_size
         return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[start:end], [size, *x.shape[1:]]), piece),)
 
     def batch(self, *operands):

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...data import lengths
 from ...data.arrays import ArraySource
 from ...data.blocks import Devices
 from ...data.feed import Feed
+from ...data.lengths import source_order
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...errors import CrankshaftError, LostPeerError, UsageError
@@ -233,12 +233,13 @@ class ParameterServer(Strategy):
         with self.coordinator.strategy.scope(), self.placement.creator_scope():
             return make()
 
-    def feed(self, split, global_batch_size: int, seed: int | None, known=None) -> Feed:
+    def feed(self, split, global_batch_size: int, seed: int | None, saved_data=None) -> Feed:
         options = self.feed_options
         if not split.by_index:
-            return self._sent(split, global_batch_size, seed, known)
-        order, padding = lengths.arranged(
-            *(split, global_batch_size, seed, options.shuffle_window, self, known), watch=options.watch or unwatched
+            return self._stream_feed(split, global_batch_size, seed, saved_data)
+        order, padding = source_order(
+            *(split, global_batch_size, seed, options.shuffle_window, self, saved_data),
+            watch=options.watch or unwatched,
         )
         self._stream_lines += padding.lines if padding else []
         if (arrays := split.as_arrays()) is not None:
@@ -254,11 +255,11 @@ class ParameterServer(Strategy):
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
         return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds, padding)
 
-    def _sent(self, stream, global_batch_size: int, seed: int | None, known) -> SentFeed:
+    def _stream_feed(self, stream, global_batch_size: int, seed: int | None, saved_data) -> SentFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
         timeout = options.read_timeout_seconds
-        share = divide(stream, self, known=known, watch=watch, timeout_seconds=timeout)
-        order = share.order(global_batch_size, seed, drop_remainder=False).after(known)
+        share = divide(stream, self, known=saved_data, watch=watch, timeout_seconds=timeout)
+        order = share.order(global_batch_size, seed, drop_remainder=False).resumed(saved_data)
         self._stream_lines.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
         buffer = options.shuffle_buffer
         devices = Devices(self.distribution)

@@ -103,7 +103,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         agreement.check_run_dir(config.run_dir, strategy)
 
     saved_counts = _saved_counts(config, strategy, combined.first(train).by_index)
-    train_counts = saved_counts("train").get("known", {})
+    train_counts = saved_counts("train").get("saved_data", {})
     # Whether the length of an epoch decides anything; a run that has counted its data continues by that.
     needs_epochs = (
         needs_epochs
@@ -240,11 +240,11 @@ def _saved_counts(config: Config, strategy: Strategy, by_index: bool) -> Callabl
         position["origin"] = Origin(**position["origin"])
         bucket_by = position.pop("bucket_by")
         position["buckets"] = Buckets(*rules.buckets(bucket_by)) if bucket_by else None
-    return lambda split: {"known": agreed_counts[split]} if isinstance(agreed_counts.get(split), dict) else {}
+    return lambda split: {"saved_data": agreed_counts[split]} if isinstance(agreed_counts.get(split), dict) else {}
 
 
 def _position(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any] | None:
-    """Returns the position of a run whose batches change or have changed, see `Order.after`; plain JSON."""
+    """Returns the position of a run whose batches change or have changed, see `Order.resumed`; plain JSON."""
     if _changed_batches(config, newest, by_index):
         newest = RunDir(config.run_dir).newest(is_whole=True) or newest  # the one that will be restored
     flags, origin = newest.about.get("flags", {}), newest.about.get("origin", {})
@@ -252,7 +252,7 @@ def _position(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any
     if not isinstance(flags.get("global_batch_size"), int) or not (changed or origin):
         return None
     bucket_by = flags.get("bucket_by")
-    reordered = {name: value for name, value in changed.items() if name != "global_batch_size" or bucket_by}
+    reordered = {name: value for name, value in changed.items() if name != "global_batch_size"}
     numbers = {field.name: int(origin.get(field.name, 0)) for field in dataclasses.fields(Origin)}
     position = {"step": newest.step, "batch_size": flags["global_batch_size"], "origin": numbers}
     return {**position, "bucket_by": bucket_by, "reordered": reordered}

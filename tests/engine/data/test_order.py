@@ -1,6 +1,5 @@
 """The order of examples as arithmetic: each once an epoch, and any step's batch the same however it is reached."""
 
-import dataclasses
 import itertools
 import math
 
@@ -9,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data.order import Order, Origin, SharedOrder, even_range, replica_range
+from crankshaft.engine.errors import UsageError
 
 SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
 
@@ -64,25 +64,26 @@ def test_epochs_and_seeds_differ_and_are_repeated_by_the_same_seed():
     assert batches(one, 40)[20:] != batches(other, 20)
 
 
+def resumed(order, step, batch_size, origin):
+    """The order for a run that was stopped before a step, in batches of another size."""
+    return order.resumed({"resumed": {"step": step, "batch_size": batch_size, "origin": origin}})
+
+
 @pytest.mark.parametrize("block_steps", [1, 3, 64])
 @pytest.mark.parametrize(
     ("examples", "sizes"),
-    # (batch size, up to which step): at a multiple, within a batch, within an epoch's smaller last one, at its end.
+    # (batch size, up to which step), where an epoch ends.
     [
-        (48, [(4, 3), (12, 5), (3, 40)]),
-        (48, [(6, 3), (12, 5), (5, 30)]),
-        (29, [(5, 4), (7, 5), (3, 11), (8, 20)]),
-        (29, [(9, 3), (20, 6), (4, 30)]),
-        (29, [(10, 3), (4, 4), (6, 30)]),
-        (7, [(2, 3), (30, 6), (1, 40)]),
+        (48, [(4, 12), (12, 20), (3, 60)]),
+        (29, [(5, 6), (7, 16), (3, 36), (8, 50)]),
+        (7, [(2, 4), (30, 6), (1, 40)]),
     ],
 )
-def test_another_batch_size_goes_on_with_the_next_example(examples, sizes, block_steps):
-    one_by_one = np.concatenate(batches(Order(examples, 1, 16, seed=5), 8 * examples)).tolist()
+def test_another_batch_size_goes_on_where_an_epoch_ends(examples, sizes, block_steps):
+    one_by_one = np.concatenate(batches(Order(examples, 1, 16, seed=5), 9 * examples)).tolist()
     first, before, origin, found = 0, sizes[0][0], Origin(), []
     for size, until in sizes:
-        order = Order(examples, size, block_steps, seed=5)
-        order = order.resumed(first, dataclasses.replace(order, batch_size=before, origin=origin))
+        order = resumed(Order(examples, size, block_steps, seed=5), first, before, origin)
         new = batches(order, until, first)
         for step, batch in enumerate(new, first):
             assert divmod(len(found), examples) == order.position(step)
@@ -94,28 +95,25 @@ def test_another_batch_size_goes_on_with_the_next_example(examples, sizes, block
             assert order.epochs(tf.constant(block, tf.int64))[offset] == len(found) // examples
             assert len(batch) == order.size_of(step)
             found += batch
-        assert {*map(len, new[1:])} <= {size, examples % size}
+        assert {*map(len, new)} <= {size, examples % size}
         first, before, origin = until, size, order.origin
     assert len(found) > examples
     assert found == one_by_one[: len(found)]
 
 
-def test_shares_of_files_go_on_with_their_next_example_in_other_batches():
-    before = SharedOrder(41, 4, 1, shares=(30, 11))
-    order = SharedOrder(41, 6, 1, shares=(30, 11)).resumed(3, before)  # each has read 6, and 9 of 12 are next
-    assert [order.size_of(step) for step in range(3, 12)] == [6, 5, 3, 3, 3, 3, 3, 3, 6]
-    order = SharedOrder(41, 8, 1, shares=(30, 11)).resumed(3, before)
-    assert [order.size_of(step) for step in range(3, 7)] == [4, 7, 4, 4]
-    assert order.steps_alike(3) == 1
+@pytest.mark.parametrize(("step", "last"), [(1, 12), (11, 12), (13, 24)])
+def test_within_an_epoch_the_batch_size_stays(step, last):
+    line = rf"epoch {last // 12} began with global_batch_size=4, .* up to step {last}, where the epoch ends"
+    with pytest.raises(UsageError, match=line):
+        resumed(Order(48, 6, 8), step, 4, Origin())
+    with pytest.raises(UsageError, match="resume with global_batch_size=4 again"):
+        resumed(Order(48, 6, 8, has_epochs=False), step, 4, Origin())
 
 
-def test_batches_of_one_size_alone_go_on_only_where_they_divide_what_is_read():
-    order = Order(40, 4, 8, seed=1)
-    whole = Order(40, 8, 8, seed=1, drop_remainder=True)
-    found = np.concatenate(batches(whole.resumed(4, order), 7, 4))
-    np.testing.assert_array_equal(found, np.concatenate(batches(order, 10))[16:])
-    with pytest.raises(ValueError, match=r"global_batch_size=8, which was 4: .* 12 examples .* batch that divides 12"):
-        whole.resumed(3, order)
+def test_shares_of_files_go_on_in_other_batches_where_an_epoch_ends():
+    order = resumed(SharedOrder(41, 6, 1, shares=(30, 11)), 15, 4, Origin())
+    assert [order.size_of(step) for step in range(15, 26)] == [6, 6, 6, 5, *[3] * 6, 6]
+    assert order.examples_before(15) == 41
 
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
@@ -138,12 +136,12 @@ def test_examples_before_a_step_are_those_of_the_batches_before_it(drop_remainde
         (SharedOrder(45, 20, 1, shares=(32, 13)), [[10, 10], [10, 3], [10, 0], [2, 0]]),
     ],
 )
-def test_steps_alike_end_where_a_worker_has_other_than_it_had(order, rows):
+def test_steps_of_equal_size_end_where_a_worker_has_other_than_it_had(order, rows):
     """`rows` are the examples of each worker at each step of an epoch."""
     assert order.steps_per_epoch == len(rows)
     for step in range(2 * len(rows)):
         later = [rows[offset % len(rows)] != rows[step % len(rows)] for offset in range(step, step + len(rows))]
-        assert order.steps_alike(step) == (later.index(True) if True in later else math.inf)
+        assert order.steps_of_equal_size(step) == (later.index(True) if True in later else math.inf)
 
 
 def test_without_a_seed_the_order_is_the_examples_own_in_every_epoch():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.order import ChunkedOrder, Order, order_of
+from crankshaft.engine.data.order import ChunkedOrder, Order, plain_order
 from crankshaft.engine.data.reader import Reader, in_memory, unmasked
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError, SourceError
@@ -70,7 +70,7 @@ def test_a_window_of_an_order_by_chunks_has_whole_chunks_that_were_said_before()
 
 def test_each_chunk_is_read_once_a_window():
     source = Counted(1000, chunk_examples=10)
-    order = order_of(source, 20, 2, seed=1, shuffle_window=5)
+    order = plain_order(source, 20, 2, seed=1, shuffle_window=5)
     reader = Reader(source, order)
     for block, _, _ in blocks_of_epoch(order, 0):
         features, labels = reader.read(order.examples(block), block)
@@ -115,7 +115,7 @@ def test_a_part_counts_from_its_own_first_example():
 
 def test_what_a_source_raises_is_raised_as_it_is():
     source = Counted(10, bad=(3,))
-    order = order_of(source, 5, 1, seed=None)
+    order = plain_order(source, 5, 1, seed=None)
     reader = Reader(source, order)
     with pytest.raises(BadRecordError, match=r"^example 3 is bad$"), unmasked(reader):
         reader.read(order.examples(tf.constant(0, tf.int64)), tf.constant(0, tf.int64))
