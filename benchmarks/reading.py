@@ -170,7 +170,7 @@ def resume(folder: str, turns: int) -> None:
         for _ in range(turns):
             began = time.perf_counter()
             strategy = Replicated("resume", tf.distribute.OneDeviceStrategy("CPU:0"), FeedOptions(resident_bytes=0))
-            strategy.feed(Long(), BATCH, 1).take(step, 1)
+            strategy.feed(Long(), BATCH, 1).call_input(step, 1)
             seconds.append(time.perf_counter() - began)
         print(f"first batch at example {step * BATCH:,} of {LONG:,}: {np.median(seconds):.2f} s", flush=True)
 

@@ -23,7 +23,7 @@ def epoch(order) -> np.ndarray:
 
     blocks, step = [], 0
     while step < order.whole_steps:
-        block, _, length = order.block_of(step)
+        block, _, length = order.block_at(step)
         blocks.append(order.examples(tf.constant(block, tf.int64)).numpy()[:length].ravel())
         step += length
     return np.concatenate(blocks)

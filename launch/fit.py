@@ -304,13 +304,13 @@ def _data(arguments: Arguments, train: Source | Stream | None) -> Data:
     if _never_ends(train):
         examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * by_data["global_batch_size"]
         train = views.first(train, examples)
-    evaluation, steps, columns = None, arguments.validation_steps, frames.columns_of(arguments.x)
+    evaluation, steps, columns = None, arguments.validation_steps, frames.column_names(arguments.x)
     if arguments.validation_data is not None:
         data = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data
         data = data if isinstance(data, (tuple, list)) else (data,)
-        if columns and frames.columns_of(data[0]) not in (None, columns):
+        if columns and frames.column_names(data[0]) not in (None, columns):
             raise UsageError(
-                f"validation_data has the columns {', '.join(frames.columns_of(data[0]))}, and x has "
+                f"validation_data has the columns {', '.join(frames.column_names(data[0]))}, and x has "
                 f"{', '.join(columns)}; give the same, in the same order"
             )
         evaluation = entry.split(

@@ -1,4 +1,4 @@
-"""Arrays: a source of examples in memory or in a memory-mapped file, and where their tensors are kept.
+"""Arrays: a source of examples in memory or in a memory-mapped file, and their tensors on devices.
 
 Host code, except for gathering. Pages of a memory map (`np.memmap`, `np.load` with `mmap_mode`) that were read count as
 the process's memory, in addition to copies. So they are released after each piece; the system caches them while it has
@@ -75,7 +75,7 @@ class Mapped:
         for start in range(0, len(target), examples):
             end = min(start + examples, len(target))
             target[start:end] = read(start, end)
-            _file_of(self._array).madvise(mmap.MADV_DONTNEED)
+            _mapped_file(self._array).madvise(mmap.MADV_DONTNEED)
 
 
 class _Rows(Mapped):
@@ -168,7 +168,7 @@ class Sparse(_Rows):
 
 
 class ArraySource(Source):
-    """Examples in arrays, gathered where they are kept: on a device, on the host, in a mapped file.
+    """Examples in arrays, gathered where they are: on a device, on the host, in a mapped file.
 
     Args:
       arrays: nest of arrays [examples, ...], those in files `Mapped`.
@@ -190,15 +190,18 @@ class ArraySource(Source):
         return tf.nest.map_structure(lambda array: np.asarray(array[indices]), self._arrays)
 
     def between(self, first: int, stop: int) -> Source:
-        return ArraySource(tf.nest.map_structure(lambda array: view(array, slice(first, stop)), self._arrays))
+        def between(array):
+            return array.view(slice(first, stop)) if isinstance(array, Mapped) else array[first:stop]
+
+        return ArraySource(tf.nest.map_structure(between, self._arrays))
 
     def gather(self, indices: tf.Tensor, seeds: Any, stored: Any) -> Any:
         with tf.device("CPU:0"):
             return self.gather_from(self._on_host, indices)
 
-    def gather_from(self, kept: Any, indices: tf.Tensor) -> Any:
-        """Gathers examples from `kept`: the arrays as kept on a device (`as_kept`) or on the host. In a graph."""
-        return tf.nest.map_structure(lambda each, array: take(each, indices, array), kept, self._arrays)
+    def gather_from(self, stored: Any, indices: tf.Tensor) -> Any:
+        """Gathers examples from the arrays as stored on a device (`device_form`) or on the host. In a graph."""
+        return tf.nest.map_structure(lambda x, array: gather_rows(x, indices, array), stored, self._arrays)
 
     @functools.cached_property
     def _on_host(self) -> Any:
@@ -216,28 +219,25 @@ def is_sparse(array) -> bool:
 
 def as_dense(array) -> Any:
     """Converts anything like an array, also a sparse one, to a dense NumPy array, and a ragged one to a `Ragged`."""
-    return Sparse(array)[:] if is_sparse(array) else of(array) if is_ragged(array) else np.asarray(array)
+    return Sparse(array)[:] if is_sparse(array) else Ragged(array) if is_ragged(array) else np.asarray(array)
 
 
 def is_ragged(array) -> bool:
-    """Returns whether an array is a `tf.RaggedTensor` that `of` converts."""
+    """Returns whether an array is a `tf.RaggedTensor` that a `Ragged` can hold."""
     return isinstance(array, tf.RaggedTensor) and array.ragged_rank == 1
 
 
-def of(array):
-    """Returns a `Mapped` for an array in a file, a sparse or a ragged one; other arrays unchanged."""
-    if is_sparse(array) or is_ragged(array):
-        return (Ragged if is_ragged(array) else Sparse)(array)
-    has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _file_of(array)
+def wrap(array):
+    """Wraps an array in a file, a sparse or a ragged one, as a `Mapped`; other arrays stay."""
+    if is_ragged(array):
+        return Ragged(array)
+    if is_sparse(array):
+        return Sparse(array)
+    has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _mapped_file(array)
     return Mapped(array, array.dtype) if has_file else array
 
 
-def view(array, examples: slice):
-    """Returns some examples of an array, without copying them."""
-    return array.view(examples) if isinstance(array, Mapped) else array[examples]
-
-
-def _file_of(array: np.ndarray) -> mmap.mmap | None:
+def _mapped_file(array: np.ndarray) -> mmap.mmap | None:
     """Returns the memory map that an array is a view of, or None.
 
     Also None for a copy-on-write map (mode "c"), whose changes releasing pages would undo.
@@ -287,8 +287,8 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
     return tf.nest.map_structure(per_replica, *copies)
 
 
-def as_kept(array, on_gpus: bool):
-    """Returns `array` in the form that is kept on devices, for `take`.
+def device_form(array, on_gpus: bool):
+    """Converts an array to the form that devices store, for `gather_rows`.
 
     On GPUs int32 becomes float32 with the same bits, since TensorFlow keeps int32 in host memory there.
     """
@@ -296,15 +296,15 @@ def as_kept(array, on_gpus: bool):
     return np.ascontiguousarray(array).view(np.float32) if on_gpus and is_int32 else array
 
 
-def take(kept: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
-    """Gathers examples of `array` from its kept form, a tensor or itself, by index. In a graph."""
-    if isinstance(kept, Mapped):
-        nothing = np.zeros((0, *kept.shape[1:]), kept.dtype)
-        get = weak_method(kept.__getitem__, lambda: nothing)
-        return tf.numpy_function(get, [indices], kept.dtype, stateful=False)
-    rows = tf.gather(kept, indices)
+def gather_rows(stored: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
+    """Gathers examples of `array` from its stored form, a tensor or itself, by index. In a graph."""
+    if isinstance(stored, Mapped):
+        nothing = np.zeros((0, *stored.shape[1:]), stored.dtype)
+        get = weak_method(stored.__getitem__, lambda: nothing)
+        return tf.numpy_function(get, [indices], stored.dtype, stateful=False)
+    rows = tf.gather(stored, indices)
     # Last, since TensorFlow's GPU kernels have int32 on the host only.
-    return tf.bitcast(rows, tf.int32) if kept.dtype == tf.float32 and _is_int32(array) else rows
+    return tf.bitcast(rows, tf.int32) if stored.dtype == tf.float32 and _is_int32(array) else rows
 
 
 def _is_int32(array) -> bool:

@@ -1,4 +1,4 @@
-"""Blocks of steps: which one a step is in, kept between calls, and the blocks of example indices. Host code."""
+"""Blocks of steps: the present one is stored between calls; and the blocks of example indices. Host code."""
 
 from __future__ import annotations
 
@@ -11,68 +11,68 @@ import tensorflow as tf
 from ..internals.tensorflow import runtime
 from ..machine.threads import Thread
 from ..mesh.mesh import Mesh
-from .arrays import as_kept, is_on_gpus, on_each_device
+from .arrays import device_form, is_on_gpus, on_each_device
 from .order import Order, replica_range
 from .streamed import untuned
 
 
 class Blocks:
-    """Keeps the current block, so that an interrupted block is continued, not read again.
+    """Stores the current block, so that an interrupted block is continued, not read again.
 
     Args:
       order: which examples make which step.
       open_at: returns an iterator over blocks, starting at a number.
-      brought: copies a block to where replicas read it, once for all calls; None leaves it.
+      transfer: copies a block to where replicas read it, once for all calls; None leaves it.
       by_epoch: whether each epoch has its own iterator.
     """
 
-    def __init__(self, order: Order, open_at: Callable, brought: Callable | None = None, by_epoch: bool = False):
+    def __init__(self, order: Order, open_at: Callable, transfer: Callable | None = None, by_epoch: bool = False):
         self._order, self._by_epoch = order, by_epoch
         self._open_at = open_at
-        self._brought = brought or (lambda block: block)
+        self._transfer = transfer or (lambda block: block)
         self._iterator = None
         self._number: int | None = None
         self._block = None
         self._end = 0  # the step after it
-        self.taken = 0  # since the iterator was opened
+        self.num_read = 0  # since the iterator was opened
 
     def reach(self, step: int, limit: int) -> int:
-        _, offset, length = self._order.block_of(step)
+        _, offset, length = self._order.block_at(step)
         return min(limit, length - offset)
 
     def steps_of_next(self, blocks: int) -> int:
         """Returns the number of steps in so many blocks after the current one."""
         step = self._end
         for _ in range(blocks):
-            step += self._order.block_of(step)[2]
+            step += self._order.block_at(step)[2]
         return step - self._end
 
-    def take(self, step: int, limit: int):
-        number, offset, length = self._order.block_of(step)
+    def call_input(self, step: int, limit: int):
+        number, offset, length = self._order.block_at(step)
         if number != self._number:
             goes_on = self._iterator is not None and number == self._number + 1
             if self._by_epoch and goes_on:
-                goes_on = self._order.epoch_of(number) == self._order.epoch_of(self._number)
+                goes_on = self._order.block_epoch(number) == self._order.block_epoch(self._number)
             if not goes_on:
                 self.close()
-                self._iterator, self.taken = self._open_at(number), 0
+                self._iterator, self.num_read = self._open_at(number), 0
             try:
-                self._block = self._brought(next(self._iterator))
+                self._block = self._transfer(next(self._iterator))
             except BaseException:
                 self.close()  # it would continue after the failed block
                 raise
             self._number = number
-            self.taken += 1
+            self.num_read += 1
             self._end = step - offset + length
         return self._block, offset, offset + self.reach(step, limit)
 
     def close(self) -> None:
         if self._iterator is None:
             return
-        held = [self._iterator]
+        iterators = [self._iterator]
         self._iterator = self._number = self._block = None
         # Freeing a distributed dataset's iterator waits for its thread (see `untuned`); training and results must not.
-        Thread(target=held.clear, name="frees an iterator").start()
+        Thread(target=iterators.clear, name="frees an iterator").start()
 
 
 class Devices:
@@ -91,21 +91,21 @@ class Devices:
         """Whether replicas compute on GPUs."""
         return is_on_gpus(self.strategy)
 
-    def bring(self, values):
+    def copy(self, values):
         """Copies values to each device."""
         return on_each_device(self.strategy, values)
 
     def put_arrays(self, arrays):
         """Copies arrays to each device, for `ArraySource.gather_from`."""
-        return self.bring(tf.nest.map_structure(lambda array: as_kept(array, self.on_gpus), arrays))
+        return self.copy(tf.nest.map_structure(lambda array: device_form(array, self.on_gpus), arrays))
 
     def indices(self, order: Order) -> Indices:
-        """Returns the feed of the indices by which steps gather the kept examples."""
+        """Returns the feed of the indices by which steps gather the stored examples."""
         return Indices(self, order)
 
 
 @functools.lru_cache(maxsize=64)  # calls of `fit` on the same data, and models of a search, trace it once
-def _examples_of(order: Order, runtime: object) -> tf.types.experimental.ConcreteFunction:
+def _trace_examples(order: Order, runtime: object) -> tf.types.experimental.ConcreteFunction:
     """Returns `order.examples` as a function of a block and a seed, traced in this runtime, which tests may replace.
 
     An order without a shuffle ignores the seed.
@@ -128,8 +128,8 @@ class Indices(Blocks):
         self._mesh = devices.mesh
 
         def open_at(block: int):
-            of_any_seed = dataclasses.replace(order, seed=None if order.seed is None else 0)
-            examples = _examples_of(of_any_seed, runtime())
+            unseeded_order = dataclasses.replace(order, seed=None if order.seed is None else 0)
+            examples = _trace_examples(unseeded_order, runtime())
             with tf.device("CPU:0"):
                 seed = tf.constant(order.seed or 0, tf.int64)
                 first = examples(tf.constant(block, tf.int64), seed)
@@ -137,12 +137,12 @@ class Indices(Blocks):
             following = tf.data.Dataset.range(block + 1, tf.int64.max)
             yield from untuned(following.map(lambda number: examples(number, seed)).prefetch(2))
 
-        super().__init__(order, open_at, devices.bring if devices.on_gpus else None)
+        super().__init__(order, open_at, devices.copy if devices.on_gpus else None)
 
     def most_steps(self, indices) -> float:
         return indices.shape[0]
 
-    def of_replica(self, indices: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
+    def replica_indices(self, indices: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
         """Returns the indices of this replica's examples of a step, [n] int64. Replica code."""
         context = tf.distribute.get_replica_context()
         mine = indices[offset]

@@ -155,7 +155,7 @@ class BucketedOrder(Order):
             batches = self._permuted_batches(steps, tf.constant(epoch, tf.int64)).numpy()
         return np.concatenate([[0], np.cumsum(self._batches[batches, 2])])
 
-    def block_of(self, step: int) -> tuple[int, int, int]:
+    def block_at(self, step: int) -> tuple[int, int, int]:
         return step + self.shift, 0, 1
 
     @property
@@ -169,8 +169,8 @@ class BucketedOrder(Order):
         epoch, in_epoch = block // self.steps_per_epoch, block % self.steps_per_epoch
         return self._of_batch(epoch, in_epoch)[tf.newaxis]
 
-    def examples_of(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the examples of step `first`, see `Order.examples_of`; `stop` is the next one."""
+    def examples_between(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the examples of step `first`, see `Order.examples_between`; `stop` is the next one."""
         number = first + self.shift
         epoch = number // self.steps_per_epoch
         return self._of_batch(epoch, number % self.steps_per_epoch), epoch

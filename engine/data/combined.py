@@ -34,10 +34,10 @@ class Combined(Split):
     """
 
     def __init__(self, members: Mapping[str, Any], batch_sizes: Mapping[str, int]):
-        self.members = {name: _whole(each) for name, each in members.items()}
+        self.members = {name: _undivided(member) for name, member in members.items()}
         self.batch_sizes = dict(batch_sizes)
-        self.element_spec = {name: each.element_spec for name, each in self.members.items()}
-        self.by_index = all(each.by_index for each in self.members.values())
+        self.element_spec = {name: member.element_spec for name, member in self.members.items()}
+        self.by_index = all(member.by_index for member in self.members.values())
         first, *others = self.members
         for name, size in self.batch_sizes.items():
             if name == first:
@@ -52,29 +52,29 @@ class Combined(Split):
 
     def mapped(self, function: Callable[[str, Any], Any]) -> Combined:
         """Returns the members' results of `function(name, member)`, side by side."""
-        return Combined({name: function(name, each) for name, each in self.members.items()}, self.batch_sizes)
+        return Combined({name: function(name, member) for name, member in self.members.items()}, self.batch_sizes)
 
     def sizes(self, batch_size: int) -> dict[str, int]:
         """Returns the examples per step of each member; `batch_size` is the run's."""
         return {name: self.batch_sizes.get(name, batch_size) for name in self.members}
 
     def as_arrays(self) -> Any:
-        arrays = {name: each.as_arrays() for name, each in self.members.items()}
-        return None if any(each is None for each in arrays.values()) else arrays
+        arrays = {name: member.as_arrays() for name, member in self.members.items()}
+        return None if any(nest is None for nest in arrays.values()) else arrays
 
     def identity(self) -> str:
-        return json.dumps({name: each.identity() for name, each in self.members.items()})
+        return json.dumps({name: member.identity() for name, member in self.members.items()})
 
     def files(self) -> Sequence[str]:
-        return [path for each in self.members.values() for path in each.files()]
+        return [path for member in self.members.values() for path in member.files()]
 
 
-def _whole(split: Any) -> Any:
-    is_divided = isinstance(split, Stream) and not isinstance(split, (_Whole, Endless))
-    return _Whole(split) if is_divided else split
+def _undivided(split: Any) -> Any:
+    is_divided = isinstance(split, Stream) and not isinstance(split, (_UndividedStream, Endless))
+    return _UndividedStream(split) if is_divided else split
 
 
-class _Whole(WrappedStream):
+class _UndividedStream(WrappedStream):
     """A stream that workers do not divide by files: each replica has examples of each input at every step."""
 
     divides = False
@@ -106,11 +106,11 @@ def feed(split: Split, batch_size: int, seed: int | None, saved_data: Mapping[st
         saved_member = dict(saved_members.get(name, {}))
         if "resumed" in saved_data and not number:
             saved_member["resumed"] = saved_data["resumed"]
-        feeds[name] = feed(split.members[name], size, seed_of(seed, name, number), saved_member, strategy)
-    made = strategy.combined(feeds)
-    for name, each in feeds.items():
-        _check_sizes(name, each.order, made.shares)
-    return made
+        feeds[name] = feed(split.members[name], size, member_seed(seed, name, number), saved_member, strategy)
+    combined = strategy.combined(feeds)
+    for name, member in feeds.items():
+        _check_sizes(name, member.order, combined.shares)
+    return combined
 
 
 def external_feed(split: Split, strategy) -> Any:
@@ -120,7 +120,7 @@ def external_feed(split: Split, strategy) -> Any:
     return strategy.combined({name: strategy.external_feed() for name in split.members})
 
 
-def seed_of(seed: int | None, name: str, number: int) -> int | None:
+def member_seed(seed: int | None, name: str, number: int) -> int | None:
     """Returns the seed of a member's shuffle, by its number: members of equal length are shuffled differently."""
     if seed is None or not number:
         return seed
@@ -129,7 +129,7 @@ def seed_of(seed: int | None, name: str, number: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class CombinedShare(Share):
-    """The shares of several feeds, which all processes read alike; `stream` and `counts` are the first one's.
+    """The shares of several feeds, which all processes read in the same way; `stream` and `counts` are the first one's.
 
     Attributes:
       feeds: by name.
@@ -139,8 +139,8 @@ class CombinedShare(Share):
 
     def metadata(self) -> dict[str, Any]:
         members: dict[str, dict[str, Any]] = {
-            name: each.share.metadata() if each.share else {"by": "index", "counts": [each.order.num_examples]}
-            for name, each in self.feeds.items()
+            name: feed.share.metadata() if feed.share else {"by": "index", "counts": [feed.order.num_examples]}
+            for name, feed in self.feeds.items()
         }
         for name in [*members][1:]:  # the first one's may change (`Order.resumed`)
             members[name]["batch_size"] = self.feeds[name].order.batch_size
@@ -161,58 +161,58 @@ class CombinedFeed(Feed):
 
     def __init__(self, feeds: Mapping[str, Feed], shares: int):
         self.feeds, self.shares = dict(feeds), shares
-        each = self._each = list(self.feeds.values())
-        self.compilable = all(feed.compilable for feed in each)
-        self.random_access = all(feed.random_access for feed in each)
-        self.reads_in_loop = any(feed.reads_in_loop for feed in each)
-        for number, member in enumerate(each):
-            member.kept = functools.partial(self._kept_of, number)
+        self._members = list(self.feeds.values())
+        self.compilable = all(feed.compilable for feed in self._members)
+        self.random_access = all(feed.random_access for feed in self._members)
+        self.reads_in_loop = any(feed.reads_in_loop for feed in self._members)
+        for number, member in enumerate(self._members):
+            member.kept = functools.partial(self._member_position, number)
 
     @property
     def share(self) -> CombinedShare:  # type: ignore[override]
-        first = self._each[0].share or Share(None, (self.order.num_examples,))  # type: ignore[arg-type]
+        first = self._members[0].share or Share(None, (self.order.num_examples,))  # type: ignore[arg-type]
         return CombinedShare(first.stream, first.counts, feeds=self.feeds)
 
     @property
     def order(self) -> Order:  # type: ignore[override]
-        return self._each[0].order
+        return self._members[0].order
 
     @property
     def pipeline(self) -> str:  # type: ignore[override]
-        return json.dumps({name: each.pipeline for name, each in self.feeds.items()})
+        return json.dumps({name: feed.pipeline for name, feed in self.feeds.items()})
 
     def reach(self, step: int, limit: int) -> int:
-        return min(each.reach(step, limit) for each in self._each)
+        return min(feed.reach(step, limit) for feed in self._members)
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         steps = self.reach(step, limit)
-        inputs = [each.take(step, steps) for each in self._each]
+        inputs = [feed.call_input(step, steps) for feed in self._members]
         for name, member in self.feeds.items():  # a stream that is not counted shows only now how many it has
             if member.order.is_shared(step, self.shares):
-                raise UsageError(_too_few(name, member.order.size_of(step), self.shares))
+                raise UsageError(_too_few(name, member.order.batch_size_at(step), self.shares))
         return self._side_by_side(inputs)
 
-    def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
-        for each in self._each:
-            call = functools.partial(each.awaited, call, moved)
+    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+        for feed in self._members:
+            call = functools.partial(feed.run_with_timeout, call, moved)
         return call()
 
-    def keep_batches(self) -> None:
-        for each in self._each:
-            each.keep_batches()
+    def retain_last_batch(self) -> None:
+        for feed in self._members:
+            feed.retain_last_batch()
 
-    def look(self, step: int) -> CallInput | None:
-        inputs = [each.look(step) for each in self._each]
+    def peek(self, step: int) -> CallInput | None:
+        inputs = [feed.peek(step) for feed in self._members]
         return None if None in inputs else self._side_by_side(inputs)  # type: ignore[arg-type]
 
     def position(self, step: int) -> bytes | None:
-        states = [each.position(step) if each.share else b"" for each in self._each]
+        states = [feed.position(step) if feed.share else b"" for feed in self._members]
         if None in states:
             return None
         return json.dumps([len(state) for state in states]).encode() + b"\n" + b"".join(states)  # type: ignore[arg-type]
 
-    def _kept_of(self, number: int, step: int) -> Sequence[bytes] | None:
-        """Returns the position of a member that a checkpoint keeps, as `Feed.kept`."""
+    def _member_position(self, number: int, step: int) -> Sequence[bytes] | None:
+        """Slices a member's position out of the checkpoint's, as `Feed.kept`."""
         if not (kept := self.kept(step)):
             return kept
         lengths, _, states = kept[0].partition(b"\n")
@@ -220,54 +220,57 @@ class CombinedFeed(Feed):
         return [states[sum(sizes[:number]) : sum(sizes[: number + 1])]]
 
     def close(self) -> None:
-        for each in self._each:
-            each.close()
+        for feed in self._members:
+            feed.close()
 
     def stats(self) -> FeedStats:
-        stats = [each.stats() for each in self._each]
-        read = [each.bytes_read for each in stats if each.bytes_read is not None]
-        ahead = [each.steps_ahead for each in stats if each.steps_ahead is not None]
+        stats = [feed.stats() for feed in self._members]
+        read = [member.bytes_read for member in stats if member.bytes_read is not None]
+        ahead = [member.steps_ahead for member in stats if member.steps_ahead is not None]
         return FeedStats(sum(read) if read else None, min(ahead, default=None))
 
     def traced(self, operands) -> Any:
-        return [(each.traced(own), shift) for each, (own, shift) in zip(self._each, operands, strict=True)]
+        return [(feed.traced(inputs), shift) for feed, (inputs, shift) in zip(self._members, operands, strict=True)]
 
     def most_steps(self, operands) -> float:
-        return min(each.most_steps(own) for each, (own, _) in zip(self._each, operands, strict=True))
+        return min(feed.most_steps(inputs) for feed, (inputs, _) in zip(self._members, operands, strict=True))
 
     def batch_number(self, step: tf.Tensor) -> tf.Tensor:
-        return self._each[0].batch_number(step)
+        return self._members[0].batch_number(step)
 
     def next_operands(self, operands, offset: tf.Tensor) -> tuple:
         # An int32 is on the host, as the loop's counter is if replicas are on GPUs.
         return tuple(
-            each.next_operands(own, offset + tf.cast(shift, offset.dtype))
-            for each, (own, shift) in zip(self._each, operands, strict=True)
+            feed.next_operands(inputs, offset + tf.cast(shift, offset.dtype))
+            for feed, (inputs, shift) in zip(self._members, operands, strict=True)
         )
 
     def batch(self, *operands) -> Batches:
-        return Batches({name: each.batch(*own) for (name, each), own in zip(self.feeds.items(), operands, strict=True)})
+        pairs = zip(self.feeds.items(), operands, strict=True)
+        return Batches({name: feed.batch(*inputs) for (name, feed), inputs in pairs})
 
     def set_data(self, split: Combined, first_step: int, batch_size: int, seed=None, steps=None) -> None:
         """Sets the data of the next steps; see `ExternalFeed.set_data`, of which all feeds are."""
         sizes = split.sizes(batch_size)
         for number, (name, member) in enumerate(self.feeds.items()):
-            # What is not the first is read for as many steps as the first.
+            # Others are read for as many steps as the first.
             length = self.order.steps_per_epoch if number and steps is None else steps
-            own = seed_of(seed, name, number)
-            member.set_data(split.members[name], first_step, sizes[name], own, length)  # type: ignore[attr-defined]
+            member.set_data(  # type: ignore[attr-defined]
+                split.members[name], first_step, sizes[name], member_seed(seed, name, number), length
+            )
 
     @staticmethod
     def _side_by_side(inputs: Sequence[CallInput]) -> CallInput:
         """Returns the input of a call whose operands are (each member's, where they begin from the first one's)."""
         (_, start, stop), *_ = inputs
-        return CallInput([(each.operands, tf.constant(each.start - start, tf.int32)) for each in inputs], start, stop)
+        operands = [(member.operands, tf.constant(member.start - start, tf.int32)) for member in inputs]
+        return CallInput(operands, start, stop)
 
 
 def _check_sizes(name: str, order: Order, shares: int) -> None:
     """Raises `UsageError` unless all batches of an epoch have an example for each share."""
     last = order.epoch_from(order.origin.step + 1) - 1
-    if (least := min(map(order.size_of, (order.origin.step, last)))) >= shares:
+    if (least := min(map(order.batch_size_at, (order.origin.step, last)))) >= shares:
         return
     fitting = [size for size in range(order.batch_size, shares - 1, -1) if not 0 < order.num_examples % size < shares]
     cure = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shares} examples"

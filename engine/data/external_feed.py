@@ -98,7 +98,7 @@ class ExternalFeed(Feed):
         in_epoch = (step - self.order.first_step) % self.order.steps_per_epoch
         return max(1, min(limit, self.order.whole_steps - in_epoch, self._most_steps))
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         steps = self.reach(step, limit)
         if not self.split.by_index:
             examples = self._next()
@@ -113,7 +113,7 @@ class ExternalFeed(Feed):
         self._last = examples, each
         return CallInput((examples, tf.constant(each, tf.int64)), 0, steps)
 
-    def look(self, step: int) -> CallInput | None:
+    def peek(self, step: int) -> CallInput | None:
         if self._last is None:
             return None
         examples, each = self._last

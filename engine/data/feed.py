@@ -22,7 +22,7 @@ class CallInput(NamedTuple):
 
 
 class FeedStats(NamedTuple):
-    """What a feed has read.
+    """Amounts that a feed has read.
 
     Attributes:
       bytes_read: by this process for the split so far; None if steps read none, or if it is unknown.
@@ -36,9 +36,12 @@ class FeedStats(NamedTuple):
 class Feed(abc.ABC):
     """One split of the data, on its way to the replicas.
 
-    It has a host side of eight methods (`reach`: how far the next call of the inner loop can go; `take`: the call's
-    input), a side in the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a step's
-    input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s and its `share`'s.
+    It has a host side of eight methods (`reach`: how far the next call of the inner loop can go; `call_input`: the
+    call's input), a side in the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a
+    step's input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s and its `share`'s.
+
+    The feeds are not merged, since they differ in who reads: the device itself, a host's threads, one iterator per
+    process, or workers of parameter servers. One class for all would ask at each step which of them it is.
 
     Attributes:
       order: assigns examples to steps: sizes, seed, shuffle.
@@ -46,7 +49,7 @@ class Feed(abc.ABC):
         `position`); None if the step determines the position.
       compilable: whether XLA can compile `next_operands` and `batch`.
       random_access: whether any step's batch can be computed without those before it.
-      reads_in_loop: whether `next_operands` may wait for input, rather than `take`.
+      reads_in_loop: whether `next_operands` may wait for input, rather than `call_input`.
       pipeline: identifies the pipeline that kept positions fit.
       kept: returns the positions kept at a step, of all processes, or none; None unless it is training's. Set from
         outside.
@@ -65,10 +68,10 @@ class Feed(abc.ABC):
         return limit
 
     @abc.abstractmethod
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         """Returns the operands for at most `limit` steps from `step` on. Host code."""
 
-    def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
         """Runs a call that may wait for input in the loop (`reads_in_loop`), and returns its result. Host code.
 
         Args:
@@ -77,24 +80,24 @@ class Feed(abc.ABC):
         """
         return call()
 
-    def keep_batches(self) -> None:
-        """Makes each step keep its batch for `look`, if steps can't be read again. Host code, at the start."""
+    def retain_last_batch(self) -> None:
+        """Makes each step keep its batch for `peek`, if steps can't be read again. Host code, at the start."""
         return
 
-    def look(self, step: int) -> CallInput | None:
+    def peek(self, step: int) -> CallInput | None:
         """Returns the operands of one step for this process, without reading more and without advancing training.
 
         Those of `step` with `random_access`, else those of the step that was taken last; None if they are not kept.
         Host code.
         """
-        return self.take(step, 1)
+        return self.call_input(step, 1)
 
     def position(self, step: int) -> bytes | None:
         """Returns this process's position in the data at a step; None if it is at another step. Host code."""
         return None
 
     def close(self) -> None:
-        """Stops reading ahead; a later `take` starts it again. Host code.
+        """Stops reading ahead; a later `call_input` starts it again. Host code.
 
         Required before the interpreter ends: a pipeline that calls Python would then wait for the interpreter for ever,
         and freeing it would wait, too.
@@ -102,16 +105,16 @@ class Feed(abc.ABC):
         return
 
     def stats(self) -> FeedStats:
-        """Returns what it has read, for reports. Host code."""
+        """Returns the amounts read so far, for reports. Host code."""
         return FeedStats()
 
     def traced(self, operands) -> Any:
-        """Returns what a loop is compiled for with these operands: themselves, or more general specs."""
+        """Returns the arguments by which a loop is compiled: these operands, or more general specs."""
         return operands
 
     @property
     def form(self) -> Any:
-        """Returns what a program compiled for this feed depends on, besides its order and operands; None if unknown."""
+        """All that a program compiled for this feed depends on, besides its order and operands; None if unknown."""
         return None
 
     def most_steps(self, operands) -> float:
@@ -126,11 +129,11 @@ class Feed(abc.ABC):
         """Returns the arguments of one step's `strategy.run`. In the compiled loop, outside of replicas.
 
         Args:
-          operands: of the call, from `take`.
+          operands: of the call, from `call_input`.
           offset: scalar int64 or int32, the step's index in them, from the input's `start` on.
         """
         return (*operands, offset)
 
     @abc.abstractmethod
     def batch(self, *operands) -> Any:
-        """Returns this replica's share of the step's batch, of what `next_operands` has returned. Replica code."""
+        """Returns this replica's share of the step's batch, from the results of `next_operands`. Replica code."""

@@ -53,10 +53,10 @@ class ResidentFeed(Feed):
     def reach(self, step: int, limit: int) -> int:
         return self._indices.reach(step, limit)
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         if self._arrays is None:
             self._arrays = self._devices.put_arrays(self._source.as_arrays())
-        indices, start, stop = self._indices.take(step, limit)
+        indices, start, stop = self._indices.call_input(step, limit)
         return CallInput((self._arrays, indices), start, stop)
 
     @property
@@ -69,7 +69,7 @@ class ResidentFeed(Feed):
         return self._indices.most_steps(operands[1])
 
     def batch(self, arrays, indices, offset: tf.Tensor):
-        return self._source.gather_from(arrays, self._indices.of_replica(indices, offset))
+        return self._source.gather_from(arrays, self._indices.replica_indices(indices, offset))
 
     def close(self) -> None:
         self._indices.close()
@@ -104,9 +104,9 @@ class ReadFeed(Feed):
         self._strategy, self._mesh = devices.strategy, devices.mesh
         self._read_timeout_seconds = read_timeout_seconds
         self._reader: Reader | None = None
-        alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator copies blocks to devices itself
-        brought = devices.bring if devices.on_gpus and alone else None
-        self._blocks = Blocks(order, self._iterator, brought, source.by_epoch)
+        is_alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator copies blocks to devices itself
+        transfer = devices.copy if devices.on_gpus and is_alone else None
+        self._blocks = Blocks(order, self._iterator, transfer, source.by_epoch)
         self._next_step: int | None = None
         self._shares_before = 0  # already read when the iterator was opened
         self._shares_a_block = 1  # of this process
@@ -117,16 +117,16 @@ class ReadFeed(Feed):
         if reader.shares_read is None:
             return FeedStats(reader.bytes_read)
         read = (reader.shares_read - self._shares_before) // self._shares_a_block
-        return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.taken))
+        return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.num_read))
 
     def reach(self, step: int, limit: int) -> int:
         return self._blocks.reach(step, limit)
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         if self._reader is None:
             self._reader = Reader(self._source, self.order, self._read_timeout_seconds)
         with unmasked(self._reader):
-            block, start, stop = self._blocks.take(step, limit)
+            block, start, stop = self._blocks.call_input(step, limit)
         self._next_step = step + stop - start
         return CallInput((block,), start, stop)
 
@@ -153,7 +153,7 @@ class ReadFeed(Feed):
 
     def _iterator(self, first_block: int):
         if self._source.by_epoch:
-            self._source.begin_epoch(self.order.epoch_of(first_block))
+            self._source.begin_epoch(self.order.block_epoch(first_block))
         self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
             return self._opened(self._share(first_block, range(1)))
@@ -267,7 +267,7 @@ class StreamedFeed(Feed):
         )
         return 1 if is_any_length else int(min(limit, self.order.steps_of_equal_size(step)))
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one will write
             self._iterator = self._opened(step)
@@ -277,7 +277,7 @@ class StreamedFeed(Feed):
         self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
         return CallInput((self._iterator,), 0, limit)
 
-    def awaited(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
         with naming_files(self.share.stream):
             return self._stream_timeout.call(call, moved)
 
@@ -285,12 +285,12 @@ class StreamedFeed(Feed):
     def form(self) -> Any:
         return self.share.stream.element_spec if self._kept is None and self._num_shares == 1 else None
 
-    def keep_batches(self) -> None:
+    def retain_last_batch(self) -> None:
         if self._kept is None and not self._distributes:
             with tf.device("CPU:0"):
                 self._kept = tf.nest.map_structure(_variable_for, self.share.stream.element_spec)
 
-    def look(self, step: int) -> CallInput | None:
+    def peek(self, step: int) -> CallInput | None:
         batch = None if self._kept is None else tf.nest.map_structure(tf.convert_to_tensor, self._kept)
         if batch is None or not tf.nest.flatten(batch)[0].shape[0]:
             return None
@@ -372,7 +372,7 @@ class StreamedFeed(Feed):
         """Skips the batches of so many steps."""
         with self._watch("reading the epoch again, batches", steps) as done:
             for number in range(steps):
-                self.awaited(functools.partial(next, iterator), lambda: None)
+                self.run_with_timeout(functools.partial(next, iterator), lambda: None)
                 done(number + 1)
 
     def _batches(self, first_epoch: int):
@@ -462,10 +462,10 @@ class RepeatedFeed(Feed):
         self.order = Order(batch_size, batch_size, block_steps=1)
         self._values = values
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         return CallInput((self._values,), step, step + limit)  # leases are counted by their steps
 
-    def look(self, step: int) -> CallInput:
+    def peek(self, step: int) -> CallInput:
         return CallInput((self._values,), 0, 1)
 
     def next_operands(self, operands, offset: tf.Tensor):

@@ -50,7 +50,7 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
     return nest
 
 
-def columns_of(frame: Any) -> tuple[str, ...] | None:
+def column_names(frame: Any) -> tuple[str, ...] | None:
     """Returns the names of a data frame's columns; None for anything else."""
     is_frame = hasattr(frame, "to_numpy") and hasattr(frame, "columns")
     return tuple(map(str, frame.columns)) if is_frame else None

@@ -174,7 +174,7 @@ class Order:
 
     def is_shared(self, step: int, shares: int) -> bool:
         """Returns whether each replica computes all of a step's batch, which has fewer examples than shares."""
-        return self.size_of(step) < shares
+        return self.batch_size_at(step) < shares
 
     def no_exchange_reason(self, shares: int) -> str:
         """Returns why no step may use collectives of its own across `shares` replicas; "" if each may."""
@@ -193,7 +193,7 @@ class Order:
         """The steps of an epoch at which a worker has fewer examples than before."""
         return {self.whole_steps}
 
-    def size_of(self, step: int) -> int:
+    def batch_size_at(self, step: int) -> int:
         """Returns the number of examples in the global batch of a step."""
         return self.examples_before(step + 1) - self.examples_before(step)
 
@@ -220,7 +220,7 @@ class Order:
         """Whole epochs in a block; 0 if a block is a part of an epoch."""
         return 0 if self.remainder else min(self.block_steps // self.whole_steps, _MOST_EPOCHS)
 
-    def block_of(self, step: int) -> tuple[int, int, int]:
+    def block_at(self, step: int) -> tuple[int, int, int]:
         """Returns a step's (block, offset in the block, number of steps in the block)."""
         number = step + self.shift
         if self._epochs_per_block:
@@ -233,13 +233,13 @@ class Order:
         block, offset = divmod(in_epoch, self.block_steps)
         return first + block, offset, min(self.block_steps, self.whole_steps - block * self.block_steps)
 
-    def epoch_of(self, block: int) -> int:
+    def block_epoch(self, block: int) -> int:
         """Returns the epoch of a block, if no block has several epochs."""
         return block // self.blocks_per_epoch
 
     def blocks_to_end(self, block: int) -> int:
         """Returns the number of blocks to the epoch's end, if no block has several epochs."""
-        return (self.epoch_of(block) + 1) * self.blocks_per_epoch - block
+        return (self.block_epoch(block) + 1) * self.blocks_per_epoch - block
 
     def examples(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the examples of a block, by index.
@@ -270,7 +270,7 @@ class Order:
         indices = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
         return tf.reshape(self._shuffled(indices, epoch), [steps, batch])
 
-    def examples_of(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def examples_between(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the examples of steps [first, stop), all of one epoch: ([n] by index, their epoch), both int64.
 
         Steps follow each other; each has `batch_size` examples, except for an epoch's smaller last.

@@ -67,7 +67,7 @@ class ColumnPreprocessing(NamedTuple):
         fills = self.fill if isinstance(self.fill, list) else [self.fill]
         return self.is_of_text or any(fill is not None for fill in fills)
 
-    def made_of(self, name: str) -> list[str]:
+    def added_features(self, name: str) -> list[str]:
         """Returns the names of the features that a column yields besides its own."""
         return [name + SECONDS] * (self.kind == "timestamp") + [name + MISSING] * self.is_flagged
 
@@ -210,7 +210,7 @@ class Preprocessing:
             is_one = array is not None and isinstance(specs, tf.TensorSpec)
             return tf.TensorSpec([None, len(array.fill)], specs.dtype) if is_one else specs
         used = {name: each for name, each in self.columns.items() if name in specs}
-        made = {feature for name, each in used.items() for feature in each.made_of(name)}
+        made = {feature for name, each in used.items() for feature in each.added_features(name)}
         text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
         return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
 

@@ -79,7 +79,7 @@ def _of_examples(array: np.ndarray) -> np.ndarray:
     return examples
 
 
-class OfBatches(Source):
+class BatchSource(Source):
     """The examples of a `PyDataset`, whose batches have one size, except for a smaller last one.
 
     All batches have the form of the first two and the last, which show whether examples differ in length.
@@ -191,7 +191,7 @@ class OfBatches(Source):
         return len(tf.nest.flatten(batch)[0])
 
 
-class OfGenerator(Stream):
+class GeneratorStream(Stream):
     """The examples of a Python generator, whose batches have one size, except for a smaller last one.
 
     It can be read once: each epoch continues where the previous one stopped. All batches have the form of the first

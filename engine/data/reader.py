@@ -26,7 +26,7 @@ from . import form
 from .arrays import ArraySource
 from .order import Order
 from .source import Source, Spec, WrappedSource
-from .timeouts import names_of, result_of
+from .timeouts import quote_files, wait_for_result
 
 _WHOLE_BYTES = 64 << 20  # at once, when a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
@@ -330,7 +330,7 @@ class Reads:
           StuckReadError: nothing was read for too long.
           Exception: the source's.
         """
-        return result_of(future, self._timeout, lambda: self._progress.last, self._stuck)
+        return wait_for_result(future, self._timeout, lambda: self._progress.last, self._stuck)
 
     def read(self, indices: np.ndarray) -> Any:
         """Reads examples, as `begin` and `result` do."""
@@ -340,7 +340,7 @@ class Reads:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
-            f"{first} on{names_of(self.source.files())}; see whether its files' disk or host answers, or raise "
+            f"{first} on{quote_files(self.source.files())}; see whether its files' disk or host answers, or raise "
             "step_timeout_seconds"
         )
 

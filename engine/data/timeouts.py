@@ -18,7 +18,7 @@ _LOOK_SECONDS = 1.0
 _COMPUTING = 0.01  # of the timeout: a stream that computes for less is stuck
 
 
-def result_of(
+def wait_for_result(
     future: Future, timeout_seconds: float, moved: Callable[[], Any], stuck: Callable[[float], Exception]
 ) -> Any:
     """Waits for a future and returns its result, or raises its exception.
@@ -41,7 +41,7 @@ def result_of(
     return future.result()
 
 
-def names_of(files: Sequence[str]) -> str:
+def quote_files(files: Sequence[str]) -> str:
     """Returns " of" some files, in a few words; "" without files."""
     others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
     return f" of {files[0]}{others}" if files else ""
@@ -65,7 +65,7 @@ class StreamTimeout:
 
         Args:
           function: waits for the stream.
-          moved: see `result_of`; of the data so far.
+          moved: see `wait_for_result`; of the data so far.
 
         Raises:
           StuckStreamError: no data for too long.
@@ -73,7 +73,7 @@ class StreamTimeout:
         if not self._timeout:
             return function()
         future = threads.call("crankshaft-stream", function, daemon=True)
-        return result_of(future, self._timeout, lambda: (moved(), self._computed()), self._stuck)
+        return wait_for_result(future, self._timeout, lambda: (moved(), self._computed()), self._stuck)
 
     def _computed(self) -> int:
         """Returns a number that grows while this process computes."""
@@ -81,6 +81,6 @@ class StreamTimeout:
 
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(
-            f"the data is a stream{names_of(self._files)} without data or computation for {idle:.3g} s; see whether "
+            f"the data is a stream{quote_files(self._files)} without data or computation for {idle:.3g} s; see whether "
             "the files or the host that it reads answer, or raise step_timeout_seconds"
         )

@@ -102,7 +102,7 @@ def _of_any_length(made: Spec, own: Spec) -> Spec:
     return Spec(tuple(None if n is None else m for m, n in zip(made.shape, own.shape, strict=True)), made.dtype)
 
 
-def weighed_by_class(split: Source | Stream, class_weight: Mapping[int, float]) -> Source | Stream:
+def with_class_weights(split: Source | Stream, class_weight: Mapping[int, float]) -> Source | Stream:
     """Returns a split with the weights of its examples' classes; 1 for classes without one.
 
     Args:
@@ -121,10 +121,10 @@ def weighed_by_class(split: Source | Stream, class_weight: Mapping[int, float]) 
     return _made(split, lambda y: (y, _weights(y, by_class)), f"{sorted(by_class.items())} of ")
 
 
-def weighed_alike(splits: Sequence[Source | Stream | None]) -> list[Source | Stream | None]:
+def unify_weight_structure(splits: Sequence[Source | Stream | None]) -> list[Source | Stream | None]:
     """Returns splits with `WeighedLabels` if one of them has weights of outputs or steps."""
     forms = [form for split in splits if split is not None and (form := _form_of_weights(split)) is not None]
-    return [split if split is None or not forms else weighed_as(split, forms[0]) for split in splits]
+    return [split if split is None or not forms else with_output_weights(split, forms[0]) for split in splits]
 
 
 def _form_of_weights(split: Split) -> Any:
@@ -135,7 +135,7 @@ def _form_of_weights(split: Split) -> Any:
     return None if form == tf.TensorShape([]) else form
 
 
-def weighed_as(split: Source | Stream, form: Any) -> Source | Stream:
+def with_output_weights(split: Source | Stream, form: Any) -> Source | Stream:
     """Returns a split with `WeighedLabels`; missing weights are 1.
 
     Args:
@@ -160,12 +160,12 @@ def weighed_as(split: Source | Stream, form: Any) -> Source | Stream:
 
     def weighed(y, weights=None) -> tuple:
         examples = tf.shape(tf.nest.flatten(y)[0])[0]
-        return (WeighedLabels(y, of_all(y, spread(weights, examples), lambda: tf.ones([examples]))),)
+        return (WeighedLabels(y, fill_missing_weights(y, spread(weights, examples), lambda: tf.ones([examples]))),)
 
     return _made(split, weighed)
 
 
-def of_all(labels: Any, weights: Any, ones: Callable[[], Any]) -> Any:
+def fill_missing_weights(labels: Any, weights: Any, ones: Callable[[], Any]) -> Any:
     """Returns weights with ones for outputs without weights (None, or not in the dictionary)."""
     if isinstance(weights, dict) and isinstance(labels, dict):
         weights = {**dict.fromkeys(labels), **weights}

@@ -152,7 +152,7 @@ class InnerLoop(Program):
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._program(step, arguments), *arguments)
         with self.moving_to(step + stop - start):
-            sums = self.feed.awaited(call, self._arrivals.count)
+            sums = self.feed.run_with_timeout(call, self._arrivals.count)
         result = self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
         return result._replace(compiles=len(self.programs) > programs)
 
@@ -193,7 +193,7 @@ class InnerLoop(Program):
         So a dataset's iterator is opened only once.
         """
         taken, self._taken = self._taken, None
-        return taken[1] if taken and taken[0][0] == step and taken[0][1] <= limit else self.feed.take(step, limit)
+        return taken[1] if taken and taken[0][0] == step and taken[0][1] <= limit else self.feed.call_input(step, limit)
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
@@ -213,7 +213,7 @@ class InnerLoop(Program):
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` on all of this host's replicas, as in the loop, for inspection only."""
-        operands, start, _ = self.feed.take(step, 1)
+        operands, start, _ = self.feed.call_input(step, 1)
         self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
         offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._traced(operands, offset, step)[0]

@@ -231,11 +231,11 @@ class Replicated(Strategy):
         return self._program(eval_step, feed, keeps_scores=not self._static_shapes, returns_rows=returns_rows)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
-        return RepeatedFeed(self._devices.bring(arrays), batch_size)
+        return RepeatedFeed(self._devices.copy(arrays), batch_size)
 
     def repeated_batch(self, feed: Feed) -> RepeatedFeed:
         step = feed.order.epoch_from(self.state.step)
-        operands, start, _ = feed.look(step) or feed.take(step, 1)
+        operands, start, _ = feed.peek(step) or feed.call_input(step, 1)
 
         def batch(operands, offset):
             return self.distribution.run(feed.batch, args=feed.next_operands(operands, offset))

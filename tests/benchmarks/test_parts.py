@@ -67,7 +67,7 @@ def test_a_users_dataset_is_timed_by_itself_and_left_out_of_the_step(bench):
     assert read.numpy() >= 20 + BATCH
     part = parts.step(made.strategy, made.state, feed, jit=False)
     run(made, part, 1)
-    held = part.feed.take(0, 1).operands
+    held = part.feed.call_input(0, 1).operands
     assert tf.nest.flatten(made.strategy.distribution.experimental_local_results(held[0]))[0].shape[0] == BATCH // 2
 
 
@@ -87,7 +87,7 @@ def test_update_applies_the_gradients_that_are_there(made):
     variables = parts.dense_variables(made.trainer)
     before = [made.copies(variable) for variable in variables]
     part = parts.update(made.strategy, made.state, made.strategy.training.feed, jit=False)
-    ((gradients,), _, _) = part.feed.take(0, 1)
+    ((gradients,), _, _) = part.feed.call_input(0, 1)
     run(made, part, 4)
     for variable, copies, gradient in zip(variables, before, gradients, strict=True):
         gradient = made.strategy.distribution.experimental_local_results(gradient)[0].numpy()
@@ -99,7 +99,7 @@ def test_update_applies_the_gradients_that_are_there(made):
 def test_reduce_sums_what_replicas_hold(made):
     made = made(2)
     part = parts.reduce(made.strategy, made.state, made.strategy.training.feed)
-    ((gradients,), _, _) = part.feed.take(0, 1)
+    ((gradients,), _, _) = part.feed.call_input(0, 1)
     firsts = [made.strategy.distribution.experimental_local_results(g)[0].numpy().flat[0] for g in gradients]
     # Looked at are each sum's first value, and the count of the two replicas.
     assert run(made, part, 3) == pytest.approx(2 * sum(firsts) + 2, rel=1e-5)

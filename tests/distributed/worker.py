@@ -129,7 +129,7 @@ def seen(strategy: MultiWorker, source) -> list[list[int]]:
         autograph=False,
     )
     for number in range(EPOCHS * feed.order.steps_per_epoch):
-        operands, start, _ = feed.take(number, 1)
+        operands, start, _ = feed.call_input(number, 1)
         ids = step(operands, tf.constant(start, tf.int64))
         local = strategy.distribution.experimental_local_results(ids)
         batches.append([int(i) for part in local for i in part.numpy()])

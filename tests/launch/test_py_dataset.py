@@ -9,7 +9,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import UsageError
 from crankshaft.engine.data.order import plain_order
-from crankshaft.engine.data.py_dataset import OfBatches
+from crankshaft.engine.data.py_dataset import BatchSource
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.strategies.parameter_server import sources
 from tests import logical_cpus
@@ -127,13 +127,13 @@ def test_examples_are_not_split_off_where_its_methods_may_move_them():
 def test_a_worker_with_servers_reads_each_epoch_again():
     """Here in this process: the function that a graph calls by name."""
     data = Sampled()
-    source = OfBatches(data)
+    source = BatchSource(data)
     order = plain_order(source, SIZE, 1, seed=3)
     own = sources.Sources(lambda: [source], "worker 0").answer()
 
     @tf.function(autograph=False)
     def values(step):
-        indices, _ = order.examples_of(step, step + 1)
+        indices, _ = order.examples_between(step, step + 1)
         return sources.read(source, 0, order, 0.0, indices, step)[0][0]
 
     epochs = [[values(tf.constant(step, tf.int64)) for step in range(BATCHES * n, BATCHES * (n + 1))] for n in (0, 1)]
@@ -144,7 +144,7 @@ def test_a_worker_with_servers_reads_each_epoch_again():
 
 
 def test_a_chunk_of_constant_data_is_kept_from_epoch_to_epoch():
-    class Constant(OfBatches):
+    class Constant(BatchSource):
         varies = False
 
     data = Sampled()

@@ -33,7 +33,7 @@ class Probe:
         self._strategy = strategy
         self._distribution = strategy.distribution
         self._kept: Feed | None = None
-        strategy.training.feed.keep_batches()
+        strategy.training.feed.retain_last_batch()
         self._trainer = trainer
         self._inventory = trainer.inventory
         self._runner = StepRunner(trainer, strategy.mesh)
@@ -49,7 +49,7 @@ class Probe:
         feed = self._probe_feed(program, step)
         if not self._trainer.trainable_variables or feed is None:
             return {}
-        operands, offset, _ = feed.look(step)
+        operands, offset, _ = feed.peek(step)
         with _without_admission(self._inventory.tables.values()):
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
             shares = self._strategy.mesh.batch_share(0, self._strategy.num_replicas)[1]
@@ -67,14 +67,14 @@ class Probe:
         """Returns the features of one replica's share of a step's batch, as tensors; None if unknown."""
         if (feed := self._probe_feed(program, step)) is None:
             return None
-        operands, offset, _ = feed.look(step)
+        operands, offset, _ = feed.peek(step)
         return self._batch(feed, operands, tf.constant(offset, tf.int64))
 
     def _probe_feed(self, program: Program, step: int) -> Feed | None:
         feed = program.feed
         if feed.random_access:  # training takes the same step next
             return feed
-        if self._kept is None and feed.look(step) is not None:
+        if self._kept is None and feed.peek(step) is not None:
             self._kept = self._strategy.repeated_batch(feed)
         return self._kept
 

@@ -1,6 +1,6 @@
 """How examples get to workers with parameter servers: arrays on each, sources that each reads, streams.
 
-Coordinator code, except `through`, `next_operands`, `batch` and `of_replica`, which are graph code of workers.
+Coordinator code, except `through`, `next_operands`, `batch` and `replica_indices`, which are graph code of workers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LeaseFeed(Feed):
 
     @property
     def lease_specs(self) -> Any:
-        """Specs, on a worker, of the operands that `take` returns."""
+        """Specs, on a worker, of the operands that `call_input` returns."""
         return self.operand_specs
 
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:
@@ -115,16 +115,16 @@ class StepIndices:
     def reach(self, step: int, limit: int) -> int:
         return limit
 
-    def take(self, step: int, limit: int):
+    def call_input(self, step: int, limit: int):
         return (), step, step + limit
 
     def most_steps(self, indices) -> float:
         return math.inf
 
-    def of_replica(self, indices, step: tf.Tensor) -> tf.Tensor:
+    def replica_indices(self, indices, step: tf.Tensor) -> tf.Tensor:
         order = self._order
         size = None if order.remainder else order.batch_size
-        return tf.ensure_shape(order.examples_of(step, step + 1)[0], [size])
+        return tf.ensure_shape(order.examples_between(step, step + 1)[0], [size])
 
     def close(self) -> None:
         return
@@ -137,7 +137,7 @@ class ResidentOnWorkers(LeaseFeed, ResidentFeed):
     def operand_specs(self) -> Any:
         return self._devices.specs(self._source.as_arrays()), ()
 
-    def look(self, step: int) -> CallInput:
+    def peek(self, step: int) -> CallInput:
         return CallInput((_on_coordinator(self._source.as_arrays()), ()), step, step + 1)
 
 
@@ -148,7 +148,7 @@ class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
         super().__init__(workers.put_arrays(arrays), batch_size)
         self._on_coordinator = _on_coordinator(arrays)
 
-    def look(self, step: int) -> CallInput:
+    def peek(self, step: int) -> CallInput:
         return CallInput((self._on_coordinator,), 0, 1)
 
     @property
@@ -213,7 +213,7 @@ class ReadByWorkersFeed(_InPieces):
         self._bytes_read += int(sum(each.bytes for each in stats))
         self._steps_ahead = sum(each.steps_ahead for each in stats) / pieces if pieces else None
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         return CallInput((), step, step + limit)
 
     @property
@@ -251,14 +251,14 @@ class ReadByWorkersFeed(_InPieces):
         *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
         return state, stats
 
-    def look(self, step: int) -> CallInput:
+    def peek(self, step: int) -> CallInput:
         with tf.device("CPU:0"):
             first = tf.constant(step, tf.int64)
             return CallInput((self._read_here(first, first + 1)[0], first), step, step + 1)
 
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
         """Returns (the examples of steps [first, stop), all of one epoch, concatenated; bytes read)."""
-        indices, epoch = self.order.examples_of(first, stop)
+        indices, epoch = self.order.examples_between(first, stop)
         sizes = []
 
         def stored(indices):
@@ -284,10 +284,10 @@ class SentFeed(_InPieces, StreamedFeed):
     def _element_spec(self) -> Any:  # type: ignore[override]
         return self.share.stream.element_spec
 
-    def take(self, step: int, limit: int) -> CallInput:
+    def call_input(self, step: int, limit: int) -> CallInput:
         batches: list[list[tf.Tensor]] = []
         limit = 1 if unknown_dimensions(self._element_spec) else limit
-        first = super().take(step, 1)  # opens the stream, if needed; later ones don't
+        first = super().call_input(step, 1)  # opens the stream, if needed; later ones don't
 
         def read() -> CallInput:
             call_input, size = first, 0
@@ -297,9 +297,9 @@ class SentFeed(_InPieces, StreamedFeed):
                     size += sum(map(_bytes, batches[-1]))
                     if len(batches) == limit or size >= _READ_BYTES:
                         return self._piece(batches, step)
-                    call_input = super(SentFeed, self).take(step + len(batches), 1)
+                    call_input = super(SentFeed, self).call_input(step + len(batches), 1)
 
-        return self.awaited(read, lambda: len(batches))
+        return self.run_with_timeout(read, lambda: len(batches))
 
     def _piece(self, batches: list[list[tf.Tensor]], step: int) -> CallInput:
         whole = [tf.concat(pieces, 0) for pieces in zip(*batches, strict=True)]
@@ -313,12 +313,12 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
     def __init__(self):
         super().__init__(1, Mesh())
 
-    def take(self, step: int, limit: int) -> CallInput:
-        call_input = super().take(step, limit)
+    def call_input(self, step: int, limit: int) -> CallInput:
+        call_input = super().call_input(step, limit)
         return CallInput((*call_input.operands, tf.constant(step, tf.int64)), step, step + call_input.stop)
 
-    def look(self, step: int) -> CallInput | None:
-        last = super().look(step)
+    def peek(self, step: int) -> CallInput | None:
+        last = super().peek(step)
         return last and CallInput((*last.operands, tf.constant(step, tf.int64)), step, step + 1)
 
     @property

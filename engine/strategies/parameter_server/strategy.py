@@ -281,7 +281,7 @@ class ParameterServer(Strategy):
 
     def repeated_batch(self, feed: Feed) -> RepeatedOnWorkers:
         step = feed.order.epoch_from(self.state.step)
-        operands, first, _ = feed.look(step) or feed.take(step, 1)
+        operands, first, _ = feed.peek(step) or feed.call_input(step, 1)
         batch = feed.batch(*feed.next_operands(operands, tf.constant(first, tf.int64)))
         return self.repeated(tf.nest.map_structure(np.asarray, batch), feed.order.batch_size)
 
@@ -436,7 +436,7 @@ class ParameterServer(Strategy):
                 return
             steps = lease_steps(left, workers, most, pace.step_seconds) if pace else min(most, left)
             before = time.perf_counter()
-            call_input = program.feed.take(self._next_step, steps)
+            call_input = program.feed.call_input(self._next_step, steps)
             self._lease_seconds += time.perf_counter() - before
             self._leases.schedule(program, call_input)
             self._next_step = call_input.stop

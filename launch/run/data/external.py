@@ -45,7 +45,9 @@ def _checked(run: BaseRun, data, example_of_run) -> Split:
     )
     split = entry.split("given", data, rules)
     if isinstance(own, form.WeighedLabels):
-        split = views.weighed_as(split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights))
+        split = views.with_output_weights(
+            split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights)
+        )
     wanted, actual = map(form.without_weights, (form.element_spec(example_of_run), split.element_spec))
     if wanted != actual:
         check_like("data", wanted, actual, "resize or pad it, or open a run with data of this size")

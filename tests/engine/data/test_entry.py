@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft import Data
 from crankshaft.engine.data import entry, views
-from crankshaft.engine.data.arrays import ArraySource, Mapped, of
+from crankshaft.engine.data.arrays import ArraySource, Mapped, wrap
 from crankshaft.engine.data.form import WeighedLabels, fields
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import OfFiles
@@ -197,7 +197,7 @@ def test_a_sparse_array_reads_dense_examples(make):
         matrix = tf.sparse.from_dense(dense)
     else:
         matrix = pytest.importorskip("scipy.sparse").csr_matrix(dense)
-    sparse = of(matrix)
+    sparse = wrap(matrix)
     assert (len(sparse), sparse.shape, sparse.ndim, sparse.nbytes) == (9, dense.shape, dense.ndim, dense.nbytes)
     for examples in (3, slice(1, 8, 2), slice(None), np.array([5, 0, 8, 5]), np.array([[1, 2], [5, 4]]), []):
         np.testing.assert_array_equal(sparse[examples], dense[examples])

@@ -246,7 +246,7 @@ def test_a_feed_says_how_far_a_call_can_go(recorder, kind):
     steps, gone = 0, []
     while steps < 10:
         reached = feed.reach(steps, 100)
-        run = feed.take(steps, 100)
+        run = feed.call_input(steps, 100)
         assert run.stop - run.start == reached
         assert feed.reach(steps, 1) == 1
         steps += reached
@@ -256,7 +256,7 @@ def test_a_feed_says_how_far_a_call_can_go(recorder, kind):
 
 def test_a_repeated_batch_goes_on_from_its_step():
     """Leases with parameter servers are counted by their steps; one that began at 0 each time never ended."""
-    operands, *steps = RepeatedFeed(tf.constant([1.0]), batch_size=1).take(7, 3)
+    operands, *steps = RepeatedFeed(tf.constant([1.0]), batch_size=1).call_input(7, 3)
     assert steps == [7, 10]
     assert operands[0].numpy() == [1.0]
 
@@ -317,7 +317,7 @@ def test_cpus_share_one_copy_of_an_array(distribution, array):
 def test_a_file_s_array_becomes_a_tensor_as_it_is(tmp_path, dtype):
     path = tmp_path / "images.npy"
     np.save(path, _images(5, dtype))
-    mapped = host_arrays.of(np.load(path, mmap_mode="r"))
+    mapped = host_arrays.wrap(np.load(path, mmap_mode="r"))
     np.testing.assert_array_equal(host_arrays.as_tensor(mapped).numpy(), _images(5, dtype))
 
 
@@ -349,7 +349,7 @@ def test_files_that_are_mapped_are_read_as_arrays_are(bench, tmp_path, monkeypat
     def mapped(array):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.npy"
         np.save(path, np.concatenate([array[:3], array]))
-        return host_arrays.of(np.load(path, mmap_mode="r")[3:])
+        return host_arrays.wrap(np.load(path, mmap_mode="r")[3:])
 
     source = tf.nest.map_structure(mapped, arrays(26))
     assert all(isinstance(array, host_arrays.Mapped) for array in tf.nest.flatten(source))
@@ -360,10 +360,10 @@ def test_a_map_whose_changes_are_its_own_keeps_them(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(4))
     changed = np.load(tmp_path / "a.npy", mmap_mode="c")
     changed[1] = 7.0
-    assert host_arrays.of(changed) is changed
+    assert host_arrays.wrap(changed) is changed
     shared = np.load(tmp_path / "a.npy", mmap_mode="r+")
     shared[1] = 7.0
-    found = host_arrays.of(shared).astype(np.float32)
+    found = host_arrays.wrap(shared).astype(np.float32)
     for examples, values in ((slice(None), [0, 7, 0, 0]), ([[1, 0], [3, 1]], [[7, 0], [0, 7]]), (1, 7)):
         np.testing.assert_array_equal(found[examples], np.array(values, np.float32))
         assert found[examples].dtype == np.float32

@@ -160,7 +160,7 @@ def test_a_bucket_has_one_batch_size_and_a_smaller_last_batch(recorder, of):
         assert len(each) == -(-sum(each) // size)
     order = made.strategy.training.feed.order
     assert order.examples_before(steps) == EXAMPLES
-    assert [order.size_of(step) for step in range(steps)] == [len(ids) for _, ids in batches(made)]
+    assert [order.batch_size_at(step) for step in range(steps)] == [len(ids) for _, ids in batches(made)]
 
 
 @pytest.mark.parametrize(("kind", "of"), KINDS)
@@ -183,7 +183,7 @@ def test_xla_compiles_one_program_for_each_shape(recorder, bench):
     # XLA adds in another order.
     np.testing.assert_allclose(made.curve(9), other.curve(9), rtol=1e-5)
     order = made.strategy.training.feed.order
-    shapes = {(order.size_of(step), made_of) for step, (made_of, _) in enumerate(batches(made))}
+    shapes = {(order.batch_size_at(step), made_of) for step, (made_of, _) in enumerate(batches(made))}
     assert len(made.strategy.training.programs) == len(shapes) <= order.num_shapes
 
 

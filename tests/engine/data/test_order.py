@@ -17,7 +17,7 @@ def batches(order, steps, first=0):
     """Examples of each step, found by its block alone."""
     blocks, found = {}, []
     for step in range(first, steps):
-        block, offset, length = order.block_of(step)
+        block, offset, length = order.block_at(step)
         if block not in blocks:
             blocks[block] = order.examples(tf.constant(block, tf.int64)).numpy()
         assert offset < length <= len(blocks[block])
@@ -51,8 +51,8 @@ def test_each_example_once_an_epoch_in_blocks_of_any_size(examples, batch_size, 
 def test_short_epochs_share_a_block(examples, block_steps, lengths):
     order = Order(examples, 3, block_steps, seed=1)
     firsts = np.cumsum([0, *lengths])
-    assert [order.block_of(int(first)) for first in firsts[:-1]] == [(n, 0, k) for n, k in enumerate(lengths)]
-    assert order.block_of(int(firsts[1]) - 1) == (0, lengths[0] - 1, lengths[0])
+    assert [order.block_at(int(first)) for first in firsts[:-1]] == [(n, 0, k) for n, k in enumerate(lengths)]
+    assert order.block_at(int(firsts[1]) - 1) == (0, lengths[0] - 1, lengths[0])
 
 
 def test_epochs_and_seeds_differ_and_are_repeated_by_the_same_seed():
@@ -89,11 +89,11 @@ def test_another_batch_size_goes_on_where_an_epoch_ends(examples, sizes, block_s
             assert divmod(len(found), examples) == order.position(step)
             assert order.examples_before(step) == len(found) == order.examples_before(tf.constant(step, tf.int64))
             at = tf.constant(step, tf.int64)
-            assert order.examples_of(at, at + 1)[0].numpy().tolist() == batch
-            assert order.examples_of(at, at + 1)[1] == len(found) // examples
-            block, offset, _ = order.block_of(step)
+            assert order.examples_between(at, at + 1)[0].numpy().tolist() == batch
+            assert order.examples_between(at, at + 1)[1] == len(found) // examples
+            block, offset, _ = order.block_at(step)
             assert order.epochs(tf.constant(block, tf.int64))[offset] == len(found) // examples
-            assert len(batch) == order.size_of(step)
+            assert len(batch) == order.batch_size_at(step)
             found += batch
         assert {*map(len, new)} <= {size, examples % size}
         first, before, origin = until, size, order.origin
@@ -112,7 +112,7 @@ def test_within_an_epoch_the_batch_size_stays(step, last):
 
 def test_shares_of_files_go_on_in_other_batches_where_an_epoch_ends():
     order = resumed(SharedOrder(41, 6, 1, shares=(30, 11)), 15, 4, Origin())
-    assert [order.size_of(step) for step in range(15, 26)] == [6, 6, 6, 5, *[3] * 6, 6]
+    assert [order.batch_size_at(step) for step in range(15, 26)] == [6, 6, 6, 5, *[3] * 6, 6]
     assert order.examples_before(15) == 41
 
 

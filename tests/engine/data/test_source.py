@@ -37,7 +37,7 @@ def blocks_of_epoch(order: Order, epoch: int):
     step = epoch * order.steps_per_epoch
     end = step + order.steps_per_epoch
     while step < end:
-        block, offset, length = order.block_of(step)
+        block, offset, length = order.block_at(step)
         rows = min(length - offset, end - step)
         yield tf.constant(block, tf.int64), offset, offset + rows
         step += rows

@@ -42,7 +42,7 @@ def test_what_is_sent_in_pieces_arrives_as_it_is(arrived, monkeypatch, dtype, sh
 
 def test_of_a_map_what_is_sent_is_read_piece_by_piece(arrived, monkeypatch, tmp_path):
     np.save(tmp_path / "a.npy", np.arange(30.0).reshape(10, 3))
-    mapped = host_arrays.of(np.load(tmp_path / "a.npy", mmap_mode="r")).astype("float32")
+    mapped = host_arrays.wrap(np.load(tmp_path / "a.npy", mmap_mode="r")).astype("float32")
     asked = []
     read = host_arrays.Mapped.__getitem__
     monkeypatch.setattr(host_arrays.Mapped, "__getitem__", lambda self, at: asked.append(at) or read(self, at))
@@ -79,11 +79,13 @@ def test_leases_of_a_stream_have_each_example_of_an_epoch_once_and_the_batches_o
     made, alone = sent(), sent(StreamedFeed)
     found, step = [], 0
     while step < 3 * STEPS:
-        run = made.take(step, min(steps, 3 * STEPS - step))
+        run = made.call_input(step, min(steps, 3 * STEPS - step))
         assert (run.start, run.stop) == (step, min(step + steps, 3 * STEPS))
         found += batches_of(made, run)
         step = run.stop
-    expected = [alone.next_operands(*alone.take(step, 1)[:2])[0]["number"].numpy().tolist() for step in range(step)]
+    expected = [
+        alone.next_operands(*alone.call_input(step, 1)[:2])[0]["number"].numpy().tolist() for step in range(step)
+    ]
     assert found == expected
     for epoch in range(3):
         assert sorted(itertools.chain(*found[epoch * STEPS : (epoch + 1) * STEPS])) == list(range(EXAMPLES))
@@ -93,28 +95,29 @@ def test_leases_of_a_stream_have_each_example_of_an_epoch_once_and_the_batches_o
 def test_leases_of_another_batch_size_go_on_where_an_epoch_ends():
     known = {"resumed": {"step": STEPS, "batch_size": BATCH, "origin": Origin()}}
     made = sent(batch=8, known=known)
-    leases = [made.take(8, 4), made.take(12, 2)]
+    leases = [made.call_input(8, 4), made.call_input(12, 2)]
     assert [(run.start, run.stop) for run in leases] == [(8, 12), (12, 14)]
     of_leases = [*itertools.chain(*(batches_of(made, run) for run in leases))]
     assert [len(each) for each in of_leases] == [8, 8, 8, 8, 8, 6]
     alone = sent()
-    expected = [*itertools.chain(*batches_of(alone, alone.take(0, 2 * STEPS)))][EXAMPLES:]
+    expected = [*itertools.chain(*batches_of(alone, alone.call_input(0, 2 * STEPS)))][EXAMPLES:]
     assert [*itertools.chain(*of_leases)] == expected
     order = made.order
     held = [
-        feed.StepIndices(order).of_replica((), tf.constant(step, tf.int64)).numpy().tolist() for step in range(8, 14)
+        feed.StepIndices(order).replica_indices((), tf.constant(step, tf.int64)).numpy().tolist()
+        for step in range(8, 14)
     ]
-    one_by_one = [feed.StepIndices(alone.order).of_replica((), tf.constant(step, tf.int64)) for step in range(16)]
+    one_by_one = [feed.StepIndices(alone.order).replica_indices((), tf.constant(step, tf.int64)) for step in range(16)]
     assert [*itertools.chain(*held)] == np.concatenate(one_by_one)[EXAMPLES:].tolist()
 
 
 def test_a_lease_of_large_examples_has_fewer_steps_than_were_asked_for(monkeypatch):
-    expected = batches_of(sent(), sent().take(0, 4))
+    expected = batches_of(sent(), sent().call_input(0, 4))
     monkeypatch.setattr(feed, "_READ_BYTES", 2 * 6 * (8 + 1))  # two batches of numbers and their digits
     made = sent()
-    run = made.take(0, 100)
+    run = made.call_input(0, 100)
     assert run.stop in (2, 3)  # digits are one or two
-    assert batches_of(made, run) + batches_of(made, made.take(run.stop, 1)) == expected[: run.stop + 1]
+    assert batches_of(made, run) + batches_of(made, made.call_input(run.stop, 1)) == expected[: run.stop + 1]
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 3), (6, 9), (8, 8), (3, 3)])
@@ -140,7 +143,7 @@ def test_a_lease_read_by_its_worker_has_the_steps_that_are_not_done_if_any(monke
     number, steps_of = lease(first, stop)
     expected = np.zeros(EXAMPLES, np.int64)
     for step in range(first, stop):
-        expected[order.examples_of(tf.constant(step, tf.int64), step + 1)[0]] += step
+        expected[order.examples_between(tf.constant(step, tf.int64), step + 1)[0]] += step
     assert number == stop
     np.testing.assert_array_equal(steps_of, expected)
     assert not registered.dismissed.is_set()  # and kept until here, as its functions are

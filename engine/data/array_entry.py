@@ -1,0 +1,203 @@
+"""Entry of arrays: converts a split in arrays, in one of the forms of a batch, to dense ones that can be trained on.
+
+Host code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..errors import SourceError, UsageError
+from . import arrays as host_arrays
+from . import frames, views
+from .arrays import ArraySource
+from .form import fields
+from .py_dataset import without_optional
+
+_FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
+_COUNTS_SHOWN = 8
+NEGATIVE_WEIGHT = "a weight of the {} data is negative or not finite; give numbers of 0 or more"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """How callers want a split's data converted.
+
+    Attributes:
+      as_keras: as Keras's `fit` does: a data frame is one array, a list of one array is that array, and a dataset,
+        which must be batched, keeps its batch size and the shapes of its first batches.
+      is_even: whether all batches of such a dataset but the last must have one size.
+      ends: whether to read a generator to its end first, into memory, since its length is unknown before.
+      weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
+      look_up: converts raw features, nests of arrays or tensors; a source that its input preprocessed stays.
+      may_lack: whether columns of data frames may lack values, which `look_up` fills.
+    """
+
+    as_keras: bool = False
+    is_even: bool = False
+    ends: bool = False
+    weighs_outputs: bool = False
+    look_up: Callable[[Any], Any] | None = None
+    may_lack: bool = False
+
+
+def arrays_in_form(name: str, data: Any, rules: Rules) -> Any:
+    """Converts a split to dense arrays, in one of the forms of a batch, with weights in float32.
+
+    Args:
+      name: of the split, for messages.
+      data: arrays, lists and data frames; its components may be in a list.
+      rules: how it is converted.
+    """
+
+    def to_arrays(component):
+        return frames.as_arrays(component, may_lack=rules.may_lack, as_one=rules.as_keras)
+
+    try:
+        data = tuple(map(to_arrays, data)) if isinstance(data, (tuple, list)) else to_arrays(data)
+    except SourceError as error:
+        raise UsageError(f"the {name} data: {error.message}") from None
+    features, labels, weights = fields(_to_form(name, data))
+    if features is None:
+        raise UsageError(f"the {name} data has no features; give an array, or a dictionary or list of arrays")
+    if rules.as_keras:
+        features = without_optional(features)
+        features = features[0] if isinstance(features, (tuple, list)) and len(features) == 1 else features
+    if labels is not None and any(label is None for label in tf.keras.tree.flatten(labels)):
+        if not rules.weighs_outputs:
+            raise UsageError(f"the {name} data: y is None for an output; leave it out, or give a compiled Keras model")
+        labels = labels_without_none(labels)
+    if rules.weighs_outputs and weights is not None:
+        examples = np.shape(tf.nest.flatten((features, 0))[0])[:1]
+        weights = views.fill_missing_weights(labels, weights, lambda: np.ones(examples, np.float32))
+        weights = weights[:, 0] if np.ndim(weights) == 2 and np.shape(weights)[1] == 1 else weights
+    features = to_dense(features if rules.look_up is None else rules.look_up(features))
+    labels, weights = (None if component is None else to_dense(component) for component in (labels, weights))
+    if weights is None:
+        arrays = (features, labels) if labels is not None else (features,) if isinstance(features, tuple) else features
+        _check_arrays(name, arrays)
+        return arrays
+    labels = () if labels is None else labels
+    _check_arrays(name, (features, labels, weights))
+    return features, labels, _to_float32_weights(name, weights, rules)
+
+
+def _to_form(name: str, split):
+    """Converts lists to tuples, removes a tuple around lone features, and makes missing labels of weights ()."""
+    if isinstance(split, (tuple, list)):
+        if not 1 <= len(split) <= 3:
+            raise UsageError(f"the {name} data is {len(split)} values; {_FORMS}")
+        split = tuple(split)
+        if len(split) > 1 and split[1] is None:
+            split = split[:1] if len(split) == 2 or split[2] is None else (split[0], (), split[2])
+        if len(split) == 3 and split[2] is None:
+            split = split[:2]
+        return split[0] if len(split) == 1 and not isinstance(split[0], (tuple, list)) else split
+    if isinstance(split, dict):
+        return split
+    alone = "; ((features, labels), None) is training data alone" if hasattr(split, "shape") else ""
+    raise UsageError(f"the {name} data is a {type(split).__name__}; {_FORMS}{alone}")
+
+
+def to_dense(nest: Any) -> Any:
+    """Converts a nest to NumPy arrays and tuples.
+
+    Eager tensors become arrays, memory maps are read in pieces, ragged tensors by example, float64, NumPy's default,
+    becomes float32, and lists become tuples.
+
+    Raises:
+      UsageError: an array is ragged within examples, or holds ids that float32 would round.
+    """
+
+    def array(x):
+        has_rows = host_arrays.is_sparse(x) or host_arrays.is_ragged(x)
+        if hasattr(x, "shape") and not hasattr(x, "__array__") and not has_rows:
+            raise UsageError(
+                f"a {type(x).__name__} is neither a dense array nor one whose examples alone differ in length; make "
+                "it one, such as by a ragged tensor's x.to_tensor(), which pads with zeros to the longest"
+            )
+        return frames.as_float32(np.asarray(x) if tf.is_tensor(x) and not has_rows else host_arrays.wrap(x))
+
+    return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
+
+
+def _check_arrays(name: str, split: Any) -> None:
+    """Raises `UsageError` unless a split, in a form of a batch, has arrays with equally many examples."""
+    for key, array in fields(split).named():
+        _check_array(name, key, array)
+    counts = [len(array) for array in tf.nest.flatten(split)]
+    if len(set(counts)) > 1:
+        shown = ", ".join(map(str, counts[:_COUNTS_SHOWN])) + (", ..." if len(counts) > _COUNTS_SHOWN else "")
+        raise UsageError(
+            f"the {name} data has arrays of {shown} examples; give as many of each (make a list of examples an array "
+            "by np.stack, of examples padded to one shape)"
+        )
+    if not counts or counts[0] == 0:
+        raise UsageError(f"the {name} data has no examples; give at least one")
+
+
+def _to_float32_weights(name: str, weights: Any, rules: Rules) -> Any:
+    if any(isinstance(array, host_arrays.Ragged) for array in tf.nest.flatten(weights)):
+        raise UsageError(f"the weights of the {name} data, its third part, are ragged; give dense arrays")
+    check_weights(name, ArraySource(weights).element_spec, rules)
+    weights = tf.nest.map_structure(lambda array: np.asarray(array, np.float32), weights)
+    for array in tf.nest.flatten(weights):
+        if wrong := np.argwhere(~(np.isfinite(array) & (array >= 0)))[:1].tolist():
+            value, example = array[tuple(wrong[0])], wrong[0][0]
+            raise UsageError(f"{NEGATIVE_WEIGHT.format(name)} (found {value} at example {example})")
+    if not any(array.any() for array in tf.nest.flatten(weights)):
+        raise UsageError(f"all weights of the {name} data are 0, so no example counts; give some more than that")
+    return weights
+
+
+def _check_array(name: str, key: str, array) -> None:
+    title = f"the {name} data"
+    if not np.ndim(array) or not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise UsageError(
+            f"{title} holds a {type(array).__name__} ({key}); give NumPy arrays whose first axis is examples"
+        )
+    values = array.values if isinstance(array, host_arrays.Ragged) else array
+    objects = np.ravel(values) if array.dtype == object else ()
+    if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):
+        raise UsageError(
+            f"{title} has an array of Python objects ({key}), a {strange} among them; give an array of numbers, such "
+            "as np.stack makes of arrays of one shape (pad them to the longest by np.pad), or of text alone"
+        )
+    try:
+        check_real(name, tf.as_dtype(array.dtype))
+    except TypeError:
+        raise UsageError(
+            f"{title} has an array of {array.dtype} ({key}), which TensorFlow does not take; give numbers or text"
+        ) from None
+
+
+def check_real(name: str, dtype: tf.DType) -> None:
+    """Raises `UsageError` for complex numbers."""
+    if dtype.is_complex:
+        raise UsageError(
+            f"the {name} data holds complex numbers ({dtype.name}), of which layers take the real part; give both "
+            "parts (array.real, array.imag) as features"
+        )
+
+
+def check_weights(name: str, weights: Any, rules: Rules) -> None:
+    """Raises `UsageError` unless weights (the spec of one example's, or None) are numbers, as rules require."""
+    title = f"the weights of the {name} data, its third part, are"
+    if isinstance(weights, (tuple, dict)) and not rules.weighs_outputs:
+        raise UsageError(f"{title} a {type(weights).__name__}; give one number per example")
+    for spec in [] if weights is None else tf.nest.flatten(weights):
+        dtype = tf.as_dtype(spec.dtype)
+        if not (dtype.is_floating or dtype.is_integer or dtype == tf.bool):
+            raise UsageError(f"{title} of type {dtype.name}; give one number per example")
+        if tuple(spec.shape) and not rules.weighs_outputs:
+            raise UsageError(f"{title} of shape {[*spec.shape]} an example; give one number per example")
+
+
+def labels_without_none(labels: Any) -> Any:
+    """Replaces labels of None by (), which has no arrays; see `form.with_none`."""
+    return tf.nest.map_structure(lambda label: () if label is None else label, tf.keras.tree.lists_to_tuples(labels))

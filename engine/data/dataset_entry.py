@@ -1,0 +1,242 @@
+"""Entry of datasets: converts a `tf.data.Dataset`, of batches or single examples, to a stream. Host code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+from typing import Any
+
+import tensorflow as tf
+
+from .. import logging
+from ..errors import UsageError
+from ..internals import pipelines
+from . import views
+from .array_entry import NEGATIVE_WEIGHT, Rules, check_real, check_weights, labels_without_none
+from .form import fields
+from .lengths import with_lengths
+from .source import Spec
+from .streamed import OfDataset, Stream, of_tensors
+
+_GAPS = (
+    "a sparse row of the dataset lacks values before its last, so its length is unknown; state its size in the "
+    "dataset's spec, or make it dense by tf.sparse.to_dense"
+)
+_NONE = type(tf.type_spec_from_value(None))
+
+
+def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[str]) -> Stream:
+    """Converts a dataset of batches or of single examples; adds lines to print to `notes`.
+
+    Raises:
+      UsageError: it can't be used for training.
+    """
+    if dataset.cardinality() == 0:
+        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
+    is_batched = rules.as_keras or _comes_in_batches(name, dataset)
+    may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), 1 + is_batched
+    if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
+        dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
+    given = dataset.element_spec
+    if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
+        dataset = dataset.map(functools.partial(_without_sparse, None if rules.as_keras else rank_of_rows))
+    if not rules.as_keras:
+        if is_batched:
+            dataset = dataset.unbatch()
+            notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
+        dataset = of_tensors(dataset)
+    check_elements(name, dataset.element_spec, rules.as_keras)
+    batch_examples = None
+    if rules.as_keras:
+        batch_examples = _batch_size(name, dataset)
+        dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
+        dataset = _unbatch(name, dataset)
+    check_ranks(name, dataset.element_spec)
+    for path in pipelines.files_written(dataset):
+        for lock in tf.io.gfile.glob(f"{glob.escape(path)}*.lockfile"):  # TensorFlow does not repair such a cache
+            raise UsageError(
+                f"the {name} dataset's cache {path} is being written, or was when its process was killed: {lock} is "
+                "there; if no other process reads this dataset, delete that file"
+            )
+    weights = fields(dataset.element_spec).weights
+    check_weights(name, weights, rules)
+
+    def check_values(features, labels, weights):
+        def check_weight(weight):
+            weight = tf.cast(weight, tf.float32)
+            is_fine = tf.reduce_all(tf.math.is_finite(weight) & (weight >= 0))
+            tf.debugging.Assert(is_fine, [NEGATIVE_WEIGHT.format(name), weight])
+            return weight
+
+        return features, labels, tf.nest.map_structure(check_weight, weights)
+
+    stream = OfDataset(dataset if weights is None else dataset.map(check_values))
+
+    def with_origin(spec: Spec, given: tf.TypeSpec) -> Spec:
+        is_ragged, is_sparse = isinstance(given, tf.RaggedTensorSpec), isinstance(given, tf.SparseTensorSpec)
+        has_lengths = is_ragged or (is_sparse and given.shape.rank == rank_of_rows)
+        has_lengths = has_lengths or not (may_pad or (is_sparse and is_batched))
+        return dataclasses.replace(spec_with_lengths(has_lengths, spec, rules), is_ragged=is_ragged)
+
+    stream.element_spec = tf.nest.map_structure(with_origin, stream.element_spec, given)
+    warn_of_padding(name, stream.element_spec, rules)
+    stream.batch_examples = batch_examples
+    return with_lengths(stream)
+
+
+def spec_with_lengths(has_lengths: bool, spec: Spec, rules: Rules) -> Spec:
+    """Marks in a spec whether sizes in unknown dimensions are the examples' own; Keras's always are."""
+    return dataclasses.replace(spec, has_lengths=has_lengths or rules.as_keras or not spec.unknown)
+
+
+def warn_of_padding(name: str, elements: Any, rules: Rules) -> None:
+    """Warns that trainers can't tell the padding of batches from data, if examples' lengths are unknown."""
+    if not rules.weighs_outputs and not all(spec.has_lengths for spec in tf.nest.flatten(elements)):
+        logging.warning(
+            "the %s data came in batches that may be padded, so its examples' lengths are unknown: the trainer gets "
+            "arrays, whose padding counts as data; for lengths and masks give ragged tensors, sparse features, "
+            "padded_batch(1) or a Source",
+            name,
+        )
+
+
+def _without_sparse(rank_of_rows: int | None, *element):
+    """Converts sparse tensors of an element to dense ones, and rows of any length, of this rank, to ragged ones.
+
+    A row's shape is not its length: rows of a batch, also those taken from it, share that of its longest.
+    """
+
+    def dense(x: Any) -> Any:
+        if not isinstance(x, tf.SparseTensor):
+            return x
+        if x.shape.rank != rank_of_rows or x.shape[-1] is not None:
+            return tf.sparse.to_dense(x)
+        rows = x if x.shape.rank == 2 else tf.sparse.expand_dims(x, 0)
+        ragged = tf.RaggedTensor.from_value_rowids(x.values, rows.indices[:, 0], rows.dense_shape[0])
+        in_row = tf.range(tf.size(x.values, tf.int64)) - tf.gather(ragged.row_starts(), rows.indices[:, 0])
+        has_no_gaps = tf.reduce_all(rows.indices[:, 1] == in_row)
+        with tf.control_dependencies([tf.debugging.Assert(has_no_gaps, [_GAPS])]):
+            ragged = tf.identity(ragged)
+        return ragged if x.shape.rank == 2 else ragged.values
+
+    element = element if len(element) > 1 or isinstance(element[0], tuple) else element[0]
+    return tf.nest.map_structure(dense, element)
+
+
+def _without_none(is_batched: bool, may_lack: bool, x, y=None, weights=None) -> tuple:
+    """Replaces None in a dataset's element: weights by ones, and labels, if some `may_lack`."""
+    y = labels_without_none(y) if may_lack and y is not None else y
+    if weights is None:
+        return (x,) if y is None else (x, y)
+    examples = tf.shape(tf.nest.flatten(x)[0])[:1] if is_batched else ()
+    return x, () if y is None else y, views.fill_missing_weights(y, weights, lambda: tf.ones(examples))
+
+
+def _batch_size(name: str, dataset: tf.data.Dataset) -> int:
+    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)}
+    if sizes == {None}:  # from .batch(): the last may be smaller
+        sizes = {int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    if not size:
+        raise UsageError(f"the {name} dataset is empty, or its elements are not batches; call dataset.batch(32)")
+    return size
+
+
+def _check_batch_sizes(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    """Makes reading fail if batches differ in size, except for a smaller last one."""
+    line = (
+        f"{name} has batches of {size} examples and, before its end, of others; call repeat() and such before batch()"
+    )
+
+    def checked(is_last: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+        examples = tf.shape(tf.nest.flatten(batch)[0])[0]
+        with tf.control_dependencies([tf.debugging.Assert(~is_last & (examples <= size), [line])]):
+            return examples < size, tf.nest.map_structure(tf.identity, batch)
+
+    return dataset.scan(tf.constant(False), checked)
+
+
+def _unbatch(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Unbatches a dataset; examples of unknown shape have the first ones', or any length by `padded_batch`."""
+    examples = of_tensors(dataset.unbatch())
+    if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
+        return examples
+    first_shapes = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(2)]  # as in Keras
+    shapes = tf.nest.map_structure(merge_shapes, *first_shapes)
+    if pipelines.is_padded(dataset):
+
+        def padded_shape(shape: tf.TensorShape, spec: tf.TensorSpec) -> tf.TensorShape:
+            if spec.shape.rank is None:
+                return shape
+            sizes = spec.shape.as_list()
+            unknown_first = [None] * sizes.count(None) + [size for size in sizes if size is not None]
+            return spec.shape if sizes == unknown_first else shape
+
+        padded = tf.nest.map_structure(padded_shape, shapes, examples.element_spec)
+        shapes = (*padded[:2], *shapes[2:]) if isinstance(shapes, tuple) else padded  # weights have one shape
+    with_shape = functools.partial(_with_shape, name)
+    if not isinstance(shapes, tuple):
+        return examples.map(lambda x: tf.nest.map_structure(with_shape, x, shapes))
+    return examples.map(lambda *components: tf.nest.map_structure(with_shape, components, shapes))
+
+
+def _with_shape(name: str, x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Sets a static shape, which may have unknown dimensions; an error if the tensor's is another."""
+    sizes = {axis: size for axis, size in enumerate(shape) if size is not None}
+    line = (
+        f"{name} has an example of another shape than {[*shape]}, as its first two batches have; make all of one "
+        "shape, or let these differ where others do"
+    )
+    fits = tf.reduce_all(tf.gather(tf.shape(x), [*sizes]) == [*sizes.values()]) if sizes else True
+    with tf.control_dependencies([tf.debugging.Assert(fits, [line, tf.shape(x)])]):
+        x = tf.identity(x)
+    x.set_shape(shape)
+    return x
+
+
+def merge_shapes(*shapes: tf.TensorShape) -> tf.TensorShape:
+    """Merges the shapes of batches' examples; a dimension in which they differ is unknown."""
+    return functools.reduce(lambda one, other: one.most_specific_compatible_shape(other), shapes)
+
+
+def check_elements(name: str, elements, may_be_ragged: bool = False) -> None:
+    """Raises `UsageError` unless elements of this specification are single examples in a form of a batch."""
+    if isinstance(elements, tuple) and not 1 <= len(elements) <= 3:
+        raise UsageError(
+            f"the {name} dataset's elements are {len(elements)} values; give (features, labels), (features, labels, "
+            "weights) or features alone, one example each"
+        )
+    for spec in tf.nest.flatten(elements):
+        is_ragged = may_be_ragged and isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank == 1
+        if not isinstance(spec, tf.TensorSpec) and not is_ragged:
+            raise UsageError(
+                f"the {name} dataset holds a {type(spec).__name__}; give dense tensors: in dataset.map, pad a ragged x "
+                "to one shape for all by x.to_tensor(shape=[most, ...])"
+            )
+        check_real(name, spec.dtype)
+
+
+def check_ranks(name: str, elements) -> None:
+    """Raises `UsageError` if examples of this specification are of unknown rank."""
+    for key, spec in fields(elements).named():
+        if spec.shape.rank is None:
+            raise UsageError(f"the {name} dataset's examples are of unknown rank ({key}); use tf.ensure_shape in map")
+
+
+def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
+    specs = [spec for spec in tf.nest.flatten(dataset.element_spec) if not isinstance(spec, _NONE)]
+    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
+    if len(sizes) > 1 or sizes == {0}:
+        return False
+    if sizes == {None}:  # as .batch() makes them, or examples of any length
+        return pipelines.is_batched(dataset) is not False
+    is_batch = pipelines.is_batched(dataset)
+    if is_batch is None:
+        (size,) = sizes
+        raise UsageError(
+            f"the {name} dataset's elements have {size} rows in each component, which are {size} examples or one: its "
+            "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
+            "with batch(1)"
+        )
+    return bool(is_batch)
