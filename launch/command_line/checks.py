@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import os
 import re
@@ -10,17 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.metrics.monitored import Monitored
 from ..cluster import discovery, rendezvous, resources
 from ..errors import UsageError
 from ..host import process
 from . import config as configs
-from . import paths, registry, rules
+from . import conflicts, paths, registry, rules
 from .config import KERAS_FILES, Config
 from .flags import ARGUMENTS
 from .values import differences, plain
-
-PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
 
 
 def check(config: Config) -> None:
@@ -29,20 +25,14 @@ def check(config: Config) -> None:
     Waits only for hosts whose names do not resolve yet.
     """
     process.refuse_within_import()
-    if config.max_restarts and not config.owns_process:
-        raise UsageError(
-            f"max_restarts={config.max_restarts} is for programs with a command line; leave it out, or use "
-            "crankshaft.main"
-        )
+    conflicts.refuse(config, conflicts.CONFLICTS)
+    if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("metrics_port needs prometheus_client; pip install 'crankshaft[monitor]'")
     if config.cluster:
         discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
         rendezvous.check_bindable(config.cluster)
-    check_strategy(config)
-    _check_metrics(config)
-    _check_amounts(config)
+    check_placement(config)
     _check_sync_periods(config)
-    _check_rollback(config)
-    _check_monitor(config)
     if config.mode in configs.READING:
         _check_checkpoints(config)
     if config.run_dir:
@@ -59,16 +49,6 @@ def check(config: Config) -> None:
         check_generation(config)
     if config.mode not in configs.WITHOUT_DATA:
         _check_data_dirs(config)
-
-
-def _check_metrics(config: Config) -> None:
-    if config.bind and config.cluster is None and config.metrics_port is None:
-        raise UsageError(f"bind={config.bind} has no use without several tasks or metrics_port; leave it out")
-    if config.metrics_port is not None and not config.trains:
-        line = f"metrics_port={config.metrics_port} has no use with mode={config.mode}"
-        raise UsageError(f"{line}; it serves a run that trains, so leave it out")
-    if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError("metrics_port needs prometheus_client; pip install 'crankshaft[monitor]'")
 
 
 def check_named(config: Config) -> None:
@@ -102,8 +82,8 @@ def decide(config: Config, by_data: Mapping[str, Any]) -> None:
     for name in config.awaited & by_data.keys():
         setattr(config, name, by_data[name])
     config.awaited = frozenset()
-    check_strategy(config)
-    _check_amounts(config)
+    conflicts.refuse(config, conflicts.CONFLICTS)
+    check_placement(config)
 
 
 def _check_fitted(config: Config, before: Mapping[str, Any]) -> None:
@@ -127,11 +107,6 @@ def _check_data_dirs(config: Config) -> None:
 
 
 def _check_export(config: Config) -> None:
-    if config.cluster:
-        raise UsageError(
-            f"mode=export is done by one process, and there are {len(config.cluster.addresses)}; give one of them "
-            "strategy=one_device"
-        )
     path = config.output_path
     if (ending := os.path.splitext(path)[1]) not in ("", ".keras") and not os.path.isdir(path):
         raise UsageError(
@@ -142,14 +117,7 @@ def _check_export(config: Config) -> None:
 
 
 def _check_predictions(config: Config) -> None:
-    if not config.output:
-        raise UsageError(f"mode=predict needs output=FILE, one of {', '.join(PREDICTION_FILES)}")
-    if (ending := os.path.splitext(config.output)[1]) not in PREDICTION_FILES:
-        raise UsageError(
-            f"output={config.output} ends in {ending or 'nothing'}; give a file of predictions one of the endings "
-            f"{', '.join(PREDICTION_FILES)}"
-        )
-    if ending == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+    if config.output.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
             f"output={config.output} is written by pyarrow; pip install 'crankshaft[parquet]', or write .csv or .npz"
         )
@@ -206,33 +174,21 @@ def check_tables(config: Config, model: str) -> None:
         )
 
 
-def check_strategy(config: Config) -> None:
+def check_placement(config: Config) -> None:
     """Raises `UsageError` for flags of where a run's steps are computed that can't be combined."""
-    if config.is_evaluator and not config.run_dir:
-        raise UsageError("an evaluator finds its checkpoints in run_dir; give the run's")
-    if config.is_evaluator and config.remote:
-        raise UsageError(
-            f"run_dir={config.remote.url} is copied here as a process begins, and an evaluator looks for checkpoints "
-            "that come later; use mode=train_and_eval without one, or a folder that all tasks share"
-        )
+    conflicts.refuse(config, conflicts.PLACEMENT_CONFLICTS)
     mesh = rules.mesh_shape(config.mesh)
     if config.strategy == "multi_worker" and not mesh:
         check_batch(config, config.cluster.num_workers)
-    if config.min_workers:
-        _check_min_workers(config)
+    if config.min_workers and not any(fits(config, n) for n in range(config.min_workers, config.cluster.num_workers)):
+        raise UsageError(
+            f"min_workers={config.min_workers}: no number of workers from {config.min_workers} to "
+            f"{config.cluster.num_workers - 1} divides global_batch_size={config.global_batch_size}; change one of them"
+        )
     if config.strategy == "parameter_server":
-        _check_servers(config)
-    virtual = config.num_virtual_devices
-    if virtual:
+        _ = config.placement_rules  # reads the rules, and so finds their mistakes
+    if virtual := config.num_virtual_devices:
         check_batch(config, mesh.get("data") or max(1, virtual // mesh.get("model", 1)))
-        if virtual > 1 and config.jit == "on":
-            raise UsageError(f"jit=on needs one replica, and there are {virtual}; use jit=auto or off")
-    if mesh.get("model", 1) > 1:
-        _check_shared_out(config, f"mesh={config.mesh}")
-    if config.shard_optimizer:
-        _check_shared_out(config, "shard_optimizer")
-    if config.jit == "on" and config.no_jit_reason:
-        raise UsageError(f"jit=on: {config.no_jit_reason}; use jit=auto or off")
 
 
 def fits(config: Config, workers: int) -> bool:
@@ -243,173 +199,21 @@ def fits(config: Config, workers: int) -> bool:
     return data > 0 and not left and mesh.get("data", data) == data and _is_divided(config, data)
 
 
-def _check_min_workers(config: Config) -> None:
-    """Raises `UsageError` where a job can't continue without some of its workers."""
-    flag, workers = f"min_workers={config.min_workers}", config.cluster.num_workers
-    if not config.max_restarts or config.cluster.is_chosen:
-        raise UsageError(
-            f"{flag} is for workers that start again in their places, each on its host; give max_restarts to "
-            "crankshaft train or crankshaft.main (crankshaft local always starts all of its workers again)"
-        )
-    if not (config.run_dir and config.trains) or config.remote:
-        raise UsageError(
-            f"{flag} needs a run that trains and has run_dir on a file system that all workers share, whose lock "
-            "decides which of them continue"
-        )
-    if config.auto_shard_policy == "file":
-        raise UsageError(
-            f"{flag}: auto_shard_policy=file divides files by the number of workers, so with fewer the order is "
-            "another; use auto_shard_policy=data"
-        )
-    if not any(fits(config, number) for number in range(config.min_workers, workers)):
-        raise UsageError(
-            f"{flag}: no number of workers from {config.min_workers} to {workers - 1} divides "
-            f"global_batch_size={config.global_batch_size}; change one of them"
-            if config.min_workers < workers
-            else f"{flag}: there are {workers} workers; give fewer than that"
-        )
-
-
-def _check_shared_out(config: Config, flag: str) -> None:
-    """Raises `UsageError` for options that a model or an update sharded over replicas can't be combined with."""
-    for name, unlike, why in (
-        ("powersgd_rank", 0, "compresses the gradients of whole matrices"),
-        ("sync_every_steps", 1, "lets replicas train by themselves, and those that share out a model can't"),
-    ):
-        if (value := config.values[name]) > unlike:
-            raise UsageError(f"{flag} does not go with {name}={value}, which {why}; leave one out")
-    if config.remote and config.strategy == "multi_worker":
-        raise UsageError(
-            f"{flag}: workers write parts of one checkpoint, and each has run_dir={config.remote.url} in a copy of its "
-            "own; use a folder that all of them see"
-        )
-
-
-def _check_servers(config: Config) -> None:
-    _ = config.placement_rules  # reads the rules, and so finds their mistakes
-    if config.reduce_dtype == "float16":
-        raise UsageError(
-            "reduce_dtype=float16 has no room for the small gradients of a mean, which is what workers push; use "
-            "bfloat16"
-        )
-
-
-def _check_amounts(config: Config) -> None:
-    if config.trains and config.train_steps and config.warmup_steps >= config.train_steps:
-        raise UsageError(
-            f"warmup_steps={config.warmup_steps} leaves nothing of train_steps={config.train_steps}; use fewer"
-        )
-    if "global_batch_size" not in config.awaited and config.accumulate_steps > config.global_batch_size:
-        raise UsageError(
-            f"accumulate_steps={config.accumulate_steps} is more than the {config.global_batch_size} examples of "
-            "global_batch_size; use fewer"
-        )
-
-
 def _check_sync_periods(config: Config) -> None:
-    """Checks that nothing needs replicas to be equal between syncs (--sync_every_steps), where they differ."""
-    steps = config.sync_every_steps
-    if steps == 1:
-        return
-    apart = f"sync_every_steps={steps}, whose replicas differ between syncs"
+    """Raises `UsageError` where something needs replicas to be equal between syncs (--sync_every_steps)."""
     for name in configs.PERIODS:
-        if (period := config.values[name]) and period % steps:
-            above = configs.whole_periods(period, steps)
-            near = " or ".join(str(n) for n in (above - steps, above) if n)
-            raise UsageError(f"{name}={period} is not a multiple of {apart}; use {near}")
-    for name, unlike in (("precision", "float16"), ("ema_decay", config.ema_decay), ("strategy", "tpu")):
-        if config.values[name] and config.values[name] == unlike:
-            raise UsageError(f"{name}={unlike} can't be combined with {apart}; leave one of them out")
-    if config.powersgd_rank:
-        raise UsageError(
-            f"powersgd_rank={config.powersgd_rank} is of sums in each step, and sync_every_steps={steps} makes none; "
-            "leave one of them out"
-        )
-
-
-def _check_rollback(config: Config) -> None:
-    if not (config.rollbacks and config.trains):
-        return
-    rollback = f"on_nonfinite={config.on_nonfinite}"
-    if not config.run_dir:
-        raise UsageError(f"{rollback} returns to checkpoints, which are in run_dir; give one")
-    for name, unlike, why in (
-        ("strategy", "parameter_server", "whose workers' steps can't be repeated"),
-        ("sync_every_steps", config.sync_every_steps > 1 and config.sync_every_steps, "which sums no step alone"),
-        ("check_numerics", config.check_numerics, "which ends a run within a step"),
-    ):
-        if unlike and config.values[name] == unlike:
-            raise UsageError(f"{rollback} can't be combined with {name}={unlike}, {why}; leave one of them out")
-
-
-def _check_monitor(config: Config) -> None:
-    monitored = Monitored.parse(config.monitor)
-    if config.restore_best and config.mode == "train":
-        evaluates = (
-            "the evaluator keeps it in best/"
-            if config.cluster and config.cluster.job("evaluator")
-            else "mode=train makes no evaluations; use mode=train_and_eval"
-        )
-        raise UsageError(f"restore_best takes the best evaluation's weights, and {evaluates}")
-    if config.eval_batches and config.mode == "train" and not (config.cluster and config.cluster.job("evaluator")):
-        raise UsageError(
-            f"eval_batches={config.eval_batches} has no use with mode=train, which makes no evaluations; use "
-            "mode=train_and_eval, or leave eval_batches out"
-        )
-    if config.eval_every_steps and config.mode == "train":
-        evaluates, instead = (
-            "mode=train makes no evaluations",
-            "use mode=train_and_eval, or leave the flag out",
-        )
-        if config.cluster and config.cluster.job("evaluator"):
-            evaluates, instead = "the evaluator evaluates each checkpoint", "use checkpoint_every_steps"
-        raise UsageError(f"eval_every_steps={config.eval_every_steps}: {evaluates}; {instead}")
-    if monitored.source == "train" or config.mode not in ("train", "train_and_eval"):
-        return
-    if config.mode == "train":
-        why, instead = "mode=train makes no evaluations", " or mode=train_and_eval"
-        if config.cluster and config.cluster.job("evaluator"):
-            why, instead = "the evaluator's are not known to the run", ""
-    elif config.eval_every_steps == 0:
-        why, instead = "eval_every_steps=0 makes none before the end", " or evaluate more often"
-    else:
-        return
-    for flag in ("early_stopping", "reduce_lr"):
-        if getattr(config, flag):
+        if (period := config.values[name]) and period % config.sync_every_steps:
+            above = configs.whole_periods(period, config.sync_every_steps)
+            near = " or ".join(str(steps) for steps in (above - config.sync_every_steps, above) if steps)
             raise UsageError(
-                f"{flag} watches monitor={config.monitor}, and {why}; use "
-                f"monitor={dataclasses.replace(monitored, source='train')}{instead}"
+                f"{name}={period} is not a multiple of sync_every_steps={config.sync_every_steps}, whose replicas "
+                f"differ between syncs; use {near}"
             )
-
-
-def check_without_evaluation(config: Config) -> None:
-    """Raises `UsageError` for options that need evaluation data, if the data has none."""
-    give = "return (train, eval) from the data function, or use validation_split=0.1"
-    if config.mode == "eval" or config.is_evaluator:
-        purpose = "an evaluator" if config.is_evaluator else "mode=eval"
-        raise UsageError(f"{purpose} needs evaluation data, and the data has none; {give}")
-    if config.mode != "train_and_eval":
-        return
-    if config.eval_every_steps or config.restore_best:
-        purpose = "restore_best" if config.restore_best else f"eval_every_steps={config.eval_every_steps}"
-        raise UsageError(f"{purpose} needs evaluation data, and the data has none; {give}")
-    monitored = Monitored.parse(config.monitor)
-    watching = [flag for flag in ("early_stopping", "reduce_lr") if config.values[flag]]
-    if monitored.source == "eval" and (watching or monitored.metric != "loss"):
-        who = f"{watching[0]} watches monitor" if watching else "monitor"
-        raise UsageError(
-            f"{who}={config.monitor}, and the run has no evaluation data; use "
-            f"monitor={dataclasses.replace(monitored, source='train')}, or {give}"
-        )
 
 
 def _check_checkpoints(config: Config) -> None:
     """Checks that the run has checkpoints to evaluate or export; reading them shows whether they are complete."""
     which = config.eval_checkpoint
-    if which == "all" and config.mode != "eval":
-        raise UsageError(
-            f"eval_checkpoint=all is for mode=eval, and mode={config.mode} takes one; give latest, best or a step"
-        )
     steps = checkpoint_steps(config.run_dir, which)
     if not steps:
         raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")
@@ -430,13 +234,6 @@ def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
 
 def _check_init_from(config: Config) -> None:
     source = config.init_from
-    others = [name for name in ("init_optimizer", "init_map") if config.values[name]]
-    if others and (len(others) > 1 or (source or "").endswith(KERAS_FILES)):
-        raise UsageError(
-            f"init_from={source} can't be combined with {' and '.join(others)}: init_optimizer continues a run's "
-            "checkpoint, init_map renames variables of a tf.train.Checkpoint, and a Keras file has weights alone; "
-            "leave one out"
-        )
     if not source or check_init_from(source):
         return
     if config.run_dir and checkpoint_steps(config.run_dir):

@@ -18,14 +18,15 @@ from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data.data import Data
 from ...engine.machine.files import read_json
+from ...engine.metrics.monitored import Monitored
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...input import known
 from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
-from . import own_files, parsing, paths, registry
-from .flags import ARGUMENTS, EITHER, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
+from . import own_files, parsing, paths, registry, rules
+from .flags import ARGUMENTS, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
 from .rules import coerce, frozen
 from .values import differences, plain, shown
 
@@ -51,7 +52,7 @@ _BELONGS_TO = {
 _CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
 _UPDATE_ARGUMENTS = ("optimizer_arg", "learning_rate_schedule_arg")
 # Schedules that end at the run's end, so that its length decides numbers too.
-_SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
+SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -172,6 +173,21 @@ class Config(Flags):
         return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
 
     @property
+    def shards_model(self) -> bool:
+        """Whether several replicas hold one copy of the model."""
+        return rules.mesh_shape(self.mesh).get("model", 1) > 1
+
+    @property
+    def has_evaluator(self) -> bool:
+        """Whether one of the run's processes only evaluates."""
+        return self.cluster is not None and bool(self.cluster.job("evaluator"))
+
+    @property
+    def monitored(self) -> Monitored:
+        """The metric of the best checkpoint, early stopping and the plateau."""
+        return Monitored.parse(self.monitor)
+
+    @property
     def is_evaluator(self) -> bool:
         """Whether this process evaluates each checkpoint that others write."""
         return self.strategy == "parameter_server" and self.cluster.kind == "evaluator"
@@ -214,7 +230,7 @@ class Config(Flags):
     @property
     def writes_best(self) -> bool:
         """Whether this process writes the best checkpoint: the evaluator alone, if the run has one."""
-        return self.cluster is None or self.is_evaluator or not self.cluster.job("evaluator")
+        return self.is_evaluator or not self.has_evaluator
 
     @property
     def no_jit_reason(self) -> str | None:
@@ -266,7 +282,7 @@ class Config(Flags):
         values["model"] = self.model_entry.name
         if self.input_entry:
             values["input"] = self.input_entry.name
-        if self.learning_rate_schedule in _SCHEDULES_TO_THE_END:
+        if self.learning_rate_schedule in SCHEDULES_TO_THE_END:
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
         if self.script_flags:
             values["script_flags"] = self.script_flags
@@ -385,10 +401,14 @@ def configure(
     _check_uses(passed, values)
     _check_names(values, trainer_class, has_data)
     values["optimizer"] = values["optimizer"].lower()
-    is_endless = may_be_endless and _is_endless(values)
-    for steps, other in EITHER:
-        _settle_length(values, steps, other, 10.0)
-    _settle_periods(passed, values)
+    has_length = values["train_steps"] is not None or values["train_epochs"] is not None
+    if values["train_steps"] is not None and values["train_epochs"] is not None:
+        raise UsageError("train_steps and train_epochs are both given; use one of them")
+    if not has_length:
+        values["train_epochs"] = 10.0
+    for name in PERIODS:  # a default becomes a multiple of the sync period, which a value of the caller's has to be
+        if values[name] and name not in passed:
+            values[name] = whole_periods(values[name], values["sync_every_steps"])
     return Config(
         **values,
         own_class=trainer_class,
@@ -396,7 +416,7 @@ def configure(
         script_flags=dict(sorted(script.items())),
         owns_process=owns_process,
         remote=remote,
-        is_endless=is_endless,
+        is_endless=may_be_endless and not has_length,
         taken=frozenset(taken),
         awaited=frozenset(awaited),
     )
@@ -416,17 +436,6 @@ def _check_names(values: Mapping[str, Any], trainer_class: type | None, has_data
         raise UsageError(f"model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it")
     if not has_data or values["input"]:
         registry.check_name("input", values["input"])
-
-
-def _is_endless(values: dict[str, Any]) -> bool:
-    """Returns whether the run has no length. Raises `UsageError` if the schedule needs one."""
-    is_endless = values["train_steps"] is values["train_epochs"] is None
-    if is_endless and (schedule := values["learning_rate_schedule"]) in _SCHEDULES_TO_THE_END:
-        raise UsageError(
-            f"learning_rate_schedule={schedule} ends where the run does, and the run has no length; give train_steps "
-            "or train_epochs"
-        )
-    return is_endless
 
 
 def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
@@ -497,21 +506,6 @@ def _refuse_without_model(run_dir: str, mode: str) -> None:
     raise UsageError(
         f"run_dir={run_dir} is a run of {trainer}, which its script brings; start that script with mode={mode}"
     )
-
-
-def _settle_length(values: dict[str, Any], steps: str, other: str, default: float) -> None:
-    """Checks that at most one of two flags gives a length, and sets `other` to the default where neither does."""
-    if values[steps] is not None and values[other] is not None:
-        raise UsageError(f"{steps} and {other} are both given; use one of them")
-    if values[steps] is None and values[other] is None:
-        values[other] = default
-
-
-def _settle_periods(passed: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Makes defaults multiples of the sync period; explicit values are checked against it."""
-    for name in PERIODS:
-        if values[name] and name not in passed:
-            values[name] = whole_periods(values[name], values["sync_every_steps"])
 
 
 def steps_of(epochs: float, steps_per_epoch: int) -> int:

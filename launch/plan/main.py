@@ -182,7 +182,7 @@ def configured(
     task = {"type": "chief" if servers else "worker", "index": 0}
     environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": task})}
     config = configs.configure(values, trainer_class, has_data, environment)
-    checks.check_strategy(config)
+    checks.check_placement(config)
     return config
 
 

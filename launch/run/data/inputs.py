@@ -24,7 +24,7 @@ from ....engine.strategies.base import Strategy
 from ....input.checks import InputError
 from ....models.classification import Classifier
 from ....models.tabular import Tabular
-from ...command_line import checks, registry, rules
+from ...command_line import checks, conflicts, registry, rules
 from ...command_line.config import Config
 from ...command_line.flags import Flags
 from ...command_line.values import short
@@ -187,7 +187,7 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
     if issubclass(config.trainer_class, Classifier):
         _check_classes(config, train, num_classes)
     if evaluation is None:
-        checks.check_without_evaluation(config)
+        conflicts.refuse(config, conflicts.WITHOUT_EVALUATION_DATA)
     if config.strategy == "tpu" and (text := form.text_fields(train.element_spec)):
         raise UsageError(
             f"strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
