@@ -60,7 +60,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
     _build_keras_optimizers(inventory)
     for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):
-        inventory.options_of[id(optimizer)] = optimizers.options_of(optimizer, trainer.run_context.options)
+        inventory.options_of[id(optimizer)] = optimizers.applied_options(optimizer, trainer.run_context.options)
     updated = [v for each in inventory.optimizers.values() for v in each.updated_variables]
     reduction.build(updated, inventory.aggregated)
     return trainer
@@ -199,7 +199,7 @@ def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRate
       >>> def build_optimizer(self):  # in a Trainer
       ...     return tf.keras.optimizers.Nadam(learning_rate(self), beta_2=0.99)
     """
-    rate = optimizers.rate_of_options(trainer.run_context.options)
+    rate = optimizers.schedule_from_options(trainer.run_context.options)
     return rate.learning_rate if isinstance(rate, Constant) else rate
 
 

@@ -202,7 +202,7 @@ class Inventory:
         if self._form_before is None:
             self._trainable_at_first = frozenset(weights)
         elif (flags, frozenset(weights)) != self._form_before:
-            known = {id(each) for optimizer in self.optimizers.values() for each in optimizer.of_variables}
+            known = {id(each) for optimizer in self.optimizers.values() for each in optimizer.all_variables}
             new = [own for key, own in weights.items() if key not in self._trainable_at_first and key not in known]
             if new and self.optimizers:
                 raise UsageError(

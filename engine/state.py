@@ -139,7 +139,7 @@ class TrainState:
             return {id(each.handle) for v in variables for each in per_replica.components(tf_variable(v))}
 
         inventory = self.trainer.inventory
-        updated = handles(v for each in inventory.optimizers.values() for v in each.of_variables)
+        updated = handles(v for each in inventory.optimizers.values() for v in each.all_variables)
         of_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
         weights = handles(v for v in inventory.all_weights if self.trainer.learning_rate_multiplier(v) != 0)
         done = self._named | updated | (of_layers - weights)
@@ -210,7 +210,7 @@ class TrainState:
         """Returns the names of the variables of each optimizer and each weights' average, in its order."""
         names = {id(tf_variable(node)): graph.key_prefix(path) for path, node in graph.walk(self.checkpoint)}
         return {
-            path: [names.get(id(tf_variable(variable)), variable_path(variable)) for variable in whole.of_variables]
+            path: [names.get(id(tf_variable(variable)), variable_path(variable)) for variable in whole.all_variables]
             for path, whole in self._updating().items()
         }
 
@@ -307,7 +307,7 @@ def _averaged_prefix(path: str) -> str:
 
 def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
     """Returns the key prefixes of the slots of each variable of an optimizer."""
-    variables = enumerate(optimizer.of_variables)
+    variables = enumerate(optimizer.all_variables)
     return [graph.key_prefix((*at, "slots", state_key(variable, position))) for position, variable in variables]
 
 
@@ -324,7 +324,7 @@ def _moved_slots(
       now: names of this one's.
       growing: `id`s of variables that may have more rows here.
     """
-    theirs, variables = _by_table(before), optimizer.of_variables
+    theirs, variables = _by_table(before), optimizer.all_variables
     counts, positions, moved = graph.checkpoint_key((*at, "update_counts")), [0] * len(now), {}
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):

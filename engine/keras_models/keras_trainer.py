@@ -207,7 +207,7 @@ class KerasTrainer(Trainer):
             self.loss_scale.copy_from(compiled)
         if inner.built:
             self.optimizer.update_counts.assign(
-                tf.fill([len(self.optimizer.of_variables)], tf.cast(inner.iterations, tf.int64))
+                tf.fill([len(self.optimizer.all_variables)], tf.cast(inner.iterations, tf.int64))
             )
 
     @classmethod

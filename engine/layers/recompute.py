@@ -36,7 +36,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)
-    first, as_before = _Call(layer, inputs, arguments, fixed), context.as_now()
+    first, as_before = _Call(layer, inputs, arguments, fixed), context.copy()
 
     @tf.custom_gradient
     def compute(*tensors):
@@ -44,7 +44,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
             with tf.control_dependencies(upstream):  # so that it runs after the gradient, separately from the first
                 again = [tf.identity(x) for x in tensors[: len(flat)]]
             sources = [x for x in (*again, *tensors[len(flat) :]) if x.dtype.is_floating]
-            with tf.GradientTape(watch_accessed_variables=False) as tape, as_before.as_now():
+            with tf.GradientTape(watch_accessed_variables=False) as tape, as_before.copy():
                 tape.watch(sources)
                 outputs = _Call(layer, inputs, arguments, fixed).outputs(again, tensors[len(flat) :])
             gradients = iter(tape.gradient(outputs, sources, list(upstream), unconnected_gradients="zero"))

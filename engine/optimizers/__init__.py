@@ -11,12 +11,12 @@ from .rules import (
     Ftrl,
     Momentum,
     RMSprop,
+    applied_options,
     build,
     make_from_options,
     named,
-    options_of,
     outer,
-    rate_of_options,
+    schedule_from_options,
 )
 
 __all__ = [
@@ -30,10 +30,10 @@ __all__ = [
     "Momentum",
     "Optimizer",
     "RMSprop",
+    "applied_options",
     "build",
     "make_from_options",
     "named",
-    "options_of",
     "outer",
-    "rate_of_options",
+    "schedule_from_options",
 ]

@@ -124,7 +124,7 @@ class WeightAverage(tf.Module, Shadows):
         self.reset()  # each replica of a sharded variable has the first one's shard so far
 
     @property
-    def of_variables(self) -> list[tf.Variable]:
+    def all_variables(self) -> list[tf.Variable]:
         """The variables with a shadow, in order."""
         return [variable for variable, _ in self._pairs()]
 

@@ -58,7 +58,7 @@ class Optimizer(tf.Module):
         of a table costs no more than the rows it uses.
       weight_decay_exclude: regular expression; variables whose path it matches do not decay, e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
-      of_options: whether it is made only from a run's options (`engine.optimizers.rules`).
+      from_options: whether it is made only from a run's options (`engine.optimizers.rules`).
 
     Variables, made by `build` and saved in checkpoints: iterations, int64 scalar, updates applied so far;
     learning_rate_scale, float32 scalar, the factor of every rate, 1.0 until a hook lowers it; update_counts, int64
@@ -76,12 +76,12 @@ class Optimizer(tf.Module):
     # Whether fused kernels' updates of one variable wait for each other, for workers that share variables.
     use_locking = False
 
-    def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, of_options=False):
+    def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, from_options=False):
         super().__init__(name=name or type(self).__name__.lower())
         if weight_decay is not None and weight_decay < 0:
             raise UsageError(f"weight_decay={weight_decay} is negative; use 0 for none")
         self._learning_rate = learning_rate
-        self.of_options = of_options
+        self.from_options = from_options
         self.weight_decay = weight_decay
         self.weight_decay_exclude = weight_decay_exclude
         self.iterations = None
@@ -96,8 +96,8 @@ class Optimizer(tf.Module):
         # An unknown setting would have no effect, and a variable is what the steps update.
         is_setting = hasattr(self, name) and not isinstance(getattr(self, name), tf.Variable)
         if name[0] != "_" and getattr(self, "_targets", None) is not None and not is_setting:
-            known = ", ".join(["learning_rate", *sorted(self.settings.keys() - {"of_options"})])
-            raise AttributeError(f"{self.name} has no setting {name}; it has {known}")
+            names = ", ".join(["learning_rate", *sorted(self.settings.keys() - {"from_options"})])
+            raise AttributeError(f"{self.name} has no setting {name}; it has {names}")
         super().__setattr__(name, value)
 
     def build(self, variables, multipliers=None):
@@ -143,7 +143,7 @@ class Optimizer(tf.Module):
     @property
     def settings(self):
         """The plain hyperparameters, such as `momentum`, by name; a step is traced again if one changes."""
-        return settings_of(self)
+        return plain_settings(self)
 
     def get_config(self):
         """Returns the name, the present rate and the settings, like Keras's optimizers."""
@@ -161,16 +161,16 @@ class Optimizer(tf.Module):
 
     @property
     def updated_variables(self):
-        """The tf.Variables passed to `build` that are not frozen, in order."""
+        """The `trainable` variables as tf.Variables."""
         return [target.variable for target in self._targets]
 
     @property
-    def trained(self):
-        """The variables passed to `build`, Keras's or TensorFlow's, in order, without the frozen ones."""
+    def trainable(self):
+        """The variables passed to `build` that are not frozen, in order, Keras's or TensorFlow's as passed."""
         return [target.original for target in self._targets]
 
     @property
-    def of_variables(self):
+    def all_variables(self):
         """All variables passed to `build`, as tf.Variables, in order."""
         return self._targets.variables
 
@@ -179,17 +179,13 @@ class Optimizer(tf.Module):
         """The paths of `updated_variables`, by `id`."""
         return {id(target.variable): target.path for target in self._targets or ()}
 
-    def current_learning_rate(self):
-        """Returns the rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
-        return self._rate(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
-
     def last_learning_rate(self):
         """Returns the rate of the last update, or of the first one before it is made: a float32 scalar tensor."""
         iterations, scale = tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
         if self._scale_before is not None:
             updates, before = self._scale_before
             scale = tf.where(tf.equal(updates, iterations), before, scale)
-        return self._rate(iterations, scale, updates_ago=1)
+        return self._rate_at(iterations, scale, updates_ago=1)
 
     def scale_learning_rate(self, scale: float) -> None:
         """Sets the factor of the schedule's or constant rate for later updates. Host code."""
@@ -212,8 +208,11 @@ class Optimizer(tf.Module):
 
     @property
     def learning_rate(self):
-        """The rate of the next update, a float32 scalar tensor; setting it calls `set_learning_rate`."""
-        return self.current_learning_rate()
+        """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor.
+
+        Setting it calls `set_learning_rate`.
+        """
+        return self._rate_at(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
 
     @learning_rate.setter
     def learning_rate(self, value):
@@ -234,7 +233,7 @@ class Optimizer(tf.Module):
             )
         self.scale_learning_rate(value / constant)
 
-    def _rate(self, iterations, scale, updates_ago: int = 0):
+    def _rate_at(self, iterations, scale, updates_ago: int = 0):
         """Returns the rate after `iterations - updates_ago` updates, float32 scalar."""
         rate = self._learning_rate
         if callable(rate):
@@ -286,9 +285,9 @@ class Optimizer(tf.Module):
             if gradient is not None and self._targets[variable].is_updated
         ]
         updated = [target for _, target in pairs]
-        pairs = [_OpenPiece.of(*pair) if pair[1].piece else pair for pair in pairs]
+        pairs = [_OpenPiece.open(*pair) if pair[1].piece else pair for pair in pairs]
         iterations, scale, counts = self._progress()
-        learning_rate = self._rate(iterations, scale)
+        learning_rate = self._rate_at(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
         self._update(pairs, learning_rate * factor, counts)
@@ -311,7 +310,7 @@ class Optimizer(tf.Module):
         raise NotImplementedError
 
     def _update(self, pairs, learning_rate, counts):
-        """Applies the rule to (gradient, target) pairs, each at `target.rate`. Replica code.
+        """Applies the rule to (gradient, target) pairs, each at its multiple of the rate. Replica code.
 
         Args:
           pairs: (gradient, target).
@@ -337,12 +336,12 @@ class Optimizer(tf.Module):
                 tf.raw_ops.ResourceScatterSub(
                     resource=target.handle,
                     indices=gradient.indices,
-                    updates=rows * tf.cast(target.rate(factor), rows.dtype),
+                    updates=rows * tf.cast(target.multiplied(factor), rows.dtype),
                 )
             elif target.decays:
                 value = target.read()
                 tf.raw_ops.ResourceApplyGradientDescent(
-                    var=target.handle, alpha=tf.cast(target.rate(factor), value.dtype), delta=value
+                    var=target.handle, alpha=tf.cast(target.multiplied(factor), value.dtype), delta=value
                 )
             decayed.append((gradient, target))
         return decayed
@@ -421,33 +420,46 @@ class FusedOptimizer(Optimizer):
         self.slots = slots
 
     def _update(self, pairs, learning_rate, counts):
-        scalars = self.scalars(self._targets.rates(learning_rate), tf.cast(counts + 1, tf.float64))
+        scalars = self.scalars(self._targets.per_variable(learning_rate), tf.cast(counts + 1, tf.float64))
         scalars = {name: tf.cast(value, tf.float32) for name, value in scalars.items()}
-        pairs = [(sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g, target) for g, target in pairs]
-        for server, there in _by_server(pairs).items():
-            values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in there]
+        by_server: dict[str | None, list] = {}  # None: variables of this replica itself
+        for gradient, target in pairs:
+            if isinstance(gradient, tf.IndexedSlices):
+                gradient = sum_duplicate_rows(gradient)
+            by_server.setdefault(server_device(target.variable), []).append((gradient, target))
+        for server, group in by_server.items():
+            values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in group]
             if server is None:
-                self._apply(there, values, scalars)
-                continue
-            with tf.device(server):
-                shapes = [_shape(*pair) for pair in there]
-            exact, values = wire.send(list(scalars.values()), values, shapes, server, self.reduce_dtype)
-            with tf.device(server):
-                self._apply(there, values, dict(zip(scalars, exact, strict=True)))
+                self._run_kernels(group, values, scalars)
+            else:
+                self._run_kernels_on_server(server, group, values, scalars)
 
-    def _apply(self, pairs, values, scalars):
-        """Runs the kernels, each with its slots; `values` are the gradients', for touched rows or all."""
-        each = {name: tf.unstack(value) for name, value in scalars.items() if value.shape.rank}
+    def _run_kernels(self, pairs, values, scalars):
+        """Updates each variable by its kernel; `values` are the gradients', of touched rows or all."""
+        by_variable = {name: tf.unstack(value) for name, value in scalars.items() if value.shape.rank}
         for (gradient, target), value in zip(pairs, values, strict=True):
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
-            own = {**scalars, **{name: parts[target.position] for name, parts in each.items()}}
+            arguments = {**scalars, **{name: column[target.position] for name, column in by_variable.items()}}
             if isinstance(gradient, tf.IndexedSlices):
-                self.sparse(target.handle, slots, value, gradient.indices, own)
+                self.sparse(target.handle, slots, value, gradient.indices, arguments)
             else:
-                self.dense(target.handle, slots, value, own)
+                self.dense(target.handle, slots, value, arguments)
+
+    def _run_kernels_on_server(self, server, pairs, values, scalars):
+        """Sends gradients and scalars to a server, in as few messages as possible, and runs the kernels there."""
+        with tf.device(server):
+            shapes = [
+                tf.concat([tf.shape(gradient.indices), target.variable.shape[1:]], 0)  # the number of rows varies
+                if isinstance(gradient, tf.IndexedSlices)
+                else target.variable.shape
+                for gradient, target in pairs
+            ]
+        exact, values = wire.send(list(scalars.values()), values, shapes, server, self.reduce_dtype)
+        with tf.device(server):
+            self._run_kernels(pairs, values, dict(zip(scalars, exact, strict=True)))
 
 
-def settings_of(optimizer: Any) -> dict[str, Any]:
+def plain_settings(optimizer: Any) -> dict[str, Any]:
     """Returns an optimizer's attributes that are plain values and named like its constructor's arguments."""
     values = vars(optimizer)
     return {name: values[name] for name in _arguments(optimizer.__class__) if isinstance(values.get(name, ()), _PLAIN)}
@@ -457,21 +469,6 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 def _arguments(kind: Any) -> list[str]:
     """Returns the names of a class's constructor's arguments, including its bases'."""
     return sorted({name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters})
-
-
-def _shape(gradient, target):
-    """Returns the shape of a gradient's values: a `tf.TensorShape`, or a tensor for rows, whose number varies."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.concat([tf.shape(gradient.indices), target.variable.shape[1:]], 0)
-    return target.variable.shape
-
-
-def _by_server(pairs):
-    """Groups pairs by the server of their target's variable, or None, in order."""
-    groups: dict[str | None, list] = {}
-    for gradient, target in pairs:
-        groups.setdefault(server_device(target.variable), []).append((gradient, target))
-    return groups
 
 
 class _Target:
@@ -506,9 +503,9 @@ class _Target:
     def handle(self):
         return self.variable.handle
 
-    def rate(self, learning_rate):
-        """Returns the variable's share of the learning rate or decay of all variables."""
-        return learning_rate if self.multiplier == 1 else learning_rate * self.multiplier
+    def multiplied(self, factor):
+        """Multiplies a learning rate or decay of all variables by this one's multiplier."""
+        return factor if self.multiplier == 1 else factor * self.multiplier
 
     def read(self):
         """Reads this replica's value, a tensor."""
@@ -537,7 +534,7 @@ class _OpenPiece(_Target):
         self.variable = temporary_variable(self.piece.own(target.read()))
 
     @classmethod
-    def of(cls, gradient, target: _Target) -> tuple[tf.Tensor, _OpenPiece]:
+    def open(cls, gradient, target: _Target) -> tuple[tf.Tensor, _OpenPiece]:
         """Opens a target's shard; returns (its gradient, the shard), taking the shard of a whole gradient."""
         gradient = tf.convert_to_tensor(gradient)
         if gradient.shape == target.variable.shape:
@@ -561,7 +558,7 @@ class _Targets:
 
     def __init__(self, owner, variables, multipliers):
         self._owner = owner
-        targets = [_Target(*each) for each in zip(variables, range(len(variables)), multipliers, strict=True)]
+        targets = [_Target(*pair) for pair in zip(variables, range(len(variables)), multipliers, strict=True)]
         self._by_id = {id(target.variable): target for target in targets}
 
     @property
@@ -569,8 +566,8 @@ class _Targets:
         """All variables, including frozen ones, in order."""
         return [target.variable for target in self._by_id.values()]
 
-    def rates(self, learning_rate):
-        """Returns each variable's share of the learning rate, float32 [variables]; the rate itself if all are equal."""
+    def per_variable(self, learning_rate):
+        """Returns each variable's multiple of the rate, float32 [variables]; the rate itself if all are equal."""
         multipliers = [target.multiplier or 1.0 for target in self._by_id.values()]
         return learning_rate if {*multipliers} == {1.0} else learning_rate * tf.constant(multipliers, tf.float32)
 

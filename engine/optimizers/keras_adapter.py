@@ -9,10 +9,10 @@ from ..errors import UsageError
 from ..internals import keras
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
-from .base import Optimizer, settings_of
+from .base import Optimizer, plain_settings
 
 _KINDS = "use one of engine.optimizers or tf.keras.optimizers, or a function that makes one of Keras's"
-_THE_ENGINES_OWN = {
+_ENGINE_OPTIONS = {
     "clipnorm": "use the engine's clip_variable_norm",
     "clipvalue": "use the engine's clip_value",
     "global_clipnorm": "use the engine's clip_norm",
@@ -20,7 +20,7 @@ _THE_ENGINES_OWN = {
     "gradient_accumulation_steps": "use the engine's accumulate_steps, with the batch size of a whole update",
     "loss_scale_factor": "use the engine's precision",
 }
-_OF_COMPILE = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema")
+_COMPILE_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm", "use_ema")
 
 
 class KerasOptimizer(Optimizer):
@@ -43,16 +43,16 @@ class KerasOptimizer(Optimizer):
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
         self.keras_optimizer = None
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
-        self._refused = _THE_ENGINES_OWN.keys() - (_OF_COMPILE if as_compiled else ())
-        made = isinstance(optimizer, tf.keras.optimizers.Optimizer)
-        if not made and not callable(optimizer):
+        self._refused = _ENGINE_OPTIONS.keys() - (_COMPILE_OPTIONS if as_compiled else ())
+        is_optimizer = isinstance(optimizer, tf.keras.optimizers.Optimizer)
+        if not is_optimizer and not callable(optimizer):
             raise UsageError(f"{optimizer!r} is not an optimizer; {_KINDS}")
         # Behind a function, so that a checkpoint finds the optimizer only once.
-        self._make = (lambda: optimizer) if made else optimizer
+        self._make = (lambda: optimizer) if is_optimizer else optimizer
 
-    def _rate(self, iterations, scale, updates_ago=0):
+    def _rate_at(self, iterations, scale, updates_ago=0):
         if self._learning_rate is not None:
-            return super()._rate(iterations, scale, updates_ago)
+            return super()._rate_at(iterations, scale, updates_ago)
         rate = keras.learning_rate(self.keras_optimizer, updates_ago)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
@@ -78,8 +78,8 @@ class KerasOptimizer(Optimizer):
 
     @property
     def rate_variables(self):
-        own = self.keras_optimizer.iterations, keras.own_rate(self.keras_optimizer)
-        return [*super().rate_variables, *(each for each in own if isinstance(each, tf.keras.Variable))]
+        values = self.keras_optimizer.iterations, keras.own_rate(self.keras_optimizer)
+        return [*super().rate_variables, *(value for value in values if isinstance(value, tf.keras.Variable))]
 
     def final_average(self):
         if not self.keras_optimizer.use_ema or not self.keras_optimizer.iterations.numpy():
@@ -93,8 +93,9 @@ class KerasOptimizer(Optimizer):
 
     @property
     def weight_decay(self):
-        own = self._weight_decay
-        return own if own is not None or self.keras_optimizer is None else self.keras_optimizer.weight_decay or 0.0
+        if self._weight_decay is not None or self.keras_optimizer is None:
+            return self._weight_decay
+        return self.keras_optimizer.weight_decay or 0.0
 
     @weight_decay.setter
     def weight_decay(self, value):
@@ -108,24 +109,24 @@ class KerasOptimizer(Optimizer):
           UsageError: one that the engine applies has changed since the optimizer was built.
         """
         optimizer, built = self.keras_optimizer, self.built_settings
-        settings = {**settings_of(optimizer), "weight_decay": self.weight_decay}
-        changed = [name for name in _THE_ENGINES_OWN if built and settings[name] != built[name]]
+        settings = {**plain_settings(optimizer), "weight_decay": self.weight_decay}
+        changed = [name for name in _ENGINE_OPTIONS if built and settings[name] != built[name]]
         if changed or (built and id(keras.own_rate(optimizer)) != self._rate_built):
             name = (changed or ["learning_rate, by a schedule,"])[0]
             raise UsageError(f"{name} of Keras optimizer {optimizer.name} can't be set in a run; set it before")
         return settings
 
     def restore_settings(self, values):
-        now = {**settings_of(self.keras_optimizer), "weight_decay": self.weight_decay}
+        now = {**plain_settings(self.keras_optimizer), "weight_decay": self.weight_decay}
         for name in [name for name in values.keys() & self.built_settings.keys() if values[name] != now[name]]:
-            of_engine = name == "weight_decay" and self._weight_decay is not None
-            setattr(self if of_engine else self.keras_optimizer, name, values[name])
+            is_engines = name == "weight_decay" and self._weight_decay is not None
+            setattr(self if is_engines else self.keras_optimizer, name, values[name])
 
     def _build_slots(self, targets):
         optimizer = self._make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
             raise UsageError(f"{optimizer!r} is not an optimizer; {_KINDS}")
-        for option, cure in _THE_ENGINES_OWN.items():
+        for option, cure in _ENGINE_OPTIONS.items():
             value = getattr(optimizer, option, None)
             if value and option in self._refused:
                 raise UsageError(
@@ -164,11 +165,16 @@ class KerasOptimizer(Optimizer):
             )
         # Keras squares the values of slices one by one: a repeated row would get a sum of squares.
         gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
-        variables = [_on_this_replica(target.variable) for _, target in pairs]
-        each = tf.unstack(counts)
-        rates = [(target.rate(learning_rate), each[target.position]) for _, target in pairs]
+        # A replica's own copies: assigning to a mirrored variable could average it across replicas, by its aggregation.
+        copies = tf.distribute.get_strategy().experimental_local_results
+        variables = [
+            next((copy for copy in copies(target.variable) if copy.handle is target.handle), target.variable)
+            for _, target in pairs
+        ]
+        updates = tf.unstack(counts)
+        rates = [(target.multiplied(learning_rate), updates[target.position]) for _, target in pairs]
         try:
-            keras.update(optimizer, gradients, variables, rates, [each[t.position] for t in self._targets])
+            keras.update(optimizer, gradients, variables, rates, [updates[t.position] for t in self._targets])
         except (AttributeError, IndexError, KeyError) as error:  # a slot that was not made
             if not (changed := self.changed_settings):
                 raise
@@ -176,12 +182,3 @@ class KerasOptimizer(Optimizer):
                 f"{', '.join(changed)} of Keras optimizer {optimizer.name}, as set in the run, needs "
                 "optimizer state that was not made; make the optimizer with a value other than 0"
             ) from error
-
-
-def _on_this_replica(variable):
-    """Returns this replica's copy of a mirrored variable.
-
-    Assigning to the mirrored variable could average it across replicas first, by its aggregation.
-    """
-    parts = tf.distribute.get_strategy().experimental_local_results(variable)
-    return next((part for part in parts if part.handle is variable.handle), variable)

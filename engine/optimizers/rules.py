@@ -23,7 +23,7 @@ from ..arguments import (
     unknown,
 )
 from ..internals import keras, keras_copy
-from ..step.options import OF_RATE, OF_RULE, StepOptions
+from ..step.options import RATE_OPTIONS, RULE_OPTIONS, StepOptions
 from . import schedules
 from .base import FusedOptimizer, Optimizer
 from .keras_adapter import KerasOptimizer
@@ -280,8 +280,8 @@ def build(name, learning_rate=None, **arguments):
     rule = classes[lower]
     common = parameters(Optimizer).keys()
     rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-    known = parameters(rule).keys() | common
-    check_arguments(f"optimizer {lower}", arguments, known - {"learning_rate"}, ARGUMENTS)
+    names = parameters(rule).keys() | common
+    check_arguments(f"optimizer {lower}", arguments, names - {"learning_rate"}, ARGUMENTS)
     if lower in _RULES:
         return rule(**rate, **arguments)
     ours = {key: value for key, value in arguments.items() if key in common}
@@ -336,7 +336,7 @@ NAMES = tuple(_RULES)
 _CLOSE = 1e-6  # relative: rates are float32
 
 
-def rate_of_options(options: StepOptions) -> tf.keras.optimizers.schedules.LearningRateSchedule:
+def schedule_from_options(options: StepOptions) -> tf.keras.optimizers.schedules.LearningRateSchedule:
     """Makes the schedule of a run's learning rate, including its warm-up."""
     name, arguments = options.learning_rate_schedule, options.learning_rate_schedule_arg
     schedule = schedules.build(
@@ -350,11 +350,11 @@ def make_from_options(options: StepOptions) -> Optimizer:
     """Makes the optimizer that a run's options describe, not yet built."""
     decay = {} if options.weight_decay is None else {"weight_decay": options.weight_decay}
     exclude = {"weight_decay_exclude": options.weight_decay_exclude}
-    rate = rate_of_options(options)
-    return build(options.optimizer, rate, of_options=True, **exclude, **decay, **options.optimizer_arg)
+    rate = schedule_from_options(options)
+    return build(options.optimizer, rate, from_options=True, **exclude, **decay, **options.optimizer_arg)
 
 
-def options_of(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: StepOptions) -> set[str]:
+def applied_options(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: StepOptions) -> set[str]:
     """Returns the names of the options that a built optimizer, the engine's or Keras's, applies.
 
     If it was not made from the options, values are compared: a program may have read them. A rate that is a function,
@@ -362,8 +362,8 @@ def options_of(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: St
     """
     decay = optimizer.weight_decay or 0.0
     excludes = decay and getattr(optimizer, "weight_decay_exclude", None) == options.weight_decay_exclude
-    if getattr(optimizer, "of_options", False):
-        return {*OF_RATE, *OF_RULE} - (set() if excludes else {"weight_decay_exclude"})
+    if getattr(optimizer, "from_options", False):
+        return {*RATE_OPTIONS, *RULE_OPTIONS} - (set() if excludes else {"weight_decay_exclude"})
     theirs = getattr(optimizer, "keras_optimizer", optimizer)
     theirs = getattr(theirs, "inner_optimizer", theirs)
     is_keras = isinstance(theirs, tf.keras.optimizers.Optimizer)
@@ -374,7 +374,7 @@ def options_of(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: St
         "weight_decay": decay == options.weight_decay,
         "weight_decay_exclude": bool(excludes),
     }
-    changed = [name for name in OF_RATE if name in options.changed]
+    changed = [name for name in RATE_OPTIONS if name in options.changed]
     rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras one's may be its own
     equal = _equal_rates(keras.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
     return equal | {name for name, is_equal in has.items() if is_equal}
@@ -382,15 +382,15 @@ def options_of(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: St
 
 def _equal_rates(rate: Any, options: StepOptions) -> set[str]:
     if callable(rate) and not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
-        return set(OF_RATE)
-    warm, total, ours = options.warmup_steps, options.total_steps, rate_of_options(options)
+        return set(RATE_OPTIONS)
+    warm, total, ours = options.warmup_steps, options.total_steps, schedule_from_options(options)
     unequal = {
         step
         for step in (0, warm // 2, warm, (warm + total) // 2, total - 1)
         if abs(_at(rate, step) - _at(ours, step)) > _CLOSE * options.learning_rate
     }
     if not unequal:
-        return set(OF_RATE)
+        return set(RATE_OPTIONS)
     return set() if warm in unequal else {"learning_rate"}
 
 

@@ -1,5 +1,5 @@
 """The reduction of gradients across replicas: exact sums, PowerSGD's low-rank ones, or local SGD's periodic sync."""
 
-from .all_reduce import Reduction
+from .reduction import Reduction
 
 __all__ = ["Reduction"]

@@ -16,7 +16,7 @@ from ..step.context import step_context
 from ..step.gradients import Gradients
 from . import per_replica
 from .aggregation import Aggregated, assign
-from .all_reduce import Item, Reduction, items_of, of_examples
+from .reduction import Item, Reduction, aggregation_items, zero_without_examples
 
 
 class PowerSgd(Reduction):
@@ -92,11 +92,11 @@ class PowerSgd(Reduction):
         replicas = axis.size
         own_count = self._counted(count)
         if replicas > 1:
-            gradients = [of_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
+            gradients = [zero_without_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
             self._watch_norm(gradients, own_count)
             meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
             (count,) = self._sum_in_buckets(axis, [Item(own_count, exact=True)], meanwhile)
-            state = self._state_of(averages)
+            state = self._aggregated_state(averages)
         else:
             state = ()
         local = Gradients(gradients)
@@ -107,7 +107,7 @@ class PowerSgd(Reduction):
         }
         rest = [index for index, g in enumerate(local.values) if isinstance(g, tf.Tensor) and index not in keys]
         others = [Item(local.values[index], exact=False) for index in rest]
-        others += items_of(state, own_count)
+        others += aggregation_items(state, own_count)
         products, others = self._sum_products(axis, matrices, keys, others)
 
         summed = [self._gather_slices(g, own_count) for g in local.values]

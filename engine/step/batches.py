@@ -48,7 +48,7 @@ def weighed(loss: Callable, outputs, batch) -> Mean | dict[str, Mean]:
     """
     weights, returned = form.fields(batch).weights, loss(outputs, counted(batch))
     if isinstance(returned, dict):
-        return {name: as_loss(each, f"the loss[{name!r}]", weights) for name, each in returned.items()}
+        return {name: as_loss(pair, f"the loss[{name!r}]", weights) for name, pair in returned.items()}
     return as_loss(returned, "the loss", weights)
 
 
@@ -84,12 +84,12 @@ def zero_unless(present: tf.Tensor | None, metrics: dict) -> dict:
     if present is None:
         return metrics
 
-    def kept(x):
+    def masked(x):
         if isinstance(x, tf.IndexedSlices):
-            return tf.IndexedSlices(kept(x.values), x.indices, x.dense_shape)
+            return tf.IndexedSlices(masked(x.values), x.indices, x.dense_shape)
         return tf.where(present, x, tf.zeros_like(x))
 
-    return tf.nest.map_structure(kept, metrics)
+    return tf.nest.map_structure(masked, metrics)
 
 
 def check_weighed(metrics: dict, batch, trainer) -> dict:
@@ -125,7 +125,7 @@ def rows(predictions: Any, owner: str) -> Any:
       UsageError: they are something else.
     """
 
-    def of_examples(x):
+    def example_rows(x):
         if x is None:
             raise UsageError(f"{owner} returned None as a value; leave it out, or return a tensor [examples, ...]")
         if isinstance(x, tf.RaggedTensor):  # micro-batches differ in length
@@ -137,7 +137,7 @@ def rows(predictions: Any, owner: str) -> Any:
         kind = f"a {type(predictions).__name__}" if not isinstance(predictions, dict) else "no values"
         raise UsageError(f'{owner} returned {kind}; return tensors [examples, ...] by name, {{"scores": outputs}}')
 
-    return tf.nest.map_structure(of_examples, predictions)
+    return tf.nest.map_structure(example_rows, predictions)
 
 
 def joined(rows: Any) -> Any:
@@ -182,8 +182,9 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     size = _size(batch)
     if steps == 1:
         return sums(batch)
-    if not loops or (isinstance(size, int) and _is_uneven(batch, min(steps, size or 1))):
-        # XLA needs equal lengths within a loop, so the loop is unrolled.
+    inputs = batch.values() if isinstance(batch, form.Batches) else [batch]
+    is_uneven = isinstance(size, int) and any(_size(part) % min(steps, size or 1) for part in inputs)
+    if not loops or is_uneven:  # XLA needs equal lengths within a loop, so the loop is unrolled
         return sum_micro_batches(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
 
@@ -224,16 +225,13 @@ def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = Fals
     def sums():
         traced.clear()
         for i in range(count):
-            with tf.control_dependencies(_tensors(traced[-1]) if traced and in_turn else []), shares(i):
+            before = tf.nest.flatten(_present(traced[-1]), expand_composites=True) if traced and in_turn else []
+            with tf.control_dependencies(before), shares(i):
                 traced.append(compute(_micro_batch(batch, size, i, count)))
         return [added(column) for column in zip(*map(_present, traced), strict=True)]
 
     flat = sums() if isinstance(size, int) else tf.cond(size < count, whole, sums)
     return _restored(traced[0], flat)
-
-
-def _tensors(sums) -> list[tf.Tensor]:
-    return list(tf.nest.flatten(_present(sums), expand_composites=True))
 
 
 def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
@@ -245,20 +243,20 @@ def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
             for y in (x.values, x.indices)
         ]
 
-    def plus(i, kept, x):
+    def plus(i, total, x):
         if isinstance(x, tf.IndexedSlices):
-            return [array.write(i, y) for array, y in zip(kept, (x.values, x.indices), strict=True)]
-        return kept + x
+            return [array.write(i, y) for array, y in zip(total, (x.values, x.indices), strict=True)]
+        return total + x
 
-    _, kept = tf.while_loop(
+    _, totals = tf.while_loop(
         lambda i, _: i < count,
-        lambda i, kept: (i + 1, [plus(i, k, x) for k, x in zip(kept, _present(micro_batch_sums(i)), strict=True)]),
+        lambda i, totals: (i + 1, [plus(i, t, x) for t, x in zip(totals, _present(micro_batch_sums(i)), strict=True)]),
         (1, [as_arrays(x) if isinstance(x, tf.IndexedSlices) else x for x in firsts]),
         parallel_iterations=1,
     )
     return [
-        tf.IndexedSlices(*(array.concat() for array in k), x.dense_shape) if isinstance(x, tf.IndexedSlices) else k
-        for k, x in zip(kept, firsts, strict=True)
+        tf.IndexedSlices(*(array.concat() for array in t), x.dense_shape) if isinstance(x, tf.IndexedSlices) else t
+        for t, x in zip(totals, firsts, strict=True)
     ]
 
 
@@ -271,25 +269,19 @@ def _size(batch):
     return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
 
 
-def _is_uneven(batch, count: int) -> bool:
-    """Returns whether `count` micro-batches of a batch of known size differ in size."""
-    parts = batch.values() if isinstance(batch, form.Batches) else [batch]
-    return any(_size(part) % count for part in parts)
-
-
 def _micro_batch(batch, size, i, count):
     """Returns micro-batch `i` of `count`, of a static shape if all have the same."""
     if isinstance(batch, form.Batches):
-        return form.Batches({name: _micro_batch(each, _size(each), i, count) for name, each in batch.items()})
+        return form.Batches({name: _micro_batch(part, _size(part), i, count) for name, part in batch.items()})
     start, end = i * size // count, (i + 1) * size // count
     even = isinstance(size, int) and isinstance(count, int) and size % count == 0
     length = size // count if even else end - start
 
     def rows(x):
         rest = x.shape.rank - 1
-        own = tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
-        own.set_shape([None, *x.shape[1:]])  # lost by a slice of unknown length
-        return own
+        part = tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
+        part.set_shape([None, *x.shape[1:]])  # lost by a slice of unknown length
+        return part
 
     return tf.nest.map_structure(rows, batch)
 

@@ -159,11 +159,13 @@ class StepContext:
             return tf.unstack(randomness.states(self._seed(replica, "layers", use), count))
 
         # If replicas have the same examples, most layers sample the same.
-        within_shard = [getattr(each, "within_shard", False) for each in self.generators]
-        alike = states(self.replica)
-        own = states(self.shard) if any(within_shard) else alike
-        chosen = [own[i] if is_own else alike[i] for i, is_own in enumerate(within_shard)]
-        self.layer_states = [(each.state, state) for each, state in zip(self.generators, chosen, strict=True)]
+        within_shard = [getattr(generator, "within_shard", False) for generator in self.generators]
+        by_replica = states(self.replica)
+        by_shard = states(self.shard) if any(within_shard) else by_replica
+        self.layer_states = [
+            (generator.state, (by_shard if is_within else by_replica)[i])
+            for i, (generator, is_within) in enumerate(zip(self.generators, within_shard, strict=True))
+        ]
         for variable, state in self.layer_states if assigns else ():
             assign_local(variable.value, state)
 
@@ -172,7 +174,7 @@ class StepContext:
         """The values with which layers compute instead of their variables, some read now; empty if they read these."""
         if not self.readings.replaces_variables:
             return []
-        moved = [(each, tf.identity(each.value)) for each in self.readings.moved]
+        moved = [(variable, tf.identity(variable.value)) for variable in self.readings.moved]
         return [*self.readings.variables, *moved, *self.layer_states]
 
     def shares(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
@@ -191,16 +193,16 @@ class StepContext:
 
         @contextlib.contextmanager
         def share(number):
-            own = dataclasses.replace(self, share=self.share * count + number, sampled=Counter(sampled))
-            own.seed_layers(assigns=not self.readings.replaces_variables)
-            with own:
+            context = dataclasses.replace(self, share=self.share * count + number, sampled=Counter(sampled))
+            context.seed_layers(assigns=not self.readings.replaces_variables)
+            with context:
                 yield
-            self.sampled |= own.sampled  # the maximum of each kind, so that later samples differ from every share's
+            self.sampled |= context.sampled  # the maximum of each kind, so that later samples differ from every share's
 
         return share
 
-    def as_now(self) -> StepContext:
-        """Returns a context that samples from here on as this one does."""
+    def copy(self) -> StepContext:
+        """Copies the context: the copy samples from here on as this one does."""
         return dataclasses.replace(self, sampled=Counter(self.sampled))
 
     def scaled(self, total: tf.Tensor) -> tf.Tensor:

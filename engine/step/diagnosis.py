@@ -7,6 +7,7 @@ in a resumed run, sums that lose digits. Replica code, except `warn_of_rounded`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,9 +25,19 @@ from .context import step_context
 _EXACT = 1 << 24  # up to here float32 represents all whole numbers
 _PIECE_BYTES = 64 << 20  # checked at once
 # Ops that pass on the values of their input, the first if there are several.
-_OF_FIRST = {"Cast", "ExpandDims", "GatherV2", "Identity", "Reshape", "Slice", "Squeeze", "StridedSlice", "Transpose"}
-_OF_ALL = {"ConcatV2", "Pack"}
-_OF_SHAPES = {"Rank", "Shape", "ShapeN", "Size"}  # ops whose values are not the examples'
+_BY_FIRST = {
+    "Cast",
+    "ExpandDims",
+    "GatherV2",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "StridedSlice",
+    "Transpose",
+}
+_BY_ALL = {"ConcatV2", "Pack"}
+_BY_SHAPES = {"Rank", "Shape", "ShapeN", "Size"}  # ops whose values are not the examples'
 # Ops whose CPU kernels accumulate 16-bit values in 16 bits.
 _SUMS = {
     "Cumsum",
@@ -66,7 +77,7 @@ def _casts_text() -> bool:
     if tf.executing_eagerly():
         return False
     here = tf.compat.v1.get_default_graph().get_operations()
-    return any(each.type == "Cast" and each.get_attr("SrcT") == tf.string for each in here)
+    return any(op.type == "Cast" and op.get_attr("SrcT") == tf.string for op in here)
 
 
 @contextlib.contextmanager
@@ -128,9 +139,9 @@ def _largest(array) -> int:
 def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the ops that cast a tensor's own values to floats."""
     queue = [tensor]
-    for each in queue:
-        for op in each.consumers():
-            if op.type in _OF_ALL or (op.type in _OF_FIRST and each is op.inputs[0]):
+    for value in queue:
+        for op in value.consumers():
+            if op.type in _BY_ALL or (op.type in _BY_FIRST and value is op.inputs[0]):
                 if op.outputs[0].dtype.is_floating:
                     yield op
                 else:
@@ -177,31 +188,27 @@ def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]
     examples = {x.name for x in tensors}
     columns = {x.name for x in tensors if _is_column(x)}  # and what is computed from them and still [n, 1]
     for op in operations:
-        known = [x for x in op.inputs if x.name in examples]
-        if not known or op.type in _OF_SHAPES:
+        inputs = [x for x in op.inputs if x.name in examples]
+        if not inputs or op.type in _BY_SHAPES:
             continue
-        of_columns = [x for x in known if x.name in columns]
-        if any(_is_pairs(wide, narrow, op.outputs) for wide in of_columns for narrow in known):
-            return True
+        wide_inputs = [x for x in inputs if x.name in columns]
+        for size, narrow in itertools.product((wide.shape[0] for wide in wide_inputs), inputs):
+            if narrow.shape.rank == 1 and any(
+                x.shape.rank == 2 and size == narrow.shape[0] == x.shape[0] == x.shape[1] for x in op.outputs
+            ):
+                return True
         for called in all_called(op):
             # A branch does not take the condition, the first input.
-            taken = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
-            if _broadcasts(called.get_operations(), [inner for outer, inner in taken if outer.name in examples]):
+            arguments = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
+            if _broadcasts(called.get_operations(), [inner for outer, inner in arguments if outer.name in examples]):
                 return True
         examples.update(x.name for x in op.outputs)
-        columns.update(x.name for x in op.outputs if of_columns and _is_column(x))
+        columns.update(x.name for x in op.outputs if wide_inputs and _is_column(x))
     return False
 
 
 def _is_column(x: tf.Tensor) -> bool:
     return x.shape.rank == 2 and x.shape[1] == 1
-
-
-def _is_pairs(wide: tf.Tensor, narrow: tf.Tensor, outputs) -> bool:
-    size = wide.shape[0]
-    return narrow.shape.rank == 1 and any(
-        x.shape.rank == 2 and size == narrow.shape[0] == x.shape[0] == x.shape[1] for x in outputs
-    )
 
 
 def _shape(nest, size: int | None):
@@ -226,7 +233,9 @@ def numbers_out_of_range() -> Iterator[dict[str, Pair]]:
     yield counts
     pairs = [(name, pair) for name, pair in context.outside[noted:] if pair.total.graph is graph]
     if context.counts_ids:
-        pairs += _of_operations(graph.get_operations()[first:])
+        for op in graph.get_operations()[first:]:
+            if op.type in _NUMBERED and tf.get_static_value(op.inputs[1]) is None:
+                pairs.append(_outside(_NUMBERED[op.type], op.inputs[1], _size(op, op.inputs[0])))
     for name, pair in pairs:
         counts[name] = Outside(*(a + b for a, b in zip(counts[name], pair, strict=True))) if name in counts else pair
 
@@ -239,12 +248,6 @@ def note_ids(ids: tf.Tensor, size: int) -> None:
 def note_labels(labels: tf.Tensor, classes: int) -> None:
     """Counts labels beyond the last class, for losses that ignore them. Negative ones may be padding."""
     step_context().outside.append(_outside("labels", tf.maximum(tf.cast(labels, tf.int64), 0), classes))
-
-
-def _of_operations(operations: list[tf.Operation]) -> Iterator[tuple[str, Pair]]:
-    for op in operations:
-        if op.type in _NUMBERED and tf.get_static_value(op.inputs[1]) is None:
-            yield _outside(_NUMBERED[op.type], op.inputs[1], _size(op, op.inputs[0]))
 
 
 def _size(op: tf.Operation, numbered: tf.Tensor):

@@ -55,13 +55,12 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     @tf.custom_gradient
     def gathered(values):
-        def gradient(upstream):
+        def backward(upstream):
             upstream = upstream if present is None else tf.where(present, upstream, tf.zeros_like(upstream))
-            own = step.mesh.data.all_reduce(upstream)[first : first + rows]
-            padding = [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)]
-            return tf.pad(own, padding)
+            gradient = step.mesh.data.all_reduce(upstream)[first : first + rows]
+            return tf.pad(gradient, [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)])
 
-        return step.mesh.data.gather_rows([values[:rows]])[0], gradient
+        return step.mesh.data.gather_rows([values[:rows]])[0], backward
 
     # A replica without examples computes a padded one that counts in nothing; its number must be valid.
     return gathered(values), first if present is None else tf.where(present, first, 0)
@@ -70,14 +69,14 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Gathers tensors [n, ...] of any numeric dtype or bool as `gather` does, in one message per dtype."""
     kinds: dict[tf.DType, list[int]] = {}
-    for index, each in enumerate(tensors):
-        kinds.setdefault(each.dtype if each.dtype.is_floating else tf.int64, []).append(index)
+    for index, tensor in enumerate(tensors):
+        kinds.setdefault(tensor.dtype if tensor.dtype.is_floating else tf.int64, []).append(index)
     gathered: dict[int, tf.Tensor] = {}
     for dtype, indices in kinds.items():
-        own = [tf.cast(tensors[index], dtype) for index in indices]
-        flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in own]
+        cast = [tf.cast(tensors[index], dtype) for index in indices]
+        flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in cast]
         rows, _ = gather(trainer, tf.concat(flat, 1))
         columns = tf.split(rows, [x.shape[1] for x in flat], axis=1)
-        for index, x, column in zip(indices, own, columns, strict=True):
+        for index, x, column in zip(indices, cast, columns, strict=True):
             gathered[index] = tf.cast(tf.reshape(column, [tf.shape(column)[0], *x.shape[1:]]), tensors[index].dtype)
     return [gathered[index] for index in range(len(tensors))]

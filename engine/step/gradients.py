@@ -279,7 +279,7 @@ def minimize(
             )
         return [as_loss(pairs[name], f"{owner}: {name!r}") for name in optimizers], lambda: pairs
 
-    variables = [each.trained for each in optimizers.values()]
+    variables = [optimizer.trainable for optimizer in optimizers.values()]
     gradients, metrics = differentiate(trainer, batch, compute, variables)
     means, averages = [], None  # moving statistics are averaged with the first sum
     for name, own, its in zip(optimizers, gradients, variables, strict=True):

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 PRECISIONS = ("float32", "bfloat16", "float16")
 ON_NONFINITE = ("raise", "skip")
 CLIPS = ("clip_norm", "clip_variable_norm", "clip_value")  # at most one of them
-OF_RATE = ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps")
-OF_RULE = ("optimizer", "optimizer_arg", "weight_decay", "weight_decay_exclude")
+RATE_OPTIONS = ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps")
+RULE_OPTIONS = ("optimizer", "optimizer_arg", "weight_decay", "weight_decay_exclude")
 # What weight decay leaves out by default: gains of normalizations, and biases.
 WEIGHT_DECAY_EXCLUDE = "bias|gamma|beta|(gain|scale)$"
 # Applied or chosen by the engine, not by a step's code.
-_ENGINES_OWN = ("seed", "total_steps", "rate_by", "parallel_micro_batches", "debug", "check_numerics")
+_CHOSEN_BY_ENGINE = ("seed", "total_steps", "rate_by", "parallel_micro_batches", "debug", "check_numerics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class StepOptions:
     @property
     def changed(self) -> dict[str, Any]:
         """The options that a step has to apply, by name: those that differ from their defaults."""
-        defaults = {**vars(StepOptions()), **{name: getattr(self, name) for name in _ENGINES_OWN}}
+        defaults = {**vars(StepOptions()), **{name: getattr(self, name) for name in _CHOSEN_BY_ENGINE}}
         if self.weight_decay_exclude == WEIGHT_DECAY_EXCLUDE:
             defaults["weight_decay_exclude"] = WEIGHT_DECAY_EXCLUDE
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
@@ -174,8 +174,8 @@ _MARKS = {
     "on_nonfinite=skip": ("skipping", "ending"),
     "precision=float16": ("scaling", "unscaling", "skipping", "ending"),
 }
-_OF_UPDATE = ("clip_norm", "clip_variable_norm", "clip_value", "accumulate_steps", "on_nonfinite", "precision")
-_OF_SUM = ("reduce_dtype", "powersgd_rank", "sync_every_steps")
+_UPDATE_OPTIONS = ("clip_norm", "clip_variable_norm", "clip_value", "accumulate_steps", "on_nonfinite", "precision")
+_SUM_OPTIONS = ("reduce_dtype", "powersgd_rank", "sync_every_steps")
 _ARGUMENTS = {
     "clip_variable_norm": "clipnorm",
     "clip_value": "clipvalue",
@@ -224,7 +224,9 @@ class Applied:
         sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
         wanted = {**trainer.run_context.options.changed, **trainer.reduction.changed, **sharded}
         names = self.names | trainer.inventory.options_of_optimizers(self.optimizers)
-        missing = [name for name, value in wanted.items() if not names.issuperset(_marks(name, value))]
+        missing = [
+            name for name, value in wanted.items() if not names.issuperset(_MARKS.get(f"{name}={value}", (name,)))
+        ]
         if not missing:
             return
         has_optimizer = bool(trainer.inventory.optimizers)
@@ -244,25 +246,20 @@ class Applied:
             )
         if (name, value) == ("precision", "bfloat16"):
             return " computes nothing in it", "make its layers in build, without a dtype of their own"
-        if not self.optimizers or name in (*_OF_UPDATE, *_OF_SUM):
+        if not self.optimizers or name in (*_UPDATE_OPTIONS, *_SUM_OPTIONS):
             make = "" if has_optimizer else f", and {_MAKE} in build"
             return (
                 ".train_step makes its update without it",
                 f"write {_MINIMIZE} in train_step, where losses(batch) returns the metrics{make}",
             )
-        if name in OF_RATE:
+        if name in RATE_OPTIONS:
             return (
                 "'s optimizers have a learning rate of their own",
                 "make them with the run's, as in tf.keras.optimizers.Nadam(crankshaft.learning_rate(self))",
             )
-        if name in OF_RULE:
+        if name in RULE_OPTIONS:
             return "'s optimizers are of its own making", f"write {_MAKE} in build, and no build_optimizer"
         return "'s optimizer was made without it", f"write {_MAKE} in build, or with an optimizer as third argument"
-
-
-def _marks(name: str, value: Any) -> tuple[str, ...]:
-    """Returns all marks of an option that is applied."""
-    return _MARKS.get(f"{name}={value}", (name,))
 
 
 def _shown(values: Mapping[str, Any]) -> Iterator[str]:
@@ -271,7 +268,7 @@ def _shown(values: Mapping[str, Any]) -> Iterator[str]:
         if name in _ARGUMENTS:
             yield f"optimizer_arg={_ARGUMENTS[name] or name}={value}"
         elif isinstance(value, dict):
-            yield from (f"{name}={each}={argument}" for each, argument in value.items())
+            yield from (f"{name}={key}={argument}" for key, argument in value.items())
         elif name == "freeze":
             yield from (f"{name}={pattern}" for pattern, _ in value)
         else:

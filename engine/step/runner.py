@@ -132,13 +132,13 @@ class StepRunner:
             self._trainer.reduction,
             self._trainer.run_context.options.may_skip,
         )
-        state = [each.variable for each in inventory.aggregated]
+        state = [aggregated.variable for aggregated in inventory.aggregated]
         local = [*inventory.kept_by_replicas, *(state if reduction.restores_statistics else ())]
         with_examples = set() if present is None else set(map(id, local))
-        variables = {id(each): each for each in [*state, *local] if may_skip or id(each) in with_examples}
-        before = [(each, read_local(each)) for each in variables.values()]
-        admissions = [each for table in inventory.tables.values() for each in table.admissions] if may_skip else []
-        written = [variable for each in admissions for variable in each.undoable]
+        variables = {id(v): v for v in [*state, *local] if may_skip or id(v) in with_examples}
+        before = [(variable, read_local(variable)) for variable in variables.values()]
+        tables = inventory.tables.values() if may_skip else ()
+        written = [v for table in tables for admission in table.admissions for v in admission.undoable]
         log = step_context().undo_log = UndoLog(written, step_context().step) if written else None
 
         def restore(metrics: dict) -> None:
@@ -186,9 +186,9 @@ class StepRunner:
     @contextlib.contextmanager
     def _context(self, step, present, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
         """Enters a step's context. Replicas with the same examples sample the same, by their data coordinate."""
-        alike = is_only_replica()
-        replica = tf.convert_to_tensor(0 if alike else self._mesh.data.rank, tf.int32)
-        shard = tf.convert_to_tensor(self._mesh.model.rank if alike else replica_id(), tf.int32)
+        is_alone = is_only_replica()
+        replica = tf.convert_to_tensor(0 if is_alone else self._mesh.data.rank, tf.int32)
+        shard = tf.convert_to_tensor(self._mesh.model.rank if is_alone else replica_id(), tf.int32)
         context = StepContext(
             *(step, replica, shard, present, observed, batch_number),
             run_seed=self._trainer.run_context.options.seed,
@@ -205,23 +205,23 @@ class StepRunner:
 
 
 def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):
-    """Returns outputs of a batch, checked to have a row for each example, and none if they don't count."""
+    """Returns outputs of a batch, checked to have a row for each example; no rows if they don't count."""
     if outputs is None:
         return None
     examples = tf.shape(tf.nest.flatten(batch)[0])[0]
 
-    def of_examples(path, x):
+    def example_rows(path, x):
         x, name = dense(x), " ".join(["output", *([".".join(map(str, path))] if path else [])])
         if x.shape.rank == 0:
             raise UsageError(
                 f"{owner}: {name} is one number, of no example; leave it out, or give each example one, tf.fill"
             )
-        alike = tf.debugging.assert_equal(tf.shape(x)[0], examples, f"{owner}: {name} has not one row per example")
-        with tf.control_dependencies([alike]):
+        check = tf.debugging.assert_equal(tf.shape(x)[0], examples, f"{owner}: {name} has not one row per example")
+        with tf.control_dependencies([check]):
             return tf.identity(x) if counted is None else x[: tf.where(counted, examples, 0)]
 
     named = tf.keras.tree.flatten_with_path(outputs)
-    return tf.keras.tree.pack_sequence_as(outputs, [of_examples(path, x) for path, x in named])
+    return tf.keras.tree.pack_sequence_as(outputs, [example_rows(path, x) for path, x in named])
 
 
 def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:
@@ -232,10 +232,10 @@ def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf
             assign_local(variable, value)
 
     if server_device(variable):  # others change it too, so it is assigned only if needed
-        for each in counts:
-            tf.cond(each, lambda: None, lambda: assign(value))
+        for does_count in counts:
+            tf.cond(does_count, lambda: None, lambda: assign(value))
         return
     moved = read_local(variable)  # chosen by value: a condition would make the host wait for a GPU
-    for each in counts:
-        moved = tf.where(each, moved, value)
+    for does_count in counts:
+        moved = tf.where(does_count, moved, value)
     assign(moved)

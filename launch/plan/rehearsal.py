@@ -22,7 +22,7 @@ from ...engine.data.source import unknown_dimensions
 from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
 from ...engine.mesh import collectives
 from ...engine.mesh.mesh import Axis, Mesh
-from ...engine.reduction.all_reduce import Reduction
+from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
 from ...engine.strategies import FeedOptions, devices

@@ -63,7 +63,7 @@ def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside,
     rates: dict[int, float] = {}
 
     def note(status, means):
-        rates[status.step] = float(status.state.trainer.optimizer.current_learning_rate())
+        rates[status.step] = float(status.state.trainer.optimizer.learning_rate)
 
     def ran(name, *flags, stop=0):
         def end(status, means):

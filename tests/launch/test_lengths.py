@@ -77,7 +77,7 @@ def test_what_orders_an_epoch_changes_where_it_ends(kind, tmp_path):
     rates = []
 
     def note(status, means):
-        rates.append(float(status.state.trainer.optimizer.current_learning_rate()))
+        rates.append(float(status.state.trainer.optimizer.learning_rate))
 
     run(Count, **{**flags, **order_by}, hooks=[every_steps(1, note)])
     for epoch in (Count.steps[:first], Count.steps[first:]):

@@ -149,7 +149,7 @@ class Pull:
             mine = [each for device, each in progressing if device == server]
             held = [each for device, each in placed if device == server]
             shapes = [tf.TensorShape(each.shape) for each in held]
-            progress = [tf.TensorShape([2 + len(each.of_variables), 2]) for each in mine]  # float64 as float32 lanes
+            progress = [tf.TensorShape([2 + len(each.all_variables), 2]) for each in mine]  # float64 as float32 lanes
             self._servers.append((server, mine, held, wire.WireLayout(progress, shapes, reduce_dtype)))
 
     def buckets(self) -> list[tf.Tensor]:

@@ -324,7 +324,7 @@ def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
     averages: list[Any] = [each.weight_average for each in Inventory(run.trainer).optimizers.values()]
     averages = [each for each in averages if each is not None]
     shadows = {
-        id(own): [shadow] for each in averages for own, shadow in zip(each.of_variables, each.shadows, strict=True)
+        id(own): [shadow] for each in averages for own, shadow in zip(each.all_variables, each.shadows, strict=True)
     }
     for variable, value in pairs:
         for target in [variable, *shadows.get(id(variable), ())]:

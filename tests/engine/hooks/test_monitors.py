@@ -198,7 +198,7 @@ def test_learning_rate_falls_on_each_plateau_down_to_the_least_scale(mlp):
     hooks = [Values("loss", [1] * 9), ReduceLearningRate("eval_loss", 2, factor=0.5, min_scale=0.2), Scale()]
     bench.loop(hooks, 9)
     assert scales == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2])
-    assert float(optimizer.current_learning_rate()) == pytest.approx(0.5 * 0.2)
+    assert float(optimizer.learning_rate) == pytest.approx(0.5 * 0.2)
 
 
 def test_a_plateau_at_the_least_scale_is_said_once(mlp, caplog):

@@ -229,12 +229,12 @@ def test_a_learning_rate_that_was_read_stays_that_of_its_moment(kind, jit):
     optimizer = built(given, variables)
     train(optimizer, variables, 4, jit=jit)
     optimizer.learning_rate_scale.assign(0.5)
-    then = optimizer.current_learning_rate()
+    then = optimizer.learning_rate
     train(optimizer, variables, 3, first=4, jit=jit)
     optimizer.learning_rate_scale.assign(0.25)
     # Cosine decay, Loshchilov and Hutter 2017: half of 1 + cos(pi t / T).
     assert float(then) == pytest.approx(0.5 * (1 + np.cos(np.pi * 0.4)) / 2, rel=1e-6)
-    assert float(optimizer.current_learning_rate()) == pytest.approx(0.25 * (1 + np.cos(np.pi * 0.7)) / 2, rel=1e-6)
+    assert float(optimizer.learning_rate) == pytest.approx(0.25 * (1 + np.cos(np.pi * 0.7)) / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["engine", "keras"])

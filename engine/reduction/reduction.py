@@ -138,21 +138,21 @@ class Reduction(tf.Module):
         mesh = step_context().mesh
         if mesh.everyone.size == 1:
             return Gradients(gradients), count
-        gradients, state = list(gradients), self._state_of(averages)
+        gradients, state = list(gradients), self._aggregated_state(averages)
         count = self._counted(count)
         self._watch_norm(gradients, count)
         if mesh.is_sharded or mesh.shard_optimizer:
             return self._sum_on_mesh(mesh, gradients, count, state, variables, shares_out)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
-        items = [Item(of_examples(gradients[i], count), exact=False) for i in dense]
-        sums = self._sum_in_buckets(mesh.data, items + items_of(state, count) + [Item(count, exact=True)])
+        items = [Item(zero_without_examples(gradients[i], count), exact=False) for i in dense]
+        sums = self._sum_in_buckets(mesh.data, items + aggregation_items(state, count) + [Item(count, exact=True)])
         summed = [self._gather_slices(g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
         assign(state, sums[len(dense) : -1], sums[-1], step_context().readings.summed)
         return Gradients(summed), sums[-1]
 
-    def _state_of(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
+    def _aggregated_state(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
         """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
         if averages is None:
             return self._state()
@@ -181,7 +181,7 @@ class Reduction(tf.Module):
         copied = [i for i, sharding in enumerate(shardings) if not sharding and isinstance(summed[i], tf.Tensor)]
 
         def reduce(axis: Axis, indices: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
-            items = [Item(of_examples(summed[i], count), exact=False, piece=pieces[i]) for i in indices]
+            items = [Item(zero_without_examples(summed[i], count), exact=False, piece=pieces[i]) for i in indices]
             sums = self._sum_in_buckets(axis, [*items, *more])
             for i, total in zip(indices, sums, strict=False):
                 summed[i] = total
@@ -190,7 +190,7 @@ class Reduction(tf.Module):
         for axis, indices, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
             reduce(axis, [i for i in indices if pieces[i]], counted)
         reduce(mesh.data, [i for i in own if not pieces[i]], count)
-        exact = [*items_of(state, shared), Item(shared, exact=True)]
+        exact = [*aggregation_items(state, shared), Item(shared, exact=True)]
         *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
         assign(state, totals, total, step_context().readings.summed)
         return Gradients(
@@ -258,12 +258,12 @@ class Reduction(tf.Module):
         items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket is sent meanwhile
         times_it = "reduce_seconds" in self.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
-        reduce_bucket, bucket_size = self._all_reduce, -(-self.bucket_bytes // self.reduce_dtype.size)
+        reduce_bucket, bucket_size = self._sum_bucket, -(-self.bucket_bytes // self.reduce_dtype.size)
         if self.reduce_dtype != tf.float32:
             most = _most_gathered(axis)
-            reduce_bucket, bucket_size = self._all_gather, min(bucket_size or most, most)
+            reduce_bucket, bucket_size = self._sum_bucket_gathered, min(bucket_size or most, most)
         if items[0].piece:  # then all are
-            reduce_bucket = self._reduce_scatter
+            reduce_bucket = self._sum_bucket_in_shards
         sums = [None] * len(items)
         for bucket in collectives.buckets([item.value.shape.num_elements() for item in items], bucket_size):
             for index, total in zip(bucket, reduce_bucket(axis, [items[index] for index in bucket]), strict=True):
@@ -273,11 +273,11 @@ class Reduction(tf.Module):
             self._figures.reduce_seconds = waited if before is None else before + waited
         return sums[::-1]
 
-    def _all_reduce(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
+    def _sum_bucket(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in bucket]
         return _shaped(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in bucket])
 
-    def _reduce_scatter(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
+    def _sum_bucket_in_shards(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         """Sums each item's shard on its replica; 16-bit values in float32, in the order of the replicas."""
         rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in bucket]
         if self.reduce_dtype == tf.float32:
@@ -288,17 +288,17 @@ class Reduction(tf.Module):
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
         return _shaped(sums, [item.piece.sharding.local_shape for item in bucket])
 
-    def _all_gather(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
+    def _sum_bucket_gathered(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)
         if len(bucket) == 1 and bucket[0].value.shape.num_elements() > most:
-            return [self._all_gather_in_pieces(axis, bucket[0], most)]
+            return [self._sum_item_in_pieces(axis, bucket[0], most)]
         dtypes = [tf.float32 if item.exact else self.reduce_dtype for item in bucket]
         halves = [to_halves(item.value, dtype) for item, dtype in zip(bucket, dtypes, strict=True)]
         lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_gather))
         sums = [tf.reduce_sum(from_halves(*each), 0) for each in zip(lanes, dtypes, strict=True)]
         return _shaped(sums, [item.value.shape for item in bucket])
 
-    def _all_gather_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
+    def _sum_item_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
         """Sums one large item, gathering `most` values at once.
 
         Each replica's piece is summed before the next is sent.
@@ -309,7 +309,7 @@ class Reduction(tf.Module):
         for first in range(0, size, most):
             with tf.control_dependencies(sums[-1:]):
                 piece = Item(tf.identity(flat[first : first + most]), item.exact)
-            sums += self._all_gather(axis, [piece])
+            sums += self._sum_bucket_gathered(axis, [piece])
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
     def _gather_slices(self, gradient, count):
@@ -320,7 +320,7 @@ class Reduction(tf.Module):
             # Rows of padded examples are removed: optimizers update each row that is listed.
             rows = tf.where(present, tf.shape(indices)[0], 0)
             values, indices = values[:rows], indices[:rows]
-        values = of_examples(tf.cast(values, tf.float32), count)
+        values = zero_without_examples(tf.cast(values, tf.float32), count)
         if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
         values, indices = step_context().mesh.everyone.gather_rows([values, indices])
@@ -332,7 +332,7 @@ def _most_gathered(axis: Axis) -> int:
     return max(1, GATHERED_BYTES // (2 * axis.size))
 
 
-def items_of(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
+def aggregation_items(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
     """Returns this replica's term of each variable's new value."""
     return [Item(share, exact=True) for share in shares(state, count, step_context().readings.summed)]
 
@@ -343,7 +343,7 @@ def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         return timestamp()
 
 
-def of_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def zero_without_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Returns the gradient, or zeros if this replica has no examples, since its batch normalization gives NaN."""
     known = tf.get_static_value(count)
     if known is not None and known > 0:
