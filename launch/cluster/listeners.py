@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import pathlib
 import socket
 import struct
 import sys
@@ -19,7 +18,6 @@ from collections.abc import Iterator
 
 _SHARED = "TF_GRPC_REUSE_PORT"  # an environment variable: whether TensorFlow's servers set SO_REUSEPORT
 _SO_ATTACH_REUSEPORT_CBPF = 51
-_LISTEN = "0A"  # a socket's state in /proc/net/tcp
 # Classic BPF (Linux's bpf_common.h, filter.h): (code, jump if true, jump if false, value). Loopback's index is 1 in
 # each network. While TensorFlow's socket is not there yet, its callers go to the one that takes nobody.
 _BY_INTERFACE = (
@@ -67,21 +65,6 @@ def _bound(sock: socket.socket, port: int, backlog: int, at: str = "") -> socket
         sock.close()
         raise
     return sock
-
-
-def above(port: int) -> int | None:
-    """Returns the process, among those that this one descends from, which listens at a port (proc(5)); None: none."""
-    links, pid = set(), os.getppid()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError), open(table, encoding="ascii") as file:
-            rows = [line.split() for line in file]
-            links |= {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == _LISTEN}
-    with contextlib.suppress(OSError):  # another user's, or one that has ended
-        while links and pid > 1:
-            if not links.isdisjoint(map(os.readlink, pathlib.Path(f"/proc/{pid}/fd").iterdir())):
-                return pid
-            pid = int(pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    return None
 
 
 @contextlib.contextmanager

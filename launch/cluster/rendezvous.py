@@ -20,7 +20,7 @@ from typing import Any
 from ...engine import logging
 from ...engine.machine.threads import Thread
 from ..errors import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError
-from . import children, listeners
+from . import listeners
 from .cluster import Cluster, split
 
 _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.01, 0.1  # tasks that were forked together come at about the same time
@@ -95,11 +95,14 @@ def check_bindable(cluster: Cluster) -> None:
     server listens at the port on all interfaces, whatever the host's name; that is what is tried. A port that an
     earlier process has just left (TIME_WAIT) is free.
 
-    Raises `UsageError` where its port is in use, or is one that this user may not have, or where this process was
-    started by the task whose variables it has; `PortTakenError` where it is in use and Crankshaft chose it.
+    Raises `UsageError` where its port is in use, or is one that this user may not have, or where the supervisor has
+    started another process as the task; `PortTakenError` where it is in use and Crankshaft chose it.
     """
     if cluster.is_chosen and (leader := os.getsid(0)) != os.getpid():  # a task leads its session, see `children`
-        raise UsageError(f"{cluster.source}'s {cluster.task} is process {leader}, not this one; {_inherited(cluster)}")
+        raise UsageError(
+            f"{cluster.source}'s {cluster.task} is process {leader}, not this one; the task has started this one, "
+            f"which inherits its variables; unset {cluster.source} for this one, or give it strategy=one_device"
+        )
     if elsewhere := _bind_problem(split(cluster.address)[0]):
         logging.warning(
             "%s's %s, this process, is at %s, %s; unless the others reach this process there (a mapped port, a "
@@ -147,19 +150,12 @@ def _explained(cluster: Cluster):
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
             f"({os.strerror(error.errno)})"
         )
-        owner = listeners.above(split(cluster.address)[1])
-        # The supervisor's parent, a test or a server, is not a task of its job.
-        if owner and (not cluster.is_chosen or owner in children.job_of(os.environ)):
-            raise UsageError(f"{in_use} by process {owner}; {_inherited(cluster)}") from None
         if cluster.is_chosen:
             raise PortTakenError(f"{in_use}; all tasks have to start again, with other ports") from None
-        raise UsageError(f"{in_use}; end the process that has it, or use another port") from None
-
-
-def _inherited(cluster: Cluster) -> str:
-    """Returns the cure where a process has the variables of the task that started it."""
-    unset = f"unset {cluster.source} for this one, or " if cluster.source == "TF_CONFIG" else ""
-    return f"the task has started this one, which inherits its variables; {unset}give it strategy=one_device"
+        raise UsageError(
+            f"{in_use}; end the process that has it, or use another port; if that is the task, which has started this "
+            "process, give this one strategy=one_device"
+        ) from None
 
 
 def _listen(cluster: Cluster) -> socket.socket:
