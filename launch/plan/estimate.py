@@ -19,7 +19,7 @@ from .quantities import Message, Work
 _BACKWARD_SHARE = 2 / 3
 _SNAPSHOTS = 2  # in memory, that a process keeps
 # Of a process that has started TensorFlow, with CUDA's libraries on GPUs.
-_PROCESS_BYTES = {"cpu": 0.6e9, "gpu": 3e9, "tpu": 3e9}
+_PROCESS_BYTES = {"cpu": 0.78e9, "gpu": 3e9, "tpu": 3e9}
 
 
 @dataclasses.dataclass(frozen=True)

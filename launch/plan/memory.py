@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -35,6 +35,7 @@ _IN_PLACE = {
     *("Square", "Sub", "Tanh", "TanhGrad"),
 }
 
+_UPDATES = ("ResourceApply", "AssignAdd", "AssignSub")  # of a variable's memory: prefixes
 _ADD = ("TensorListPushBack", "TensorListSetItem")  # an item to a list: for gradients, which stay longest, and others
 
 
@@ -53,7 +54,7 @@ class Peak:
     uncertain: tuple[str, ...] = ()
 
 
-def peak(graph: tf.Graph, gradients: Collection[int] = ()) -> Peak:
+def peak(graph: tf.Graph, gradients: Collection[int] = (), runs_in_parallel: bool = True) -> Peak:
     """Follows a graph's tensors from the op that makes each to the last that uses it.
 
     Ops run in the order in which they become ready, as TensorFlow's executor starts them: parts of a graph that do not
@@ -64,19 +65,83 @@ def peak(graph: tf.Graph, gradients: Collection[int] = ()) -> Peak:
     Args:
       graph: of a function.
       gradients: the `id`s of tensors that count as gradients.
+      runs_in_parallel: whether ops that do not wait for each other end in any order, as on a CPU's threads.
     """
     wanted = set(needed(graph))
     # TensorFlow copies a variable to read it, once rows of it were updated in place.
     by_rows = {id(op.inputs[0]) for op in wanted if op.type.startswith("ResourceScatter")}
     copies = {op for op in wanted if op.type == "ReadVariableOp" and id(op.inputs[0]) in by_rows}
-    ops = _in_turn([op for op in graph.get_operations() if op in copies or (op in wanted and op.type not in OUTSIDE)])
-    held = _Held(gradients)
+    ops = [op for op in graph.get_operations() if op in copies or (op in wanted and op.type not in OUTSIDE)]
+    predecessors = _predecessors(ops)
+    ops = _in_turn(predecessors)
+    held = _Held(gradients, runs_in_parallel, _copies_by_updates(ops, predecessors) if runs_in_parallel else {})
     for op in ops:
         held.uses.update(id(tensor) for tensor in op.inputs)
     held.uses.update(id(tensor) for tensor in graph.outputs)
     for op in ops:
         held.execute(op)
     return dataclasses.replace(held.peak, uncertain=tuple(sorted(held.uncertain)))
+
+
+def _predecessors(ops: Sequence[tf.Operation]) -> dict[tf.Operation, set[tf.Operation]]:
+    """Maps each of some ops to those of them that it waits for, also by way of others, such as variables' reads."""
+    predecessors: dict[tf.Operation, set[tf.Operation]] = {op: set() for op in ops}
+    for op, found in predecessors.items():
+        queue, seen = [op], {op}
+        for follower in queue:
+            for other in (*(tensor.op for tensor in follower.inputs), *follower.control_inputs):
+                if other not in seen:
+                    seen.add(other)
+                    if other in predecessors:
+                        found.add(other)
+                    else:
+                        queue.append(other)
+    return predecessors
+
+
+def _in_turn(predecessors: Mapping[tf.Operation, Collection[tf.Operation]]) -> list[tf.Operation]:
+    """Orders ops as they become ready."""
+    waiting = {op: len(before) for op, before in predecessors.items()}
+    followers: dict[tf.Operation, list[tf.Operation]] = {op: [] for op in predecessors}
+    for op, before in predecessors.items():
+        for other in before:
+            followers[other].append(op)
+    queue = [op for op, number in waiting.items() if not number]
+    for op in queue:
+        for follower in followers[op]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                queue.append(follower)
+    return queue
+
+
+def _copies_by_updates(
+    in_turn: Sequence[tf.Operation], predecessors: Mapping[tf.Operation, Collection[tf.Operation]]
+) -> dict[tf.Operation, int]:
+    """Computes the bytes of a copy that TensorFlow makes for an update while another op may still use the old value.
+
+    Such an op is the gradient of a layer's inputs: it reads the kernel, and the kernel's update does not wait for it.
+    """
+    users: dict[tf.Operation, list[tf.Operation]] = {}  # of the value before an update
+    sizes: dict[tf.Operation, int] = {}
+    for op in in_turn:
+        if op.type.startswith(_UPDATES):
+            reads = [read for read in op.control_inputs if read.type == "ReadVariableOp"]
+            values = [read.outputs[0] for read in reads if read.inputs[0] is op.inputs[0]]
+            sizes[op], users[op] = max(map(bytes_of, values), default=0), []
+            for value in values:
+                for user in value.consumers():
+                    if user.type in VIEWS:
+                        values += user.outputs
+                    elif user in predecessors:
+                        users[op].append(user)
+    bits = {user: 1 << number for number, user in enumerate({user for each in users.values() for user in each})}
+    ended: dict[tf.Operation, int] = {}  # bits of the users that have ended once an op has
+    for op in in_turn:
+        ended[op] = bits.get(op, 0)
+        for before in predecessors[op]:
+            ended[op] |= ended[before]
+    return {op: sizes[op] for op, using in users.items() if any(bits[user] & ~ended[op] for user in using)}
 
 
 def _added_to_lists(loop: tf.Operation) -> dict[int, int]:
@@ -126,31 +191,14 @@ def _item_bytes(item: tf.Tensor) -> int:
     return _added_to_lists(item.op).get(item.value_index, 0) if is_list else bytes_of(item)
 
 
-def _in_turn(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Returns ops in the order in which they become ready."""
-    before = {op: {*(tensor.op for tensor in op.inputs), *op.control_inputs} for op in ops}
-    waiting = {op: sum(each in before for each in those) for op, those in before.items()}
-    after: dict[tf.Operation, list[tf.Operation]] = {op: [] for op in ops}
-    for op in ops:
-        for each in before[op]:
-            if each in after:
-                after[each].append(op)
-    queue = [op for op in ops if not waiting[op]]
-    for op in queue:
-        for each in after[op]:
-            waiting[each] -= 1
-            if not waiting[each]:
-                queue.append(each)
-    return queue
-
-
 class _Held:
     """The tensors that are held as a graph's ops are executed in turn."""
 
-    def __init__(self, gradients: Collection[int]):
+    def __init__(self, gradients: Collection[int], runs_in_parallel: bool, copies: Mapping[tf.Operation, int]):
         self.peak, self.uncertain = Peak(0.0, 0.0), set[str]()
         self.uses: collections.Counter[int] = collections.Counter()  # that are still to come
-        self._gradients = gradients
+        self._gradients, self._runs_in_parallel = gradients, runs_in_parallel
+        self._copies = copies  # that updates make, in bytes
         self._buffer: dict[int, int] = {}  # of a tensor, the one whose memory it shares
         self._left: collections.Counter[int] = collections.Counter()  # uses of each buffer
         self._bytes: dict[int, int] = {}  # of held buffers
@@ -165,10 +213,11 @@ class _Held:
                     self._make(tensor)
             inputs = [self._buffer.get(id(each), id(each)) for each in op.inputs]
             called = graphs.all_called(op) if op.type in (*CALLS, *BRANCHES, *LOOPS) else ()
-            peaks = [peak(each, self._gradients) for each in called]
+            peaks = [peak(each, self._gradients, self._runs_in_parallel) for each in called]
             self.uncertain.update(line for each in peaks for line in each.uncertain)
             if inner := max(peaks, key=lambda each: each.total, default=None):
                 self._note(inner.total, inner.gradients)
+            self._note(self._copies.get(op, 0))
             if op.type in LOOPS:
                 self._end_loop(op, inputs)
                 return

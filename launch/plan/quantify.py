@@ -30,7 +30,7 @@ from .quantities import Memory, Message, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
-_OF_CPUS = "activations are most of the memory, of which processes on CPUs took up to half as much again as is planned"
+_OF_CPUS = "activations are most of the memory, and processes on CPUs took 0.8 to 1.5 times as much as is planned"
 _OPERATION_BYTES = 110_000  # that a program's operation takes of its host, in Python and TensorFlow: see docs/plan.md
 
 
@@ -58,7 +58,7 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     if strategy.updates_here:
         moved += cost.update_cost(rehearsal.state.trainer).bytes
     messages = [*rehearsal.messages, *_crossing(rehearsal)]
-    memory, uncertain = _memory(rehearsal)
+    memory, uncertain = _memory(rehearsal, kind)
     if kind == "cpu" and memory.activations > memory.total / 2:
         uncertain = (*uncertain, _OF_CPUS)
     return Work(
@@ -87,14 +87,14 @@ def _layout(config: Config, hosts: int, devices: int) -> Layout:
     return Layout(config.strategy, hosts, 1 if has_one else config.num_virtual_devices or devices, servers)
 
 
-def _memory(rehearsal: Rehearsal) -> tuple[Memory, tuple[str, ...]]:
+def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
     """Computes the bytes on a replica's device: variables, and what a step holds, or a sync if that holds more.
 
     Returns:
       (memory, a line for each part of it that may differ much).
     """
     graphs = filter(None, (rehearsal.graph, rehearsal.sync))
-    most = max((peak(graph, rehearsal.gradients) for graph in graphs), key=lambda each: each.total)
+    most = max((peak(graph, rehearsal.gradients, kind == "cpu") for graph in graphs), key=lambda each: each.total)
     of_optimizer = {id(v) for v in _slots(rehearsal)}
     here = [v for v in rehearsal.variables if "/job:ps" not in v.device]
     optimizer = sum(variable_bytes(v) for v in here if id(v) in of_optimizer)

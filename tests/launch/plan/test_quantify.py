@@ -175,6 +175,41 @@ def test_a_variable_updated_by_rows_is_copied_to_be_read():
     assert peak(graph).total == pytest.approx(reads * 1e6, rel=0.05)  # of which the product overwrites one
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_update_copies_a_variable_that_another_op_may_still_read(waits):
+    """On a CPU's threads; a device's stream runs one op after another."""
+    with tf.Graph().as_default():
+        kernel = tf.Variable(tf.zeros([250, 1000]))
+
+        @tf.function(autograph=False)
+        def step(x):
+            value = kernel.read_value()
+            outputs = tf.linalg.matmul(x, value, transpose_b=True)
+            change = tf.linalg.matmul(outputs, x, transpose_a=True)
+            inputs_gradient = tf.linalg.matmul(outputs, value)
+            with tf.control_dependencies([inputs_gradient] if waits else []):
+                kernel.assign_sub(change)
+            return tf.reduce_sum(inputs_gradient)
+
+        graph = step.get_concrete_function(tf.TensorSpec([1, 1000])).graph
+    assert peak(graph, runs_in_parallel=True).total == pytest.approx(1e6 if waits else 2e6, rel=0.02)
+    assert peak(graph, runs_in_parallel=False).total == pytest.approx(1e6, rel=0.02)
+
+
+def test_an_average_starts_after_the_update_that_it_follows():
+    with tf.Graph().as_default():
+        first, second = tf.Variable(tf.zeros([250, 1000])), tf.Variable(tf.zeros([250, 1000]))
+
+        @tf.function(autograph=False)
+        def step():
+            first.assign_sub(tf.sin(first.read_value()))
+            second.assign_sub(tf.cos(first.read_value()))  # once the sine has gone
+            return tf.constant(0.0)
+
+        graph = step.get_concrete_function().graph
+    assert peak(graph).total == pytest.approx(1e6, rel=0.02)
+
+
 def kept_by_a_loop(turns):
     """A gradient through turns of two tensors of a megabyte, of which the second begins the next turn."""
 
