@@ -38,7 +38,7 @@ def plan(capfd, tmp_path):
         (("--hosts=0",), "--hosts=0 can't be used: it is not a list of numbers from 1 to 50,000, such as 1,8,64"),
         (("--hosts=1,2", "--strategy=one_device"), "--hosts=2: strategy=one_device runs on one host"),
         (("--hosts=2", "--strategy=tpu"), "--hosts=2: strategy=tpu runs on one host"),
-        (("--hosts=1000",), "--global_batch_size=64"),
+        (("--hosts=1000",), "global_batch_size=64 does not divide over 1000 replicas"),
         (("--strategy=parameter_server",), "strategy=parameter_server needs servers; add num_ps=N"),
         (("--measure=this.yaml",), "--measure plans nothing; leave model out"),
         (("--hots=2",), "hots is unknown"),
