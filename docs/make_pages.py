@@ -15,7 +15,7 @@ from crankshaft.launch import ask, local, manifest, prepare
 from crankshaft.launch.benchmark import result
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import FIELDS, GROUPS
-from crankshaft.launch.command_line.rules import default_of, fields
+from crankshaft.launch.command_line.rules import default_value, fields
 from crankshaft.launch.monitor import report, server
 from crankshaft.launch.plan import main as plan
 
@@ -105,7 +105,7 @@ def _command(command: type) -> str:
 
 
 def _row(field: dataclasses.Field) -> list[str]:
-    info, default = field.metadata["info"], default_of(field)
+    info, default = field.metadata["info"], default_value(field)
     shown = "" if default in (None, "", [], {}) else str(default).lower() if isinstance(default, bool) else str(default)
     takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", info.kind.expected)
     return [f"`--{field.name}`", takes, shown and f"`{shown}`", info.help]

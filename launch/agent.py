@@ -132,16 +132,16 @@ class _Agent:
             if ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
                 return self._end(ending.code)  # the run is complete; what failed came after it, such as its output
             newest = self._newest_step()
-            settled = self._rule.settle([ending], newest > step)
+            decision = self._rule.decide([ending], newest > step)
             step = max(newest, step)
-            if settled.exit_code is not None:
+            if decision.exit_code is not None:
                 if ending.mistake is None:  # else the task has explained it
-                    fail(EXIT_FAILED, settled.message)
+                    fail(EXIT_FAILED, decision.message)
                 return self._end(ending.code if ending.code > 0 else EXIT_FAILED)
-            print_line(settled.message)
+            print_line(decision.message)
             if self._config.writes_run:
                 events.record_restart(self._events, time.time(), str(ending), ending.task, ending.code)
-            until = time.monotonic() + settled.pause_seconds
+            until = time.monotonic() + decision.pause_seconds
             while not self._stop and (left := until - time.monotonic()) > 0:
                 time.sleep(min(left, 0.1))
         return self._end(EXIT_CODES[self._stop[1].name])

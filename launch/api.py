@@ -16,7 +16,7 @@ from absl import flags
 from . import explanations
 from .assembly import assemble, execute
 from .benchmark.result import check_baseline
-from .command_line import checks, own_files, parsing, rules
+from .command_line import checks, parsing, rules, user_files
 from .command_line import config as configs
 from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
@@ -130,7 +130,7 @@ def _configured(
     Raises `UsageError`.
     """
     program.refuse("a run in Python")
-    own_files.check_trainer(trainer_class)
+    user_files.check_trainer(trainer_class)
     passed, own = parsing.from_keywords(keywords)
     config = configs.configure_program(
         passed, own, trainer_class, data is not None, may_change, owns_process=False, **options
@@ -172,7 +172,7 @@ def load_model(
     from .run.saved import saved_run
 
     with explanations.explained_errors():
-        own_files.check_trainer(trainer_class)
+        user_files.check_trainer(trainer_class)
         if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
             raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
         remote = remotes.remote_folder(path)

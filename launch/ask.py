@@ -23,7 +23,7 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import visible
 from ..engine.machine import events, requests
 from . import errors, explanations
-from .command_line import help, own_flags
+from .command_line import command_flags, help
 from .command_line.rules import Number, Text, flag
 from .errors import RunError, UsageError, nearest
 from .host import process
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     """Sends the command line's request, prints the answer, and exits the process."""
     process.prepare_streams()
     try:
-        values, words = own_flags.read(argv, Flags, help.doc_of(__name__), _USAGE, takes_words=True)
+        values, words = command_flags.read(argv, Flags, help.module_doc(__name__), _USAGE, takes_words=True)
         if len(words) != 2:
             raise UsageError(f"{len(words)} arguments; use {_USAGE}")
         flags, (run_dir, kind) = Flags(**values), words

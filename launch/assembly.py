@@ -18,7 +18,7 @@ from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from .benchmark.result import check_work_of_baseline
 from .cluster import cluster, rendezvous, servers
-from .command_line import checks, own_files
+from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import imports, process, signals
 from .run.data import loading
@@ -82,7 +82,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         if config.metrics_port is not None:
             _serve_metrics(config, ending, stack)
         # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.
-        is_builtin = config.input and not own_files.is_path(config.input)
+        is_builtin = config.input and not user_files.is_path(config.input)
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
         with process.quiet_startup(is_quiet):

@@ -84,13 +84,13 @@ def _limit(error: BaseException) -> str:
     """Returns the limit of the machine that an error, or the one that it was raised for, has met; "" for none."""
     each: BaseException | None = error
     while each is not None:
-        if (number := _errno_of(each)) in _LIMITS:
+        if (number := _system_errno(each)) in _LIMITS:
             return f"; {_LIMITS[number]()}"
         each = each.__cause__ or each.__context__
     return ""
 
 
-def _errno_of(error: BaseException) -> int | None:
+def _system_errno(error: BaseException) -> int | None:
     """Returns the system's reason for an error; None if it is another, or unknown."""
     if isinstance(error, OSError):
         return error.errno

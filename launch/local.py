@@ -28,7 +28,7 @@ from . import errors, explanations
 from .cluster import children, listeners, resources, restarts
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
-from .command_line import help, own_flags, parsing
+from .command_line import command_flags, help, parsing
 from .command_line.rules import Boolean, Integer, Number, flag
 from .errors import UsageError
 from .host import process
@@ -111,10 +111,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
-    values, _ = own_flags.read(
+    values, _ = command_flags.read(
         argv[:cut],
         Flags,
-        help.doc_of(__name__),
+        help.module_doc(__name__),
         f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of train]",
         words="the command of the tasks comes after --",
         has_tasks=True,
@@ -159,8 +159,8 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         raise UsageError(
             f"the command of the tasks is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
         )
-    start, own = own_flags.program_of(arguments)
-    own_flags.check_is_there(start)
+    start, own = command_flags.split_program(arguments)
+    command_flags.check_script_exists(start)
     start = start or _TRAIN
     try:
         passed = parsing.train_flags(own)

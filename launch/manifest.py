@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import errors, explanations
-from .command_line import help, own_flags, rules
+from .command_line import command_flags, help, rules
 from .command_line.rules import Boolean, Integer, Path, Text, flag
 from .errors import UsageError
 from .host import process
@@ -35,7 +35,11 @@ from .plan import saved
 _PROGRAM = "crankshaft manifest"
 _TARGETS = ("slurm", "kubernetes", "jobset", "dockerfile")
 _USAGE = f"{_PROGRAM} {'|'.join(_TARGETS)} [flags] -- [script.py | -m module] [flags of train]"
-_OF = {"time": ("slurm",), "image": ("kubernetes", "jobset"), "claim": ("kubernetes", "jobset")}  # all others: of all
+_TARGETS_BY_FLAG = {
+    "time": ("slurm",),
+    "image": ("kubernetes", "jobset"),
+    "claim": ("kubernetes", "jobset"),
+}  # all others: of all
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # of a Service; a pod's name is longer, and has 63 at most
 _TIME = re.compile(r"(?:(\d{1,2})-([01]?\d|2[0-3])|(\d{1,3})):([0-5]\d):([0-5]\d)")
 _IMAGE = re.compile(r"[\w.-][\w./:@-]*")
@@ -97,8 +101,8 @@ def _text(argv: list[str]) -> str:
     cut = argv.index("--") if "--" in argv else len(argv)
     own, command = argv[1:cut], argv[cut + 1 :]
     target = own.pop(0) if own and not own[0].startswith("-") else ""
-    values, _ = own_flags.read(
-        *([argv[0], *own], Flags, help.doc_of(__name__), _USAGE),
+    values, _ = command_flags.read(
+        *([argv[0], *own], Flags, help.module_doc(__name__), _USAGE),
         words="the command of the tasks comes after --",
         has_tasks=True,
     )
@@ -106,7 +110,7 @@ def _text(argv: list[str]) -> str:
         problem = f"{target} is not a target of {_PROGRAM}" if target else f"{_PROGRAM} has no target"
         raise UsageError(f"{problem}; use {', '.join(_TARGETS[:-1])} or {_TARGETS[-1]}")
     for name in values:
-        if target not in _OF.get(name, _TARGETS[:-1]):
+        if target not in _TARGETS_BY_FLAG.get(name, _TARGETS[:-1]):
             raise UsageError(f"--{name} has no use with {_PROGRAM} {target}; leave it out")
     if target == "dockerfile":
         if command:
@@ -137,8 +141,8 @@ def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
         raise UsageError("the command of the tasks is missing; write it after --, e.g. -- --model=mlp --input=digits")
     if flags.evaluator and not flags.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
-    program, words = own_flags.program_of(command)
-    own_flags.check_of_tasks(words, has_own=bool(program))
+    program, words = command_flags.split_program(command)
+    command_flags.check_task_flags(words, has_own=bool(program))
     run_dir = next((word.partition("=")[2] for word in words if re.match("--?run_dir=", word)), "")
     if not run_dir:
         raise UsageError("the command has no run_dir=FOLDER, where a restart finds the checkpoints; add one after --")

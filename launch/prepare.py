@@ -29,7 +29,7 @@ from ..engine.errors import UnavailableError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
 from . import errors, explanations
-from .command_line import help, own_files, own_flags, parsing, registry
+from .command_line import command_flags, help, parsing, registry, user_files
 from .command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
 from .errors import UsageError
 from .host import process
@@ -48,7 +48,7 @@ _Written = Iterator[tuple[Shard, dict[str, int]]]
 class Flags:
     """The values of a command line."""
 
-    input: str | None = flag(own_files.Module(), None, "Input to write, or a .py file with a function load.")
+    input: str | None = flag(user_files.Module(), None, "Input to write, or a .py file with a function load.")
     input_arg: Mapping[str, Any] = flag(ARGUMENT, {}, "NAME=VALUE for the input. Repeatable.")
     data_dir: str | None = flag(FilePaths(), None, "Where the input's files are, as crankshaft train takes it.")
     eval_data_dir: str | None = flag(FilePaths(), None, "Where those to evaluate on are, likewise.")
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     try:
         usage = "crankshaft prepare --input=... --output_dir=... [flags]"
         with interruptible():
-            values, _ = own_flags.read(argv, Flags, help.doc_of(__name__), usage)
+            values, _ = command_flags.read(argv, Flags, help.module_doc(__name__), usage)
             flags = Flags(**values)
             if not flags.output_dir:
                 raise UsageError("--output_dir is missing; name a folder for the shards")

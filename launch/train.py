@@ -25,7 +25,7 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
 from . import agent, assembly, errors, explanations, terminal
 from .benchmark.result import check_baseline
-from .command_line import checks, help, own_files, parsing
+from .command_line import checks, help, parsing, user_files
 from .command_line import config as configs
 from .host import exits, process
 from .host.signals import interruptible
@@ -83,7 +83,7 @@ class _Program:
     def start(self, argv: list[str] | None) -> int:
         """Executes a command line, and returns the exit code."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a script is a task that starts with it blocked
-        own_files.check_trainer(self._trainer_class)
+        user_files.check_trainer(self._trainer_class)
         if argv is None:  # UTF-8, whatever encoding the locale has
             argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
         passed = parse(argv)
@@ -132,8 +132,8 @@ def parse(argv: list[str]) -> dict[str, Any]:
       UsageError: a mistake in the command line.
     """
     is_ours = argv[0] == _COMMAND
-    of_script = "" if is_ours else help.doc_of("__main__")
-    doc = of_script or "\n\n".join(help.doc_of(__name__).split("\n\n")[:2])
+    of_script = "" if is_ours else help.module_doc("__main__")
+    doc = of_script or "\n\n".join(help.module_doc(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
         help.show(help.help_text(name, doc, parsing.script_flag_names(), argv[1:]))

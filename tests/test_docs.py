@@ -165,7 +165,7 @@ COMMANDS = (
     "monitor",
     "benchmark",
     "plan",
-    "command_line/own_flags.py",
+    "command_line/command_flags.py",
 )
 
 

@@ -56,7 +56,7 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
         rounds.Length(arguments["steps"], arguments["seconds"] or 3.0, arguments["rounds"]),
         variables,
         at_round=lambda number, totals: run.log(_line(number, arguments["rounds"], totals)),
-        processes=lambda: children.job_of(variables),
+        processes=lambda: children.job_processes(variables),
     )
     for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
         measured[name] += choosing_seconds

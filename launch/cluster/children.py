@@ -160,7 +160,7 @@ class Children:
                     env=env,
                     bufsize=0,
                     start_new_session=True,
-                    preexec_fn=lambda: keeper.become_kept(parent, report, *kept),
+                    preexec_fn=lambda: keeper.fork_below_keeper(parent, report, *kept),
                     **options,
                 )
                 started, pipes = process.pid, (process.stdin, process.stdout, process.stderr)
@@ -178,7 +178,7 @@ class Children:
 
         def begin() -> int | None:
             os.setsid()
-            keeper.become_kept(parent, report, stopped_seconds=self._stopped_seconds)
+            keeper.fork_below_keeper(parent, report, stopped_seconds=self._stopped_seconds)
             os.close(report)
             os.close(reading)
             random.setstate(numbers)  # as its program has left it: Python seeds it again in each fork
@@ -221,7 +221,7 @@ class Children:
         keeper.reap({pid for child in self._kept for pid in child.pids} | others)
 
 
-def job_of(environment: Mapping[str, str]) -> list[int]:
+def job_processes(environment: Mapping[str, str]) -> list[int]:
     """Returns the processes of this one's job on this host: all that the same supervisor started, or this one alone.
 
     Args:

@@ -60,7 +60,7 @@ class Cluster:
     newcomers: str | None = None
     lock: LockedRunDir | None = None
 
-    def of_workers(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
+    def subset(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
         """Returns the cluster of some workers, by their numbers among all; their names stay."""
         addresses = tuple(self.addresses[number] for number in members)
         absent = tuple(each for each in self.addresses if each not in addresses)

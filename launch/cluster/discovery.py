@@ -23,7 +23,7 @@ _NOTE_SECONDS = 60.0  # after which a worker that has announced itself, and does
 _OPEN = "TensorFlow's servers listen on all interfaces and trust whoever calls: close the tasks' ports to all others"
 
 
-def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
+def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
     """Returns the tasks that a scheduler started together with this process; None without one, or for a single task.
 
     Raises:
@@ -38,7 +38,7 @@ def tasks_of(environment: Mapping[str, str]) -> Tasks | None:
     return discovered[0] if discovered else None
 
 
-def tasks_of_hosts(hosts: str, index: int | None) -> Tasks:
+def tasks_from_hosts(hosts: str, index: int | None) -> Tasks:
     """Returns the tasks that --cluster_hosts names. Raises `UsageError` where --task_index is none of them."""
     addresses = tuple(hosts.split(","))
     if index is None or index >= len(addresses):
@@ -50,7 +50,7 @@ def tasks_of_hosts(hosts: str, index: int | None) -> Tasks:
     return Tasks("cluster_hosts", addresses, index)
 
 
-def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[str, str]) -> Cluster:
+def assign_kinds(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[str, str]) -> Cluster:
     """Gives each task its kind: the coordinator (chief), workers, servers, an evaluator, in this order.
 
     Without servers all are workers. Raises `UsageError` where they are too few.
@@ -73,7 +73,7 @@ def arranged(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[st
 
 def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
     """Raises `UsageError` where TF_CONFIG has another number of tasks than the scheduler that started this process."""
-    started = tasks_of(environment)
+    started = tasks_from_scheduler(environment)
     if started and len(started.addresses) != len(cluster.addresses):
         raise UsageError(
             f"{tf_config.NAME} has {len(cluster.addresses)} tasks, and {started.source} {len(started.addresses)}; "

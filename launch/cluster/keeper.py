@@ -15,7 +15,7 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
 _ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
-_LAST_WORDS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
+_OUTPUT_GRACE_ATTEMPTS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
 EXIT_STOPPED = 128 + signal.SIGSTOP  # of a child that was stopped for too long, and is killed
 _prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
 
@@ -30,7 +30,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def become_kept(
+def fork_below_keeper(
     parent: int, report: int, cores: Collection[int] = (), blocked: Iterable[int] = (), stopped_seconds: float = 0.0
 ) -> None:
     """Turns this process into a keeper, for good, and returns in its new child, which leads a session.
@@ -135,7 +135,7 @@ def end_children(others: Collection[int]) -> None:
         left = set(children()).difference(others)
         if not left:
             return
-        for pid in left if attempt >= _LAST_WORDS else ():
+        for pid in left if attempt >= _OUTPUT_GRACE_ATTEMPTS else ():
             with contextlib.suppress(OSError):  # another user's
                 os.kill(pid, signal.SIGKILL)
         for pid in left:

@@ -87,7 +87,7 @@ class Members:
                 notes = {number: note for number, note in notes.items() if not rendezvous.leaves(note)}
                 for note in notes.values():
                     if self._own in (members := self._numbers(note, "members")):
-                        return self._attempt_of(members, None)
+                        return self._begin_attempt(members, None)
                     if note.get("members") == []:
                         return None
                 now = time.monotonic()
@@ -103,7 +103,7 @@ class Members:
                     here.announce({"absent": sorted(self._absent), "members": members})
                     self._wait_for_readers(members or [*notes])
                     if members:
-                        return self._attempt_of(members, lock)
+                        return self._begin_attempt(members, lock)
                     lock.release()
                     self.is_left = True
                     return None
@@ -147,10 +147,10 @@ class Members:
     def _new_wait(self) -> Wait:
         return Wait(self._workers.task, self._timeout_seconds)
 
-    def _attempt_of(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
+    def _begin_attempt(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
         self._absent = {*range(self._workers.num_workers)} - {*members}
         self._awaited_by = {*members} - {self._own}
-        return self._workers.of_workers(members, lock)
+        return self._workers.subset(members, lock)
 
     def _largest(self, notes: Mapping[int, Any]) -> list[int]:
         """Returns the members of an attempt of those that are here; none if they are too few."""

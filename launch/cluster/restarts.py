@@ -1,6 +1,6 @@
 """The rules for restarting a cluster's tasks: from how tasks ended to the next action.
 
-A rule is an object of four methods, `alone`, `saves`, `end_timeouts`, `settle`; the supervisor follows them.
+A rule is an object of four methods, `restart_alone`, `saves`, `end_timeouts`, `decide`; the supervisor follows them.
 Supervisor code.
 """
 
@@ -122,7 +122,7 @@ class EndTimeouts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settlement:
+class Decision:
     """The action after all tasks have ended, or one that is restarted by itself.
 
     Attributes:
@@ -174,7 +174,7 @@ class Synchronous:
         self._in_a_row = 0  # of these, failures without a new step between them
         self._preemptions: collections.deque[float] = collections.deque()
 
-    def alone(self, ending: TaskExit) -> Settlement | None:
+    def restart_alone(self, ending: TaskExit) -> Decision | None:
         """Returns how a task is restarted by itself; None: it is not."""
         return None
 
@@ -192,8 +192,8 @@ class Synchronous:
             leave = _MISTAKE_SECONDS if ending.mistake or ending.port_was_taken else _LEAVE_SECONDS
         return EndTimeouts(leave, min(_END_SECONDS, self._grace_seconds))
 
-    def settle(self, endings: list[TaskExit], advanced: bool = False) -> Settlement:
-        """Returns the settlement after all tasks have ended, which are in the order of their ends.
+    def decide(self, endings: list[TaskExit], advanced: bool = False) -> Decision:
+        """Returns the decision after all tasks have ended, which are in the order of their ends.
 
         `advanced`: whether the run has new steps since the last failure. The first restart waits for nothing.
         """
@@ -201,27 +201,27 @@ class Synchronous:
         diverged = (ending for ending in endings if ending.status == EXIT_DIVERGED)
         cause = next(diverged, None) or next((ending for ending in endings if ending.code), None)
         if cause is None:
-            return Settlement(0)
+            return Decision(0)
         if final := self._final(cause):
             code, why = final
-            return Settlement(code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
+            return Decision(code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
         if cause.port_was_taken:
             return self._restart_all(f"{cause}, as another program has taken its port", "with other ports", cause)
         if self._was_preempted(cause):
             return self._restart_all(f"{cause}, preempted", "", cause)
         return self._failed(cause, advanced)
 
-    def missed(self, ending: TaskExit, by: str) -> Settlement:
-        """Returns the settlement if a task, `by`, waits for a task that ended before the run started."""
+    def refuse_missing(self, ending: TaskExit, by: str) -> Decision:
+        """Returns the decision if a task, `by`, waits for a task that ended before the run started."""
         why = f"{ending} without joining the run, and {by} waits for it"
         cure = "let every task call main, run or open_run, whatever its index"
-        return Settlement(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
+        return Decision(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
 
-    def _restart_all(self, why: str, action: str, cause: TaskExit) -> Settlement:
+    def _restart_all(self, why: str, action: str, cause: TaskExit) -> Decision:
         """Starts all tasks again after an end that is not the run's failure."""
         pause = _pause(self._count(self._preemptions) - 1)
         when = " ".join(filter(None, (_after(pause), action)))
-        return Settlement(None, pause, f"{why}; {self._restarts} {when}", cause)
+        return Decision(None, pause, f"{why}; {self._restarts} {when}", cause)
 
     def _final(self, ending: TaskExit) -> tuple[int, str] | None:
         """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
@@ -235,14 +235,14 @@ class Synchronous:
         """Returns whether the ending loses nothing: one that a signal killed, as at its start, has saved nothing."""
         return ending.ended_on_request and ending.code > 0
 
-    def _failed(self, cause: TaskExit, advanced: bool) -> Settlement:
+    def _failed(self, cause: TaskExit, advanced: bool) -> Decision:
         count = self._count(self._failures)
         self._in_a_row = 1 if advanced else min(self._in_a_row + 1, count)
         if count > self._max_restarts:
-            return Settlement(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
+            return Decision(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
         pause = _pause(self._in_a_row - 1)
         number = f"restart {count} of {self._max_restarts} within {self._window_seconds:g} s"
-        return Settlement(None, pause, f"{cause}; {self._restarts} {_after(pause)} ({number})", cause)
+        return Decision(None, pause, f"{cause}; {self._restarts} {_after(pause)} ({number})", cause)
 
     def _count(self, times: collections.deque[float]) -> int:
         """Records the present time, and returns how many were recorded within the window, this one included."""
@@ -276,7 +276,7 @@ class Servers(Synchronous):
         super().__init__(*arguments, **keywords)
         self._deaths: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
 
-    def alone(self, ending: TaskExit) -> Settlement | None:
+    def restart_alone(self, ending: TaskExit) -> Decision | None:
         kind = ending.task.split()[0]
         done = kind == "evaluator" and not ending.code
         if kind not in ("worker", "evaluator") or ending.mistake or ending.port_was_taken or done:
@@ -285,7 +285,7 @@ class Servers(Synchronous):
         if count > self._max_restarts:
             return None
         pause = _pause(count - 1)
-        return Settlement(None, pause, f"{ending}; it starts again {_after(pause)}, the others go on")
+        return Decision(None, pause, f"{ending}; it starts again {_after(pause)}, the others go on")
 
     def saves(self, task: str) -> bool:
         return task in ("chief", "evaluator")
@@ -299,16 +299,16 @@ class Servers(Synchronous):
             return EndTimeouts(_LEAVE_SECONDS, min(_END_SECONDS, self._grace_seconds))
         return super().end_timeouts(ending)
 
-    def settle(self, endings: list[TaskExit], advanced: bool = False) -> Settlement:
+    def decide(self, endings: list[TaskExit], advanced: bool = False) -> Decision:
         chief = next((ending for ending in endings if ending.task == "chief"), None)
         if chief is not None and not chief.code:
-            return Settlement(0, message=self._not_evaluated(endings))
+            return Decision(0, message=self._not_evaluated(endings))
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server ended with code 0 before the run did, without a request
             return self._failed(endings[0], advanced)
         if chief is not None and self._final(chief):
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
-        return super().settle(part, advanced)
+        return super().decide(part, advanced)
 
     def _not_evaluated(self, endings: list[TaskExit]) -> str | None:
         """Returns the message for a run that ended while the evaluator waited for its restart; else None."""

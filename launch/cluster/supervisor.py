@@ -26,12 +26,12 @@ from .children import Child, Children, wait
 from .keeper import EXIT_STOPPED
 from .memory import TaskMemory
 from .output import Output, TaskOutput
-from .restarts import EndTimeouts, Servers, Settlement, Synchronous, TaskExit
+from .restarts import Decision, EndTimeouts, Servers, Synchronous, TaskExit
 from .template import Template
 
-_LAST_WORDS_SECONDS = 1.0  # for a reader of our output, after a request to end
+_OUTPUT_GRACE_SECONDS = 1.0  # for a reader of our output, after a request to end
 # Exit codes that another task's end does not lead to.
-_OF_ITSELF = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_STOPPED)
+_CAUSE_EXIT_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_STOPPED)
 _WRITE_SECONDS = 600.0  # for a checkpoint of what tasks have left in memory
 _QUERY_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
 _ANSWER_SECONDS = 0.1
@@ -118,7 +118,7 @@ class Supervisor:
         self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
         self._left: tuple[float, TaskExit] | None = None  # a task that ended well, and when to ask who waits for it
-        self._settled: Settlement | None = None  # before all tasks have ended
+        self._decision: Decision | None = None  # before all tasks have ended
         self._stop_signal: signal.Signals | None = None  # the signal that requests the supervisor's end
         self._stopped_at = 0.0
         self._events = events
@@ -158,17 +158,17 @@ class Supervisor:
                 return self._exit_code_when_stopped(endings)
             step, before = self._newest_step(), self._step
             self._step = max(step, before)
-            settled = self._settled or self._rule.settle(endings, step > before)
-            if settled.exit_code is not None:
-                if settled.cause:
-                    self._explain(settled.message, settled.cause)
-                elif settled.message:
-                    self._output.print(settled.message)
-                return settled.exit_code
-            self._output.print(settled.message)
-            self._record(settled.cause, self._first_ended_at)
+            decision = self._decision or self._rule.decide(endings, step > before)
+            if decision.exit_code is not None:
+                if decision.cause:
+                    self._explain(decision.message, decision.cause)
+                elif decision.message:
+                    self._output.print(decision.message)
+                return decision.exit_code
+            self._output.print(decision.message)
+            self._record(decision.cause, self._first_ended_at)
             self._children.sweep()  # processes that tasks have left behind, in their own sessions
-            self._pause(settled.pause_seconds)
+            self._pause(decision.pause_seconds)
         return self._exit_code_when_stopped([])
 
     def _start_templates(self) -> None:
@@ -270,7 +270,7 @@ class Supervisor:
         self._children.reap_orphans()
         # Of tasks that died at once, the cause comes first: a signal does not follow from the end of another task, nor
         # do a usage error, a run that diverged, or a port that was taken.
-        return sorted(endings, key=lambda ending: (ending.code >= 0, ending.status not in _OF_ITSELF))
+        return sorted(endings, key=lambda ending: (ending.code >= 0, ending.status not in _CAUSE_EXIT_CODES))
 
     def _take(self, tasks: list[Task]) -> list[TaskExit]:
         """Takes what tasks have left, after killing those that still run; returns how they ended."""
@@ -279,7 +279,7 @@ class Supervisor:
 
     def _replace(self, ending: TaskExit) -> bool:
         """Plans the restart of a single task while the others continue; returns whether it restarts."""
-        alone = None if self._stop_signal or self._plan else self._rule.alone(ending)
+        alone = None if self._stop_signal or self._plan else self._rule.restart_alone(ending)
         if alone is None:
             return False
         index = next(index for index, spec in enumerate(self._specs) if spec.name == ending.task)
@@ -328,7 +328,7 @@ class Supervisor:
             None if {*replies.values()} <= {"ready", "serving"} else (time.monotonic() + _QUERY_SECONDS, ending)
         )
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
-            self._settled = self._rule.missed(ending, waiting)
+            self._decision = self._rule.refuse_missing(ending, waiting)
             self._end_by(self._rule.end_timeouts(TaskExit(ending.task, EXIT_USAGE)))
 
     def _address(self, name: str) -> str:
@@ -422,6 +422,6 @@ class Supervisor:
         while self._output.pending:
             if self._stop_signal:
                 stopped_at = stopped_at or time.monotonic()
-                if time.monotonic() - stopped_at > _LAST_WORDS_SECONDS:
+                if time.monotonic() - stopped_at > _OUTPUT_GRACE_SECONDS:
                     return
-            self._turn(_LAST_WORDS_SECONDS)
+            self._turn(_OUTPUT_GRACE_SECONDS)

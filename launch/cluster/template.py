@@ -100,7 +100,7 @@ class Template:
     ) -> tuple[IO[bytes] | None, ...]:
         """Forks a program, kept below a keeper; returns the parent's ends of its streams' pipes, None without one.
 
-        The arguments are those of `Children.start`, `keeper.become_kept` and `subprocess.Popen`.
+        The arguments are those of `Children.start`, `keeper.fork_below_keeper` and `subprocess.Popen`.
 
         Raises:
           OSError: the template has ended, or the request is too long.
@@ -176,7 +176,7 @@ def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.soc
         os._exit(1)
     report, *descriptors = descriptors
     cores, blocked, stopped_seconds = request["kept"]
-    keeper.become_kept(parent, report, cores, map(signal.Signals, blocked), stopped_seconds)
+    keeper.fork_below_keeper(parent, report, cores, map(signal.Signals, blocked), stopped_seconds)
     os.close(report)
     requests.close()
     numbers = request["numbers"]

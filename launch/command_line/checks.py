@@ -253,7 +253,9 @@ def check_init_from(source: str) -> bool:
     there = [path for path in (source, f"{source}.index") if os.path.exists(path)]
     for path in there:
         if not os.path.isdir(path):
-            paths.opened("init_from", path, "give a run's folder, a checkpoint, .../ckpt-1000, or Keras's file").close()
+            paths.open_file(
+                "init_from", path, "give a run's folder, a checkpoint, .../ckpt-1000, or Keras's file"
+            ).close()
     return bool(there)
 
 

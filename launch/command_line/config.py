@@ -25,7 +25,7 @@ from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
-from . import own_files, parsing, paths, registry, rules
+from . import parsing, paths, registry, rules, user_files
 from .flags import ARGUMENTS, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
 from .rules import coerce, frozen
 from .values import differences, plain, shown
@@ -34,7 +34,7 @@ KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from tak
 
 DECIDING = named(lambda flag: flag.decides)
 PERIODS = named(lambda flag: flag.is_period)
-OF_THIS_CALL = named(lambda flag: flag.of_call)
+CALL_FLAGS = named(lambda flag: flag.of_call)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 WITHOUT_DATA = ("export", "generate")  # those of them that read the run's description of its data instead of data
 _CURE = (
@@ -60,7 +60,7 @@ class Config(Flags):
     """A checked command line; the model and input that it names are imported on first use.
 
     Attributes:
-      own_class: the Trainer that a program brings; None where --model names one.
+      program_trainer: the Trainer that a program brings; None where --model names one.
       cluster: of a strategy that has one: the workers, and which of them this process is.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
@@ -70,7 +70,7 @@ class Config(Flags):
       awaited: names of the flags that the data decides, once it is loaded: `Data.flags`.
     """
 
-    own_class: type | None = None
+    program_trainer: type | None = None
     cluster: Cluster | None = None
     script_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     owns_process: bool = True
@@ -87,7 +87,9 @@ class Config(Flags):
     @functools.cached_property
     def model_entry(self) -> registry.Entry:
         """The model, imported, and with it TensorFlow. Raises what its module raises."""
-        return registry.class_entry(self.own_class) if self.own_class else registry.find("model", self.model)
+        return (
+            registry.class_entry(self.program_trainer) if self.program_trainer else registry.find("model", self.model)
+        )
 
     @functools.cached_property
     def input_entry(self) -> registry.Entry | None:
@@ -151,7 +153,7 @@ class Config(Flags):
         rules: list[tuple[str, int | None]] = []
         for passed in self.freeze:
             pattern, epochs = frozen(passed)
-            until = None if epochs is None else max(0, steps_of(epochs, steps_per_epoch) - shift)
+            until = None if epochs is None else max(0, steps_from_epochs(epochs, steps_per_epoch) - shift)
             if until and until % self.sync_every_steps:
                 raise UsageError(
                     f"freeze={passed} ends at step {until}, between two syncs "
@@ -298,14 +300,14 @@ class Config(Flags):
         from ...engine.internals.keras import is_default
         from ..host.isolation import program_defaults
 
-        here = program_defaults(getattr(self.own_class, "default_policy", None))
+        here = program_defaults(getattr(self.program_trainer, "default_policy", None))
         path, before = self._keras_before()
         values = {**here, **before}
         for name, value in before.items():
             if value != here.get(name) and not is_default(name, value):
                 raise UsageError(f"{path} has {shown({name: value})}, which Keras can't be set to; {_CURE}")
         if changed := "; ".join(differences(values, here)):
-            if getattr(self.own_class, "is_built", False):
+            if getattr(self.program_trainer, "is_built", False):
                 raise UsageError(
                     f"{path} has other defaults of Keras than this program, which has made the model ({changed}); set "
                     "them by keras.config before the model is made, or pass a function that makes it"
@@ -411,7 +413,7 @@ def configure(
             values[name] = whole_periods(values[name], values["sync_every_steps"])
     return Config(
         **values,
-        own_class=trainer_class,
+        program_trainer=trainer_class,
         cluster=cluster,
         script_flags=dict(sorted(script.items())),
         owns_process=owns_process,
@@ -461,7 +463,7 @@ def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Map
         cluster = tf_config.from_environment(environment, strategy)
         discovery.check_agree(cluster, environment)
     else:
-        cluster = discovery.arranged(tasks, values["num_ps"], values["evaluator"], environment)
+        cluster = discovery.assign_kinds(tasks, values["num_ps"], values["evaluator"], environment)
     cluster = dataclasses.replace(cluster, bind=values["bind"] or "")
     if cluster.job("evaluator") and values["mode"] == "train_and_eval":
         if "mode" in passed:
@@ -481,7 +483,7 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
     if values["strategy"] == "multi_worker" and servers and "strategy" in passed:
         raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
     if values["cluster_hosts"]:
-        return discovery.tasks_of_hosts(values["cluster_hosts"], values["task_index"])
+        return discovery.tasks_from_hosts(values["cluster_hosts"], values["task_index"])
     if values["task_index"] is not None:
         raise UsageError(f"task_index={values['task_index']} has no use without cluster_hosts; give that too")
     if environment.get(tf_config.NAME, "").strip():
@@ -490,7 +492,7 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
                 f"num_ps={servers} can't be combined with {tf_config.NAME}, which has the tasks' kinds; leave one out"
             )
         return None
-    tasks = discovery.tasks_of(environment)
+    tasks = discovery.tasks_from_scheduler(environment)
     if tasks is None and servers:
         raise UsageError(f"num_ps={servers} needs tasks, and none are known; give cluster_hosts and task_index")
     if values["strategy"] == "parameter_server" and tasks and not servers:
@@ -508,7 +510,7 @@ def _refuse_without_model(run_dir: str, mode: str) -> None:
     )
 
 
-def steps_of(epochs: float, steps_per_epoch: int) -> int:
+def steps_from_epochs(epochs: float, steps_per_epoch: int) -> int:
     """Returns the steps of a number of epochs, taken as a decimal: 1.1 is 11/10."""
     return math.ceil(Fraction(repr(epochs)) * steps_per_epoch)
 
@@ -529,13 +531,15 @@ def _values_of_run(
     saved = read(values["run_dir"])
     if not saved:
         return {}, {}
-    by_caller = {*passed, *OF_THIS_CALL}
-    is_alone = not (values["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_of(environment))
+    by_caller = {*passed, *CALL_FLAGS}
+    is_alone = not (
+        values["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_from_scheduler(environment)
+    )
     if saved["flags"].get("strategy") in _CLUSTERED and is_alone:
         by_caller.add("strategy")  # one process can read what several have written
     before = {**saved["flags"], **saved["deciding"]}  # "deciding" names the model of a script too
     for name, of_it in _BELONGS_TO.items():
-        now, then = (str(own_files.name_of(each)).lower() for each in (values[name], before.get(name)))
+        now, then = (str(user_files.portable_name(each)).lower() for each in (values[name], before.get(name)))
         if name in by_caller and now != then:
             by_caller |= set(of_it)  # the run's belong to another model, input, ...
     by_caller |= replaced_by(by_caller)
@@ -557,7 +561,7 @@ def data_config(run_dir: str) -> Config:
 def _taken(path: str, saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Returns the values of flags by these names that a run has, each in its flag's type. Raises `UsageError`."""
     values = {name: value for name, value in saved["flags"].items() if name in names}
-    own_files.refuse_of_file(path, values)
+    user_files.refuse_unnamed_code(path, values)
     try:
         return {name: _coerce_saved(name, value) for name, value in values.items()}
     except UsageError as error:

@@ -15,7 +15,6 @@ from typing import Any
 from ...engine.arguments import HUGE
 from ...engine.strategies import registry
 from . import rules
-from .own_files import Module
 from .rules import (
     ARGUMENT,
     AutoOrNumber,
@@ -30,6 +29,7 @@ from .rules import (
     fields,
     flag,
 )
+from .user_files import Module
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
@@ -54,8 +54,8 @@ REPLACED = {  # flags that are gone, and what to use
 }
 EITHER = (("train_steps", "train_epochs"),)  # two ways to set a length
 _LOCAL_SGD = ("sync_every_steps",)
-_OF_A_FOLDER = ("run_dir",)
-_WRITES: dict[str, Any] = {"use": _OF_A_FOLDER, "is_period": True}
+_NEEDS_RUN_DIR = ("run_dir",)
+_WRITES: dict[str, Any] = {"use": _NEEDS_RUN_DIR, "is_period": True}
 
 _run, _model, _input, _placement = (
     functools.partial(flag, group=name) for name in ("The run", "Model", "Input", "Where it runs")
@@ -420,14 +420,14 @@ class Flags:
         Integer(0), 0, "Interval of histograms of weights and, without parameter servers, gradients.", **_WRITES
     )
     keep_checkpoints: int = _when(
-        Integer(0), 5, "Number of recent checkpoints to keep; 0 keeps all.", use=_OF_A_FOLDER, may_differ=True
+        Integer(0), 5, "Number of recent checkpoints to keep; 0 keeps all.", use=_NEEDS_RUN_DIR, may_differ=True
     )
     snapshot_seconds: str | float = _when(
         AutoOrNumber(lower=0, upper=1e6),
         "auto",
         "Seconds between snapshots in memory, from which a run continues after a failure; auto: at most every second, "
         "and 0.5 % of the time; 0: none.",
-        use=_OF_A_FOLDER,
+        use=_NEEDS_RUN_DIR,
     )
     monitor: str = _when(
         Text("a metric's name", rules.monitored),

@@ -16,7 +16,7 @@ from .. import terminal
 from ..errors import EXIT_FAILED, fail
 from . import registry
 from .flags import FIELDS, GROUPS
-from .rules import Boolean, coerce, default_of
+from .rules import Boolean, coerce, default_value
 
 ESSENTIAL = (  # what --helpshort has
     "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
@@ -25,7 +25,7 @@ ESSENTIAL = (  # what --helpshort has
 ).split()
 
 
-def doc_of(module: str) -> str:
+def module_doc(module: str) -> str:
     """Returns a module's docstring; from its source if Python omits docstrings (-OO)."""
     loaded = sys.modules[module]
     path = getattr(loaded, "__file__", None)
@@ -106,7 +106,7 @@ def _script_flag_help(flag: flags.Flag) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
-    default = default_of(field)
+    default = default_value(field)
     return "" if default in (None, "", [], {}) else f" [{as_typed(default)}]"
 
 

@@ -13,14 +13,14 @@ from typing import Any
 from absl import flags
 
 from ..errors import UsageError, nearest
-from . import own_files, paths
+from . import paths, user_files
 from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
 from .rules import Written, coerce
 
 # Flags in a run's config.json that belong to the call that wrote it, and not to the run.
-_OF_THAT_CALL = "mode run_dir result_json output allow_changed_config config flagfile".split()
-_OF_THAT_CALL += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
-_OF_A_FOLDER = [name for name, use in USES.items() if use == ("run_dir",)]
+_CALL_FLAGS = "mode run_dir result_json output allow_changed_config config flagfile".split()
+_CALL_FLAGS += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
+_RUN_DIR_FLAGS = [name for name, use in USES.items() if use == ("run_dir",)]
 _MOST_FLAGFILES = 100
 Values = dict[str, Any]
 
@@ -218,7 +218,7 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
     return read
 
 
-def _values_of(arguments: Sequence[str], name: str) -> list[str]:
+def _flag_values(arguments: Sequence[str], name: str) -> list[str]:
     """Returns the values that a command line gives a flag, in order."""
     texts = []
     for index, word in enumerate(arguments):
@@ -229,7 +229,7 @@ def _values_of(arguments: Sequence[str], name: str) -> list[str]:
 
 
 def _read_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Values, Values]]:
-    return [_read_file(path, names(words), known_only) for path in _values_of(words, "config")]
+    return [_read_file(path, names(words), known_only) for path in _flag_values(words, "config")]
 
 
 def _read_file(path: str, by_caller: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
@@ -250,10 +250,10 @@ def _read(path: str, by_caller: Collection[str]) -> Values:
     if not {"flags", "deciding"} <= set(values):
         return values
     of_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
-    own_files.refuse_of_file(f"config={path}", of_run, by_caller)
+    user_files.refuse_unnamed_code(f"config={path}", of_run, by_caller)
     script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
     of_run = {name: value for name, value in script.items() if name not in FIELDS} | of_run
-    left_out = {*_OF_THAT_CALL, *(() if "run_dir" in by_caller else _OF_A_FOLDER)}
+    left_out = {*_CALL_FLAGS, *(() if "run_dir" in by_caller else _RUN_DIR_FLAGS)}
     return {name: value for name, value in of_run.items() if name not in left_out}
 
 

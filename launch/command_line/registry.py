@@ -22,7 +22,7 @@ from ...engine.arguments import HUGE, Expression, Interval, outside
 from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..errors import UsageError, nearest
-from . import own_files
+from . import user_files
 from .rules import Written
 from .values import number
 
@@ -76,8 +76,8 @@ def check_name(kind: str, name: str | None) -> None:
     known = NAMES[kind]
     if name is None:
         raise UsageError(f"{kind} is missing; use one of {', '.join(known)}")
-    if own_files.is_path(name):
-        own_files.compiled(kind, name)
+    if user_files.is_path(name):
+        user_files.compiled(kind, name)
     elif name not in known:
         raise UsageError(f"{kind}={name} is unknown; {nearest(name, known)}")
 
@@ -89,9 +89,9 @@ def find(kind: str, name: str | None) -> Entry:
       UsageError: it does not exist, or has no `Model` or `load`; exceptions of its module pass through.
     """
     check_name(kind, name)
-    if own_files.is_path(name):
-        path, module = name, own_files.module(kind, name)
-        name = own_files.name_of(path)
+    if user_files.is_path(name):
+        path, module = name, user_files.module(kind, name)
+        name = user_files.portable_name(path)
     else:
         path, module = None, importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
     entry = _model(module, path) if kind == "model" else _input(module, path)
@@ -105,19 +105,19 @@ def _model(module, path: str | None) -> Entry:
     if model is None and callable(compiled := getattr(module, "model", None)):
         model = KerasTrainer.for_model(compiled)
     if model is None:
-        raise own_files.lacking("model", path)
+        raise user_files.lacking("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):
-        raise own_files.lacking("model", path, "a Model that is not a Trainer")
+        raise user_files.lacking("model", path, "a Model that is not a Trainer")
     return dataclasses.replace(class_entry(model), intervals={} if path else models.ARGUMENTS)
 
 
 def _input(module, path: str | None) -> Entry:
     load = getattr(module, "load", None)
     if not callable(load):
-        raise own_files.lacking("input", path)
+        raise user_files.lacking("input", path)
     parameters = _named(load)
     if sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters) < 2:
-        raise own_files.lacking("input", path, "a load without the arguments data_dir and seed")
+        raise user_files.lacking("input", path, "a load without the arguments data_dir and seed")
     arguments = parameters[2:]
     own = [each for each in arguments if each.name not in _FROM_FLAGS]
     from_flags = tuple(each.name for each in arguments if each.name in _FROM_FLAGS)

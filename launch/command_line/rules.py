@@ -277,7 +277,7 @@ def fields(command: type) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(command) if "info" in field.metadata}
 
 
-def default_of(field: dataclasses.Field) -> Any:
+def default_value(field: dataclasses.Field) -> Any:
     """Returns a flag's default."""
     factory = field.default_factory
     return field.default if factory is dataclasses.MISSING else factory()

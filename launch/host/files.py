@@ -27,7 +27,7 @@ def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
     write_text(path, _as_json(values))
 
 
-def write_of_run(path: str, values: Mapping[str, Any]) -> None:
+def write_run_file(path: str, values: Mapping[str, Any]) -> None:
     """Writes a run's own file as JSON, replacing whatever is there."""
     files.write_text(path, _as_json(values))
 

@@ -107,7 +107,7 @@ def program_defaults(policy: Any = None) -> dict[str, Any]:
     return {**values, "dtype_policy": values["floatx"] if policy is None else policy.name}
 
 
-class _OfProcess(Generic[T]):
+class _ProcessState(Generic[T]):
     """Some state of this process. The last run to leave it restores the program's, in any thread.
 
     Args:
@@ -174,7 +174,7 @@ def _refuse(first: dict[str, Any], second: dict[str, Any]) -> None:
     )
 
 
-_RANDOM = _OfProcess(_state, _set)
-_DETERMINISM = _OfProcess(tensorflow.is_deterministic, tensorflow.set_deterministic)
-_STREAMS = _OfProcess(terminal.stream_errors, terminal.set_stream_errors)
-_DEFAULTS = _OfProcess(keras.defaults, keras.set_defaults, _refuse)
+_RANDOM = _ProcessState(_state, _set)
+_DETERMINISM = _ProcessState(tensorflow.is_deterministic, tensorflow.set_deterministic)
+_STREAMS = _ProcessState(terminal.stream_errors, terminal.set_stream_errors)
+_DEFAULTS = _ProcessState(keras.defaults, keras.set_defaults, _refuse)

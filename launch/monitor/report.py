@@ -17,7 +17,7 @@ import sys
 
 from .. import errors, explanations
 from ..benchmark import report
-from ..command_line import help, own_flags
+from ..command_line import command_flags, help
 from ..command_line.rules import Path, flag
 from ..errors import UsageError
 from ..host import process
@@ -39,10 +39,10 @@ def main(argv: list[str]) -> None:
     """Prints or writes a report by the command line, and exits the process."""
     process.prepare_streams()
     try:
-        values, paths = own_flags.read(
+        values, paths = command_flags.read(
             argv,
             Flags,
-            help.doc_of(__name__),
+            help.module_doc(__name__),
             "crankshaft report RESULT.json | crankshaft report RUN_DIR|RESULT.json ... --html=FILE",
             takes_words=True,
         )

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import errors, explanations
-from ..command_line import help, own_flags, rules
+from ..command_line import command_flags, help, rules
 from ..command_line.rules import Integer, Text, flag
 from ..errors import UsageError
 from ..host import process
@@ -55,8 +55,12 @@ def main(argv: list[str]) -> None:
     """Serves the page of the runs on the command line until Ctrl-C, and exits the process."""
     process.prepare_streams()
     try:
-        values, paths = own_flags.read(
-            argv, Flags, help.doc_of(__name__), "crankshaft monitor [flags] RUN_DIR|RESULT.json ...", takes_words=True
+        values, paths = command_flags.read(
+            argv,
+            Flags,
+            help.module_doc(__name__),
+            "crankshaft monitor [flags] RUN_DIR|RESULT.json ...",
+            takes_words=True,
         )
         _serve(paths, **vars(Flags(**values)))
     except Exception as error:  # the border of the program

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..command_line import parsing
-from ..command_line.rules import Integer, Number, OneOf, OtherTypeError, Text, ValueType, default_of, fields, flag
+from ..command_line.rules import Integer, Number, OneOf, OtherTypeError, Text, ValueType, default_value, fields, flag
 from ..command_line.values import short
 from ..errors import UsageError, nearest
 
@@ -115,7 +115,7 @@ class Hardware:
     @property
     def assumed(self) -> list[str]:
         """The figures that are neither measured nor published: assumptions, and defaults."""
-        defaults = {name: default_of(field) for name, field in fields(Hardware).items()}
+        defaults = {name: default_value(field) for name, field in fields(Hardware).items()}
         return [
             name
             for name, default in defaults.items()
@@ -196,7 +196,7 @@ def of(figures: Mapping[str, Any], source: str) -> Hardware:
             shown = "nothing" if value in (None, "") else short(value)
             raise UsageError(f"--on={source}: {name} is {shown}; {why}") from None
     for name, field in known.items():
-        if name not in coerced and default_of(field) is dataclasses.MISSING:
+        if name not in coerced and default_value(field) is dataclasses.MISSING:
             info = field.metadata["info"]
             raise UsageError(f"--on={source} has no {name} ({info.help[:-1]}); add it: {info.kind.expected}")
     return Hardware(**coerced)

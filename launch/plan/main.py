@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import errors, explanations, terminal
 from ..cluster import tf_config
-from ..command_line import checks, help, own_flags, parsing, paths
+from ..command_line import checks, command_flags, help, parsing, paths
 from ..command_line import config as configs
 from ..command_line.rules import Boolean, Number, Path, Text, flag
 from ..errors import UsageError
@@ -89,14 +89,14 @@ def main(argv: list[str]) -> None:
 
 def _run(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
-    values, words = own_flags.read(argv[:cut], Flags, help.doc_of(__name__), _USAGE, takes_others=True)
+    values, words = command_flags.read(argv[:cut], Flags, help.module_doc(__name__), _USAGE, takes_others=True)
     flags = Flags(**values)
-    program, arguments = own_flags.program_of(argv[cut + 1 :]) if argv[cut + 1 :] else ((), [])
+    program, arguments = command_flags.split_program(argv[cut + 1 :]) if argv[cut + 1 :] else ((), [])
     words += arguments
     if program and flags.measure:
         raise UsageError(f"--measure plans nothing; leave {' '.join(program)} out")
     if program:
-        own_flags.check_is_there(program)
+        command_flags.check_script_exists(program)
         with _tensorflow():
             import_module("tensorflow")  # without the notes that it prints where the script imports it
         execute(program, words, functools.partial(_plan, flags))

@@ -39,7 +39,7 @@ from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
 from ...engine.strategies.parameter_server.placement import Rule
 from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ..command_line import checks, registry, rules
-from ..command_line.config import WITHOUT_DATA, Config, steps_of
+from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.values import plain
 from ..errors import RunError, UsageError
 from ..host import threads
@@ -179,7 +179,7 @@ def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], in
         )
     if config.is_endless:
         return None
-    steps = config.train_steps or max(1, steps_of(config.train_epochs, order.steps_per_epoch) - order.shift)
+    steps = config.train_steps or max(1, steps_from_epochs(config.train_epochs, order.steps_per_epoch) - order.shift)
     return min([steps, *(last for limit in limits if (last := limit(feed)) is not None)])
 
 

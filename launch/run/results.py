@@ -13,7 +13,7 @@ from ...engine.machine.files import read_json
 from .. import explanations
 from ..command_line.config import Config
 from ..errors import EXIT_USAGE, RunError
-from ..host.files import finite, write_json, write_of_run
+from ..host.files import finite, write_json, write_run_file
 from ..host.process import LockedRunDir
 from ..host.signals import EXIT_CODES
 
@@ -78,7 +78,7 @@ class RunEnding:
             result.setdefault("wall_seconds", time.monotonic() - self._began)
         self.result, self.code = (result := finite(result)), code
         if self._lock and self._lock.is_in_place:
-            write_of_run(RunDir(self._config.run_dir).result, result)
+            write_run_file(RunDir(self._config.run_dir).result, result)
         if self._config.is_chief:
             write(result, self._config.values)
 
@@ -96,7 +96,7 @@ class RunEnding:
         has_result = self._lock and os.path.exists(RunDir(config.run_dir).result)
         if not (loop and loop.status.segment.steps) and (code == EXIT_USAGE or has_result):
             return
-        model = config.own_class.__name__ if config.own_class else config.model
+        model = config.program_trainer.__name__ if config.program_trainer else config.model
         step = loop.status.step if loop else None
         of_run = {"mode": config.mode, "model": model, "run_dir": config.configured_run_dir, "step": step}
         try:

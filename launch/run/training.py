@@ -27,7 +27,7 @@ from ..cluster import memory
 from ..cluster.rendezvous import named
 from ..command_line import config as configs
 from ..errors import EXIT_REGROUP, UsageError
-from ..host.files import write_of_run
+from ..host.files import write_run_file
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, results
 from .base import BaseRun
@@ -79,7 +79,7 @@ def restore_newest(run: BaseRun) -> None:
     manifest = restoring.restore_to_train(run)
     run.resumed_from = manifest.step if manifest else None
     if config.writes_run:  # not before: a run that can't be resumed stays unchanged
-        write_of_run(RunDir(config.run_dir).config, config.as_json())
+        write_run_file(RunDir(config.run_dir).config, config.as_json())
         weights.write(run, config.run_dir)
     if run.prints:
         inventory = Inventory(run.trainer)
@@ -222,7 +222,7 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
     kinds = numbers.Integral if epochs is None else numbers.Real
     if not isinstance(length, kinds) or isinstance(length, bool) or not 0 < length < math.inf:
         raise UsageError(f"train({name}={length!r}): give a number above 0, a whole one of steps")
-    taken = int(length) if epochs is None else configs.steps_of(epochs, order.steps_per_epoch)
+    taken = int(length) if epochs is None else configs.steps_from_epochs(epochs, order.steps_per_epoch)
     until = step + taken if last is None else min(step + taken, last)
     period = run.strategy.sync_period_steps
     if until % period and until != last:

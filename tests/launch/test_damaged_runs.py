@@ -15,7 +15,7 @@ from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.command_line import config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
-from crankshaft.launch.host.files import write_of_run
+from crankshaft.launch.host.files import write_run_file
 from crankshaft.launch.run import results
 from crankshaft.launch.run.saved import model_file
 from tests.launch.command_line.test_config import asked, checked
@@ -26,7 +26,7 @@ RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--inpu
 QUIET = ("--jit=off", "--progress=plain")
 OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]
 # What another call does not take from the run's flags, whatever they say.
-UNREAD = set(config.OF_THIS_CALL)
+UNREAD = set(config.CALL_FLAGS)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "ckpt-4.manifest.json").touch()
-    write_of_run(str(tmp_path / "run" / "config.json"), asked(*RUN).as_json())
+    write_run_file(str(tmp_path / "run" / "config.json"), asked(*RUN).as_json())
     return tmp_path / "run"
 
 

@@ -150,7 +150,7 @@ def test_what_is_asked_for_never_is_not_ignored(ends):
 
 def _takes(field, value: str) -> bool:
     try:
-        return rules.coerce(field, value) != rules.default_of(field)
+        return rules.coerce(field, value) != rules.default_value(field)
     except UsageError:
         return False
 

@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE, wait_until
 
 SHOW = """
 from crankshaft.launch.cluster import children
-while len(job := children.job_of(os.environ)) < 2:
+while len(job := children.job_processes(os.environ)) < 2:
     time.sleep(0.01)
 threads = os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["OMP_NUM_THREADS"]
 print(json.dumps([config, sys.argv[1:], os.environ["PYTHONUNBUFFERED"], job, sorted(os.sched_getaffinity(0)), threads]))
@@ -57,7 +57,7 @@ def test_each_task_is_told_who_it_is_where_all_are_and_has_cores_and_a_gpu_of_it
 
 
 def test_a_process_that_nobody_supervises_is_a_job_of_its_own():
-    assert children.job_of({}) == [os.getpid()]
+    assert children.job_processes({}) == [os.getpid()]
 
 
 @pytest.mark.parametrize(

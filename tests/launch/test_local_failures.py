@@ -120,13 +120,13 @@ def test_a_run_that_diverged_is_not_restarted_whoever_ends_first():
     lost, diverged = TaskExit("worker 1", 1), TaskExit("worker 0", EXIT_DIVERGED)
     for rule, task in ((Synchronous, "worker 0"), (Servers, "chief")):
         endings = [dataclasses.replace(each, task=each.task.replace("worker 0", task)) for each in (lost, diverged)]
-        settled = rule(5, 600.0, 30.0).settle(endings)
+        settled = rule(5, 600.0, 30.0).decide(endings)
         assert settled.exit_code == EXIT_DIVERGED
         assert (
             settled.message
             == f"{task} ended with exit code 65: the run has diverged, and would again, so it is not restarted"
         )
-    assert Servers(5, 600.0, 30.0).alone(diverged) is None
+    assert Servers(5, 600.0, 30.0).restart_alone(diverged) is None
 
 
 def test_a_worker_whose_script_cannot_begin_is_not_started_again_by_itself(local):
@@ -157,7 +157,7 @@ raise UsageError("learning_rate=-1 is not positive")
     assert outcome.err.endswith("crankshaft.engine.errors.UsageError: learning_rate=-1 is not positive\n")
     for kind, code in ((InputError, 2), (RunDirInUse, 2), (NonfiniteError, EXIT_DIVERGED), (RunError, None)):
         report = traceback.format_exception_only(kind("this failed"))
-        settled = Synchronous(5, 600.0, 30.0).settle([TaskExit("worker 0", 1, (*map(str.rstrip, report),))])
+        settled = Synchronous(5, 600.0, 30.0).decide([TaskExit("worker 0", 1, (*map(str.rstrip, report),))])
         assert settled.exit_code == code
     assert TaskExit("worker 0", 1, (*map(str.rstrip, report), "MemoryError")).mistake is None
 
@@ -308,8 +308,8 @@ if index == 0:
 
 def test_a_worker_with_servers_is_not_restarted_by_itself_at_a_port_that_is_taken():
     tasks, taken = Servers(0, 600.0, 30.0), TaskExit("worker 0", EXIT_PORT_TAKEN)
-    assert tasks.alone(taken) is None
-    assert tasks.settle([taken, TaskExit("chief", -signal.SIGTERM)]).exit_code is None
+    assert tasks.restart_alone(taken) is None
+    assert tasks.decide([taken, TaskExit("chief", -signal.SIGTERM)]).exit_code is None
 
 
 @pytest.mark.parametrize("rule", [Synchronous, Servers])
@@ -318,7 +318,7 @@ def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(
     tasks = rule(3, 600.0, 30.0)
     killed, failed = TaskExit("ps 0", -signal.SIGTERM), TaskExit("ps 0", 1)
     assert tasks.end_timeouts(killed) == tasks.end_timeouts(failed)
-    assert "ps 0 was killed by SIGTERM; all tasks start again at once (restart 1 of 3" in tasks.settle([killed]).message
+    assert "ps 0 was killed by SIGTERM; all tasks start again at once (restart 1 of 3" in tasks.decide([killed]).message
 
 
 def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
@@ -344,20 +344,20 @@ def test_who_ends_well_waits_for_the_others(local):
 
 def test_a_scripts_own_exit_code_is_not_taken_for_a_slow_benchmark():
     slower = [TaskExit("worker 0", EXIT_SLOWER)]
-    assert "fail_below" in Synchronous(2, 100, 30, compares=True).settle(slower).message
-    assert Synchronous(2, 100, 30).settle(slower).exit_code is None
+    assert "fail_below" in Synchronous(2, 100, 30, compares=True).decide(slower).message
+    assert Synchronous(2, 100, 30).decide(slower).exit_code is None
 
 
 def test_failures_outside_the_window_are_forgotten_and_pauses_grow_while_no_step_is_new():
     now = [0.0]
     rule = Synchronous(2, 100, 30, clock=lambda: now[0])
     failed = [TaskExit("worker 1", -9), TaskExit("worker 0", 1)]
-    assert [rule.settle(failed).pause_seconds for _ in range(2)] == [0, 1]
+    assert [rule.decide(failed).pause_seconds for _ in range(2)] == [0, 1]
     now[0] = 101
-    assert (rule.settle(failed).exit_code, rule.settle(failed).pause_seconds) == (None, 1)
-    assert rule.settle(failed).exit_code == 1
+    assert (rule.decide(failed).exit_code, rule.decide(failed).pause_seconds) == (None, 1)
+    assert rule.decide(failed).exit_code == 1
     rule = Synchronous(9, 100, 30)
-    assert [rule.settle(failed, advanced).pause_seconds for advanced in (True, False, False, True)] == [0, 1, 2, 0]
+    assert [rule.decide(failed, advanced).pause_seconds for advanced in (True, False, False, True)] == [0, 1, 2, 0]
 
 
 def test_an_evaluator_that_is_not_started_again_is_told_of(local, tmp_path):
@@ -396,6 +396,6 @@ while not (here / "stop").exists():
 
 def test_preemptions_without_end_do_not_spin():
     rule = Synchronous(0, 100, 30, clock=lambda: 0.0)
-    settled = [rule.settle([TaskExit("worker 0", 0), TaskExit("worker 1", 143)]) for _ in range(4)]
+    settled = [rule.decide([TaskExit("worker 0", 0), TaskExit("worker 1", 143)]) for _ in range(4)]
     assert [each.exit_code for each in settled] == [None] * 4
     assert [each.pause_seconds for each in settled] == [0, 1, 2, 4]

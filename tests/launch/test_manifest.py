@@ -101,7 +101,7 @@ def test_each_pod_finds_its_task(capsys, target, shape):
     assert len(pods[0].addresses) == len(pods)
     if "--num_ps" in str(container["command"]):
         (ps,) = (int(word.partition("=")[2]) for word in container["command"] if word.startswith("--num_ps="))
-        last = discovery.arranged(pods[-1], ps, "--evaluator" in container["command"], {})
+        last = discovery.assign_kinds(pods[-1], ps, "--evaluator" in container["command"], {})
         assert last.kind == ("evaluator" if "--evaluator" in container["command"] else "ps")
 
 

@@ -39,7 +39,7 @@ def _checked(run: BaseRun, data, example_of_run) -> Split:
             return split
     own = form.fields(example_of_run).labels
     rules = entry.Rules(
-        weighs_outputs=getattr(run.config.own_class, "weighs_outputs", False),
+        weighs_outputs=getattr(run.config.program_trainer, "weighs_outputs", False),
         look_up=run.names.look_up,
         may_lack=run.data_info.preprocessing.may_lack,
     )

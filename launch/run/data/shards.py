@@ -26,7 +26,7 @@ from ....input import known
 from ....input.records import features, shard_writing
 from ....input.records.features import Features
 from ....input.records.shard_writing import Shard, ShardRequest
-from ...command_line import own_files, registry
+from ...command_line import registry, user_files
 from ...errors import UsageError
 from ...host import files
 from ..saved import fingerprints
@@ -142,7 +142,11 @@ def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
 def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
     """Returns all that decides what the shards hold, as JSON has it."""
     examples = {name: fingerprints.fingerprint(split, len(split)) for name, split in loaded.by_name.items()}
-    of_input = {"input": own_files.name_of(request.input), "input_arg": {**request.arguments}, "seed": request.seed}
+    of_input = {
+        "input": user_files.portable_name(request.input),
+        "input_arg": {**request.arguments},
+        "seed": request.seed,
+    }
     shards = {"shards": request.shards, "format": request.format, "examples": examples}
     return json.loads(json.dumps({**of_input, **shards}, default=str))
 

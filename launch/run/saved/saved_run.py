@@ -23,7 +23,7 @@ from ....engine.layers.embeddings import shards_in
 from ....engine.step.options import RunContext
 from ... import explanations
 from ...command_line import config as configs
-from ...command_line import own_files, registry
+from ...command_line import registry, user_files
 from ...command_line.config import Config
 from ...command_line.values import differences, plain
 from ...errors import UsageError
@@ -139,7 +139,7 @@ class SavedRun:
             )
         if architecture is not None and (name or saved.model_is_forward):
             return architecture
-        own_files.refuse_of_file(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
+        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
         if not flags.get("model"):
             kind = deciding["model"]
             more = "" if saved.model_is_forward else ", whose forward computes the predictions"

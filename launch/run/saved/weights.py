@@ -33,7 +33,7 @@ from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config
 from ...errors import UsageError, nearest
 from ...host import isolation
-from ...host.files import write_of_run
+from ...host.files import write_run_file
 from ..base import BaseRun
 from . import fingerprints, model_file, preprocessor
 from .keras_weights import load_keras_weights
@@ -47,7 +47,7 @@ def write(run: BaseRun, run_dir: str) -> None:
     features = model_file.described(form.features(run.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
     content |= {"logits_of": run.logits_kind, "model_is_forward": model_is_forward(run.trainer)}
-    write_of_run(RunDir(run_dir).model, {**content, **known.as_json(run.data_info)})
+    write_run_file(RunDir(run_dir).model, {**content, **known.as_json(run.data_info)})
 
 
 def model_is_forward(trainer: Trainer) -> bool:

@@ -64,7 +64,7 @@ def test_slurms_lists_of_nodes(text, nodes):
 
 
 def test_slurms_tasks_have_their_nodes_address_and_a_port_each():
-    tasks = discovery.tasks_of(step("n[1-2]", "2,1", rank=2, node=1, local=0))
+    tasks = discovery.tasks_from_scheduler(step("n[1-2]", "2,1", rank=2, node=1, local=0))
     first = 10240 + 7 * 128
     assert tasks == Tasks("Slurm's job 7.0", (f"n1:{first}", f"n1:{first + 1}", f"n2:{first + 2}"), 2)
 
@@ -88,7 +88,7 @@ def test_ports_that_slurm_has_reserved_are_taken():
 
 
 def test_jobs_of_kubernetes_have_one_service_and_their_pods_names():
-    tasks = discovery.tasks_of(pod("run-chief:1,run-worker:2,run-ps:1", "run-worker-1"))
+    tasks = discovery.tasks_from_scheduler(pod("run-chief:1,run-worker:2,run-ps:1", "run-worker-1"))
     names = ("run-chief-0", "run-worker-0", "run-worker-1", "run-ps-0")
     assert tasks == Tasks("Kubernetes", tuple(f"{name}.net:2222" for name in names), 2)
 
@@ -104,7 +104,7 @@ def test_jobs_of_kubernetes_have_one_service_and_their_pods_names():
     ],
 )
 def test_a_process_that_was_started_alone_is_alone(environment):
-    assert discovery.tasks_of(environment) is None
+    assert discovery.tasks_from_scheduler(environment) is None
 
 
 MISTAKES = {
@@ -153,7 +153,7 @@ MISTAKES = {
 def test_mistake_is_one_line_with_its_cure(mistake):
     environment, said = MISTAKES[mistake]
     with pytest.raises(UsageError) as error:
-        discovery.tasks_of(environment)
+        discovery.tasks_from_scheduler(environment)
     line = str(error.value)
     assert "\n" not in line
     assert [part for part in said if part not in line] == [], line
@@ -161,19 +161,19 @@ def test_mistake_is_one_line_with_its_cure(mistake):
 
 def test_tasks_are_coordinator_workers_servers_evaluator_in_this_order():
     tasks = Tasks("here", tuple(f"h{i}:1" for i in range(6)), 5)
-    cluster = discovery.arranged(tasks, 2, True, {})
+    cluster = discovery.assign_kinds(tasks, 2, True, {})
     assert [name for name, _ in cluster.addresses] == ["chief", "worker 0", "worker 1", "ps 0", "ps 1", "evaluator"]
     assert cluster.task == "evaluator"
     line = discovery.describe(cluster)
     assert line == "cluster: evaluator at h5:1, task 5 of 1 chief, 2 workers, 2 ps, 1 evaluator; from here"
     with pytest.raises(UsageError, match="here has 6 tasks, too few for a coordinator, a worker, num_ps=4 servers and"):
-        discovery.arranged(tasks, 4, True, {})
+        discovery.assign_kinds(tasks, 4, True, {})
 
 
 def test_a_host_without_an_address_is_named_once_it_was_waited_for():
     tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with pytest.raises(UsageError, match=r"worker 1 is at no-such-host.invalid:1, a host that has no address after"):
-        discovery.wait_for_addresses(discovery.arranged(tasks, 0, False, {}), 0.1)
+        discovery.wait_for_addresses(discovery.assign_kinds(tasks, 0, False, {}), 0.1)
 
 
 def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
@@ -181,7 +181,7 @@ def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 0.1)
     tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with caplog.at_level("WARNING", logger="crankshaft"), pytest.raises(UsageError):
-        discovery.wait_for_addresses(discovery.arranged(tasks, 0, False, {}), 0.4)
+        discovery.wait_for_addresses(discovery.assign_kinds(tasks, 0, False, {}), 0.4)
     (record,) = caplog.records
     assert record.getMessage().startswith(
         "worker 0 waits for worker 1's host, no-such-host.invalid, to have an address"

@@ -69,19 +69,19 @@ KILLED = -signal.SIGKILL
 
 def test_a_dead_worker_starts_again_at_once_and_later_after_a_while_until_restarts_are_used_up():
     servers = rule(max_restarts=3)
-    pauses = [servers.alone(TaskExit("worker 0", KILLED)).pause_seconds for _ in range(3)]
+    pauses = [servers.restart_alone(TaskExit("worker 0", KILLED)).pause_seconds for _ in range(3)]
     assert pauses == [0, 1, 2]
-    assert servers.alone(TaskExit("worker 1", KILLED)).pause_seconds == 0
-    assert servers.alone(TaskExit("worker 0", KILLED)) is None
+    assert servers.restart_alone(TaskExit("worker 1", KILLED)).pause_seconds == 0
+    assert servers.restart_alone(TaskExit("worker 0", KILLED)) is None
 
 
 @pytest.mark.parametrize("task", ["chief", "ps 0"])
 def test_with_a_server_or_the_coordinator_all_start_again(task):
     servers = rule()
-    assert servers.alone(TaskExit(task, KILLED)) is None
+    assert servers.restart_alone(TaskExit(task, KILLED)) is None
     assert servers.end_timeouts(TaskExit(task, KILLED)) is not None
     endings = [TaskExit(task, KILLED), TaskExit("worker 0", 143), TaskExit("evaluator", 143)]
-    assert servers.settle(endings).exit_code is None
+    assert servers.decide(endings).exit_code is None
 
 
 @pytest.mark.parametrize("code", [143, -signal.SIGTERM, KILLED])
@@ -90,43 +90,43 @@ def test_a_server_that_ends_is_a_failure_whatever_its_code(code):
     ending = TaskExit("ps 0", code)
     assert servers.end_timeouts(ending) == servers.end_timeouts(TaskExit("ps 0", 1))
     endings = [ending, TaskExit("chief", 143), TaskExit("worker 0", 143)]
-    assert "(restart 1 of 1 within" in servers.settle(endings).message
-    assert servers.settle(endings).exit_code == 1
+    assert "(restart 1 of 1 within" in servers.decide(endings).message
+    assert servers.decide(endings).exit_code == 1
 
 
 def test_a_preempted_coordinator_has_saved_so_all_end_and_start_again_at_once():
     servers = rule(max_restarts=0)
     ending = TaskExit("chief", 143)
     assert servers.end_timeouts(ending) == EndTimeouts(0.0, 30.0)
-    settled = servers.settle([ending, TaskExit("ps 0", 143), TaskExit("worker 0", 143)])
+    settled = servers.decide([ending, TaskExit("ps 0", 143), TaskExit("worker 0", 143)])
     assert settled.message == "chief ended with exit code 143, preempted; all tasks start again at once"
 
 
 def test_a_mistake_is_not_tried_again_whoever_finds_it():
-    assert rule().alone(TaskExit("worker 0", 2)) is None
-    assert rule().settle([TaskExit("worker 0", 143), TaskExit("chief", 2)]).exit_code == 2
+    assert rule().restart_alone(TaskExit("worker 0", 2)) is None
+    assert rule().decide([TaskExit("worker 0", 143), TaskExit("chief", 2)]).exit_code == 2
 
 
 def test_the_coordinators_end_is_the_runs_whatever_became_of_the_others():
-    assert rule().settle([TaskExit("chief", 0), TaskExit("worker 0", 143), TaskExit("evaluator", 1)]).exit_code == 0
+    assert rule().decide([TaskExit("chief", 0), TaskExit("worker 0", 143), TaskExit("evaluator", 1)]).exit_code == 0
 
 
 def test_an_evaluators_failure_stops_nobody_and_its_end_is_no_failure():
     assert rule().end_timeouts(TaskExit("evaluator", 1)) is None
-    assert rule().alone(TaskExit("evaluator", 1)).pause_seconds == 0
-    assert rule().alone(TaskExit("evaluator", 0)) is None
+    assert rule().restart_alone(TaskExit("evaluator", 1)).pause_seconds == 0
+    assert rule().restart_alone(TaskExit("evaluator", 0)) is None
 
 
 def test_a_run_that_ends_while_its_evaluator_waits_to_be_started_again_says_what_is_missing():
     servers = rule()
-    assert servers.settle([TaskExit("chief", 0), TaskExit("worker 0", 143)]).message is None
-    servers.alone(TaskExit("evaluator", KILLED))
-    assert "the last checkpoint is not evaluated" in servers.settle([TaskExit("chief", 0)]).message
-    assert servers.settle([TaskExit("chief", 0), TaskExit("evaluator", 143)]).message is None
+    assert servers.decide([TaskExit("chief", 0), TaskExit("worker 0", 143)]).message is None
+    servers.restart_alone(TaskExit("evaluator", KILLED))
+    assert "the last checkpoint is not evaluated" in servers.decide([TaskExit("chief", 0)]).message
+    assert servers.decide([TaskExit("chief", 0), TaskExit("evaluator", 143)]).message is None
 
 
 def test_workers_that_are_in_step_are_never_restarted_alone():
-    assert Synchronous(3, 600.0, 30.0).alone(TaskExit("worker 0", KILLED)) is None
+    assert Synchronous(3, 600.0, 30.0).restart_alone(TaskExit("worker 0", KILLED)) is None
 
 
 # What is given, and what the line has to say.

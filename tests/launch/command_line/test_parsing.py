@@ -14,7 +14,7 @@ import pytest
 
 from crankshaft import run
 from crankshaft.launch.benchmark.result import read_baseline
-from crankshaft.launch.command_line import checks, own_files, parsing, registry, rules
+from crankshaft.launch.command_line import checks, parsing, registry, rules, user_files
 from crankshaft.launch.command_line.flags import FIELDS
 from crankshaft.launch.errors import UsageError
 from tests.launch.conftest import MLP
@@ -339,7 +339,7 @@ def test_no_flag_waits_for_a_pipe_or_reads_a_device(tmp_path):
         for flag, name in (("config", "config"), ("flagfile", "--flagfile")):
             with pytest.raises(UsageError, match=rf"^{name}={path} can't be read \(it is not a regular file\); give a"):
                 values_of(f"--{flag}={path}")
-        for find in (functools.partial(own_files.compiled, "model"), read_baseline, checks.check_init_from):
+        for find in (functools.partial(user_files.compiled, "model"), read_baseline, checks.check_init_from):
             with pytest.raises(UsageError, match="it is not a regular file"):
                 find(str(path))
     with pytest.raises(UsageError, match="it is not a regular file"):

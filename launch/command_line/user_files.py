@@ -36,7 +36,9 @@ def is_path(name: str | None) -> bool:
     return isinstance(name, str) and (name.endswith(".py") or os.sep in name)  # a damaged configuration has anything
 
 
-def refuse_of_file(source: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = "") -> None:
+def refuse_unnamed_code(
+    source: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = ""
+) -> None:
     """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
 
     Args:
@@ -52,7 +54,7 @@ def refuse_of_file(source: str, values: Mapping[str, Any], by_caller: Collection
             )
 
 
-def name_of(name: str | None) -> str | None:
+def portable_name(name: str | None) -> str | None:
     """Names a model or input: a file by its name, without its folder, which may differ between hosts."""
     return os.path.basename(name) if is_path(name) else name
 

@@ -55,7 +55,7 @@ def read(
     return values, rest
 
 
-def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Splits the words after -- into the tasks' program and its arguments.
 
     Args:
@@ -86,13 +86,13 @@ def program_of(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     return (first,), rest
 
 
-def check_is_there(program: Sequence[str]) -> None:
-    """Raises `UsageError` if a program, see `program_of`, is a script that does not exist."""
+def check_script_exists(program: Sequence[str]) -> None:
+    """Raises `UsageError` if a program, see `split_program`, is a script that does not exist."""
     if len(program) == 1 and not os.path.isfile(program[0]):
         raise UsageError(f"the script {program[0]} does not exist; give its path from {os.getcwd()}")
 
 
-def check_of_tasks(words: Sequence[str], has_own: bool) -> None:
+def check_task_flags(words: Sequence[str], has_own: bool) -> None:
     """Raises `UsageError` for a mistake in the tasks' flags; files that they name are not read.
 
     Args:
