@@ -24,15 +24,14 @@ _MADE = re.compile(r"(<!-- made of .* -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 _INTRODUCTION = """# Flags
 
-Look a flag up. This page is made from the flags by `python docs/make_pages.py`; `crankshaft train --help` says the same
-in a terminal, and `--helpshort` lists those that most runs use. Each flag has a range or a rule, checked before
-TensorFlow starts; arguments of models, inputs, optimizers and schedules are once these are imported. A flag that would
-have no effect is an error. That is known before TensorFlow starts, or, where a step or an optimizer of your own would
-ignore it, before the first step; the error names [the line to write](model.md#a-flag-that-has-no-effect).
+Look a flag up; `crankshaft train --help` says the same in a terminal, and `--helpshort` lists those that most runs use.
+Each flag has a range or a rule, checked before TensorFlow starts. A flag that would have no effect is an error, at the
+latest before the first step; it names [the line to write](model.md#a-flag-that-has-no-effect). In Python,
+`crankshaft.run` takes flags as keywords. `--debug` and `--nodebug` are `--debug=true` and `false`.
 
-Flags that belong together may stand in a file: `--flagfile=run.flags`, a flag a line as on the command line, or
-`--config=run.yaml` (by `pip install 'crankshaft[yaml]'`; JSON without it), where a run's own `config.json` may be given
-back, with another `--run_dir`. The command line wins over either where it comes later, over `--config` always:
+Flags may stand in a file: `--flagfile=run.flags`, a flag a line, or `--config=run.yaml` (by `pip install
+'crankshaft[yaml]'`; JSON without it), also a run's own `config.json`, with another `--run_dir`. The command line wins
+over `--config`, and over a flagfile where it comes later:
 
 ```yaml
 model: mlp
@@ -42,24 +41,17 @@ learning_rate: 0.01
 train_epochs: 5
 ```
 
-A value is read by its flag's rule, wherever it is given: numbers in decimal (`010` and `0x10` are refused), a list only
-where several values are meant. A file has each name once, and no aliases; an argument of `--model_arg` and its like is
-given once in one place. Text and paths are UTF-8, in a locale with another encoding, too; there a script of yours has
-to be started with `PYTHONUTF8=1` for paths that are not ASCII.
+Numbers are decimal, text and paths UTF-8 (in a locale with another encoding start a script with `PYTHONUTF8=1`), and a
+file has each name once.
 
-Tab completes commands, flags and their choices, in bash by this line in `~/.bashrc`:
+Tab completes commands, flags and their choices in bash by this line in `~/.bashrc`, in zsh by `autoload -U +X
+bashcompinit && bashcompinit` and this line in `~/.zshrc`, after `compinit`:
 
 ```console
 complete -o default -o nospace -C "crankshaft complete" crankshaft
 ```
-
-In zsh, in `~/.zshrc` after `compinit`, this line comes before it: `autoload -U +X bashcompinit && bashcompinit`.
-
-In Python, `crankshaft.run` takes flags as keywords. A flag that is true or false is also written `--debug` and
-`--nodebug`.
 """
-_LOCAL = """These stand before the `--` of `crankshaft local`; after it stand the flags above, or a script of your own
-and its flags."""
+_LOCAL = "These stand before the `--` of `crankshaft local`; after it the flags above, or a script and its flags."
 
 
 def pages() -> dict[str, str]:
@@ -107,8 +99,9 @@ def _command(command: type) -> str:
 def _row(field: dataclasses.Field) -> list[str]:
     info, default = field.metadata["info"], default_value(field)
     shown = "" if default in (None, "", [], {}) else str(default).lower() if isinstance(default, bool) else str(default)
-    takes = re.sub(r"from (\S+) to 2147483647", r"of \1 or more", info.kind.expected)
-    return [f"`--{field.name}`", takes, shown and f"`{shown}`", info.help]
+    takes = re.sub(r"(?:of (\S+) or more|from (\S+) to 2147483647)", r"≥ \1\2", info.kind.expected)
+    takes = re.sub("^(an? |true or false$)", "", takes)
+    return [f"`--{field.name}`", "; ".join(filter(None, [takes, shown and f"`{shown}`"])), info.help]
 
 
 def _entries(kind: str) -> str:
@@ -120,7 +113,7 @@ def _entries(kind: str) -> str:
     return _table(rows, ("name", "what it is", "arguments, with their defaults"))
 
 
-def _table(rows: list[list[str]], heads=("flag", "takes", "default", "what it is for")) -> str:
+def _table(rows: list[list[str]], heads=("flag", "takes; default", "what it is for")) -> str:
     lines = [heads, ["---"] * len(heads), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

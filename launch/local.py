@@ -46,13 +46,13 @@ class Flags:
     """The values of a command line, before the --."""
 
     workers: int = flag(Integer(1, 1000), 2, "Processes that train together.")
-    ps: int = flag(Integer(0, 1000), 0, "Number of parameter servers; with any, a coordinator, called chief, runs too.")
+    ps: int = flag(Integer(0, 1000), 0, "Parameter servers; with any, a coordinator, called chief, runs too.")
     evaluator: bool = flag(Boolean(), False, "With --ps: a process that evaluates each checkpoint.")
     max_restarts: int = flag(Integer(0), 5, "Restarts after failures within ten minutes; one more failure ends it.")
     grace_seconds: float = flag(
         Number(lower=0, upper=1e6),
         30.0,
-        "Seconds that tasks have to save and end after a signal, before they are killed.",
+        "Seconds that tasks have to save after a signal, before they are killed.",
     )
 
     @property

@@ -72,19 +72,17 @@ def _matching(pattern: re.Pattern, wants: str) -> Text:
 class Flags:
     """The values of a command line, before the --."""
 
-    name: str = flag(_matching(_NAME, "small letters, digits and hyphens, 40 at most"), "train", "The job's.")
+    name: str = flag(_matching(_NAME, "small letters, digits and hyphens, 40 at most"), "train", "Job name.")
     plan: str | None = flag(Path(), None, "Result of crankshaft plan: workers, ps, GPUs and memory that are not set.")
     workers: int = flag(Integer(1, 1000), 2, "Processes that train together.")
-    ps: int = flag(Integer(0, 1000), 0, "Parameter servers: the workers then have a coordinator.")
+    ps: int = flag(Integer(0, 1000), 0, "Parameter servers; with any, a coordinator runs too.")
     evaluator: bool = flag(Boolean(), False, "With --ps: a task that evaluates each checkpoint.")
-    gpus_per_worker: int = flag(Integer(0, 1000), 0, "GPUs of each worker; slurm: of each task.")
-    cpus: int = flag(Integer(1, 1000), 4, "Cores of each task.")
-    memory: str = flag(Text("a quantity, e.g. 8Gi", _check_size), "8Gi", "Of each task, as Kubernetes writes it.")
-    time: str = flag(Text("a time, e.g. 12:00:00 or 2-00:00:00", _check_time), "24:00:00", "slurm: the time limit.")
-    image: str | None = flag(_matching(_IMAGE, "an image"), None, "kubernetes, jobset: the container's image.")
-    claim: str = flag(
-        _matching(_NAME, "a claim's name"), "runs", "kubernetes, jobset: the claim of the volume at /runs."
-    )
+    gpus_per_worker: int = flag(Integer(0, 1000), 0, "GPUs per worker; slurm: per task.")
+    cpus: int = flag(Integer(1, 1000), 4, "Cores per task.")
+    memory: str = flag(Text("a quantity, e.g. 8Gi", _check_size), "8Gi", "Memory per task, as Kubernetes writes it.")
+    time: str = flag(Text("a time, e.g. 12:00:00 or 2-00:00:00", _check_time), "24:00:00", "slurm: time limit.")
+    image: str | None = flag(_matching(_IMAGE, "an image"), None, "kubernetes, jobset: container image.")
+    claim: str = flag(_matching(_NAME, "a claim's name"), "runs", "kubernetes, jobset: claim of the volume at /runs.")
 
 
 def main(argv: list[str]) -> None:

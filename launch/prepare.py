@@ -49,16 +49,16 @@ class Flags:
     """The values of a command line."""
 
     input: str | None = flag(user_files.Module(), None, "Input to write, or a .py file with a function load.")
-    input_arg: Mapping[str, Any] = flag(ARGUMENT, {}, "NAME=VALUE for the input. Repeatable.")
-    data_dir: str | None = flag(FilePaths(), None, "Where the input's files are, as crankshaft train takes it.")
-    eval_data_dir: str | None = flag(FilePaths(), None, "Where those to evaluate on are, likewise.")
-    seed: int = flag(Integer(0), 0, "Seed of the input, as of crankshaft train.")
-    output_dir: str | None = flag(Path(), None, "Where the shards are written: in its folders train and eval.")
-    shards: int = flag(Integer(1), 16, "Of the training data; those to evaluate on have as many examples each.")
-    format: str = flag(OneOf(("tfrecord", "array_record")), "tfrecord", "Of the shards.")
-    processes: int | None = flag(
-        Integer(1, 1000), None, "Number of processes that write shards; default: one per core."
+    input_arg: Mapping[str, Any] = flag(ARGUMENT, {}, "Argument of the input. Repeatable.")
+    data_dir: str | None = flag(FilePaths(), None, "Files of the input, as for crankshaft train.")
+    eval_data_dir: str | None = flag(FilePaths(), None, "Files of the evaluation data.")
+    seed: int = flag(Integer(0), 0, "Seed of the input.")
+    output_dir: str | None = flag(Path(), None, "Folder of the shards: they are written to its folders train and eval.")
+    shards: int = flag(
+        Integer(1), 16, "Shards of the training data; those of the evaluation data have as many examples each."
     )
+    format: str = flag(OneOf(("tfrecord", "array_record")), "tfrecord", "Format of the shards.")
+    processes: int | None = flag(Integer(1, 1000), None, "Processes that write shards; default: one per core.")
 
 
 def main(argv: list[str]) -> None:

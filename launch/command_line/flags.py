@@ -79,7 +79,7 @@ class Flags:
     run_dir: str | None = _run(
         Path(may_be_remote=True),
         None,
-        "Directory of checkpoints, TensorBoard files, config and result (also gs://...); an existing run resumes.",
+        "Folder of checkpoints, record and results (also gs://...); an existing run resumes.",
         of_call=True,
         may_be_elsewhere=True,
     )
@@ -89,17 +89,17 @@ class Flags:
         "YAML or JSON file of flags, also a run's config.json; the command line takes precedence.",
         of_call=True,
     )
-    seed: int = _run(Integer(0, 2**31 - 1), 0, "Seed of all random numbers of the run, below 2^31.", decides=True)
+    seed: int = _run(Integer(0, 2**31 - 1), 0, "Seed of all random numbers of the run.", decides=True)
     train_steps: int | None = _run(
-        Integer(1), None, "Number of training steps (updates). Give one of --train_steps and --train_epochs."
+        Integer(1), None, "Training steps (updates). Give one of --train_steps and --train_epochs."
     )
     train_epochs: float | None = _run(
-        Number(upper=1e9, above=0), None, "Number of passes over the training data; 10 if neither is given."
+        Number(upper=1e9, above=0), None, "Passes over the training data; 10 if neither is given."
     )
     stop_at_step: int | None = _run(
         Integer(1),
         None,
-        "Save and end at this step, as if interrupted: schedules keep the full length, and the run can be resumed.",
+        "Save and end at this step; schedules keep the full length, and the run can be resumed.",
         of_call=True,
         is_period=True,
     )
@@ -107,32 +107,29 @@ class Flags:
     max_restarts: int = _run(
         Integer(0),
         0,
-        "Restarts after failures within ten minutes, from a process that has imported TensorFlow, which then stays the "
-        "parent of this task; a scheduler's restarts count too.",
+        "Restarts of this task after failures within ten minutes; a scheduler's count too.",
         of_call=True,
         may_differ=True,
     )
     min_workers: int = _run(
         Integer(0),
         0,
-        "With --max_restarts: continue without workers that get SIGTERM or do not return within "
-        "--cluster_timeout_seconds, while as many are left, and include them once they return; 0: all are needed.",
+        "With --max_restarts: continue without workers that leave or do not return, while as many are left; 0: all "
+        "are needed.",
         use=("strategy", "multi_worker"),
         of_call=True,
     )
     result_json: str | None = _run(Path(), None, "Also write the result to this file.", of_call=True, may_differ=True)
 
     # Model
-    model: str | None = _model(
-        Module(), None, "A bundled model, or a .py file that defines a class Model.", decides=True
-    )
+    model: str | None = _model(Module(), None, "Bundled model, or a .py file that defines a class Model.", decides=True)
     model_arg: Mapping[str, Any] = _model(
-        ARGUMENT, {}, "NAME=VALUE argument of the model, e.g. hidden_units=2048,2048. Repeatable.", decides=True
+        ARGUMENT, {}, "Argument of the model, e.g. hidden_units=2048,2048. Repeatable.", decides=True
     )
     init_from: str | None = _model(
         Path(),
         None,
-        "Initialize the weights from this run, checkpoint or Keras file.",
+        "Run, checkpoint or Keras file from which to load the weights.",
         of_call=True,
         may_be_elsewhere=True,
     )
@@ -147,8 +144,8 @@ class Flags:
     init_map: Sequence[str] = _model(
         Text("REGEX=REPLACEMENT", rules.renaming),
         [],
-        "REGEX=REPLACEMENT: rename the variables of a tf.train.Checkpoint of other code to the paths of the weights "
-        "here; an empty name leaves a variable out. Repeatable: applied in order.",
+        "Rename the variables of a tf.train.Checkpoint of other code; an empty name leaves one out. Repeatable, in "
+        "order.",
         use=("init_from",),
         several=True,
         of_call=True,
@@ -156,10 +153,10 @@ class Flags:
 
     # Input
     input: str | None = _input(
-        Module(), None, "A bundled input, or a .py file that defines a function load.", decides=True
+        Module(), None, "Bundled input, or a .py file that defines a function load.", decides=True
     )
     input_arg: Mapping[str, Any] = _input(
-        ARGUMENT, {}, "NAME=VALUE argument of the input, e.g. examples=10000. Repeatable.", decides=True
+        ARGUMENT, {}, "Argument of the input, e.g. examples=10000. Repeatable.", decides=True
     )
     data_dir: str | None = _input(
         FilePaths(), None, "Files of the input: a folder, a glob, or several separated by commas.", may_differ=True
@@ -173,11 +170,11 @@ class Flags:
     validation_split: float = _input(
         Number(lower=0, upper=1),
         0.0,
-        "Fraction of the training data, taken from its end, to evaluate on.",
+        "Fraction of the training data, from its end, to evaluate on.",
         decides=True,
     )
     eval_batch_size: int = _input(Integer(1), 512, "Examples per evaluation step, across all replicas.")
-    resident_data_mb: int = _input(Integer(0), 1024, "Keep arrays of up to this many MiB on each device.")
+    resident_data_mb: int = _input(Integer(0), 1024, "Cache arrays of up to this many MiB on each device.")
     shuffle_window: int = _input(
         Integer(0, 1 << 20),
         0,
@@ -187,11 +184,11 @@ class Flags:
     bucket_by: str | None = _input(
         Text("axis:boundaries", rules.bucket_by),
         None,
-        "Batch examples of similar length: the unknown dimension, from 0, and each bucket's longest length, e.g. "
-        "0:100,200,400; 0:100,200,400:12800 bounds examples times length in a batch.",
+        "Batch examples of similar length: the unknown dimension and each bucket's longest length, e.g. "
+        "0:100,200,400; a third part (0:100,200:12800) bounds examples times length.",
         decides=True,
     )
-    max_bad_records: int = _input(Integer(0), 0, "Number of unreadable examples to skip before the run fails.")
+    max_bad_records: int = _input(Integer(0), 0, "Unreadable examples to skip before the run fails.")
     shuffle_buffer: int = _input(
         Integer(0),
         10_000,
@@ -201,8 +198,8 @@ class Flags:
     auto_shard_policy: str = _input(
         OneOf(AUTO_SHARD_POLICIES),
         "auto",
-        "How workers shard a tf.data.Dataset: by file, or by example (data), reading all; auto: by file if possible; "
-        "off: each worker gives its own part.",
+        "How workers shard a tf.data.Dataset: by file; by example, reading all (data); by file if possible (auto); "
+        "each worker gives its own part (off).",
         decides=True,
     )
 
@@ -211,25 +208,25 @@ class Flags:
     num_virtual_devices: int = _placement(
         Integer(0, 1000),
         0,
-        "Split the CPU, or the one GPU, into this many virtual devices; 0 does not split it.",
+        "Split the CPU, or the one GPU, into this many virtual devices.",
         use=("strategy", "mirrored"),
     )
     mesh: str | None = _placement(
         Text("data:D,model:M", rules.mesh),
         None,
-        "Mesh of replicas, data:D,model:M: layers of engine.layers.parallel are sharded over M replicas.",
+        "Mesh of replicas: layers of engine.layers.parallel are sharded over M of them.",
         use=_MESHES,
     )
     shard_optimizer: bool = _placement(
         Boolean(),
         False,
-        "Shard optimizer state (slots) and its update across replicas (ZeRO, stage 1).",
+        "Shard optimizer state (slots) across replicas (ZeRO, stage 1).",
         use=_MESHES,
     )
     recompute: bool = _placement(
         Boolean(),
         False,
-        "Recompute the model's blocks in the backward pass: less memory for activations, a third more computation.",
+        "Activation checkpointing: recompute the model's blocks in the backward pass.",
     )
     gpus: str | None = _placement(
         Text(
@@ -237,22 +234,22 @@ class Flags:
             rules.matching("none|\\d{1,4}(,\\d{1,4})*", "it is not a list of GPUs' numbers; use e.g. 0,1, or none"),
         ),
         None,
-        "Indices of the GPUs to use, e.g. 0,1, or none; by default all (one_device: the first).",
+        "Indices of the GPUs to use, or none; by default all (one_device: the first).",
         of_call=True,
         may_differ=True,
     )
     steps_per_loop: int = _placement(
-        Integer(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them, over slow links more."
+        Integer(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them."
     )
     jit: str = _placement(
         OneOf(("auto", "on", "off")),
         "auto",
-        "Compile the training loop with XLA; auto measures both and keeps the faster.",
+        "Compile the training loop with XLA; auto measures both.",
     )
     communication: str = _placement(
         OneOf(("auto", "ring", "nccl")),
         "auto",
-        "Collectives between hosts: ring (TensorFlow's, over gRPC) or nccl (GPUs).",
+        "Collectives between hosts: TensorFlow's ring over gRPC, or NCCL (GPUs).",
         use=("strategy", "multi_worker"),
     )
     cluster_hosts: str | None = _placement(
@@ -261,7 +258,7 @@ class Flags:
             rules.matching("[^,\\s]+(,[^,\\s]+)*", "it is not a list of addresses; use e.g. a:2222,b:2222"),
         ),
         None,
-        "host:port of each task: all workers; or a coordinator, workers, --num_ps servers, an evaluator.",
+        "Address of each task: all workers; or a coordinator, workers, --num_ps servers, an evaluator.",
         of_call=True,
     )
     task_index: int | None = _placement(
@@ -270,14 +267,14 @@ class Flags:
     bind: str | None = _placement(
         Text("an IP address", rules.ip_address),
         None,
-        "Address of this host at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
+        "Address at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
         of_call=True,
         may_differ=True,
     )
     num_ps: int = _placement(
         Integer(0),
         0,
-        "Number of parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.",
+        "Parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.",
         of_call=True,
     )
     evaluator: bool = _placement(
@@ -293,8 +290,8 @@ class Flags:
     step_timeout_seconds: float | None = _placement(
         Number(lower=0, upper=1e6),
         None,
-        "End a worker that makes no progress for this long, and name who is stuck; files or a stream that return "
-        "nothing for half as long end the run too; 0 disables this. Default: 600, in a debugger 0.",
+        "End a worker without progress for this long, and name who is stuck; input that returns nothing for half as"
+        " long, too; 0: never. Default: 600, in a debugger 0.",
         may_differ=True,
     )
     # Between replicas
@@ -306,18 +303,18 @@ class Flags:
         decides=True,
     )
     powersgd_rank: int = _between(
-        Integer(0), 0, "Compress gradients to two matrices of this rank (PowerSGD); 0 disables this.", decides=True
+        Integer(0), 0, "Compress gradients to two matrices of this rank (PowerSGD); 0: off.", decides=True
     )
     sync_every_steps: int = _between(
         Integer(1),
         1,
-        "Synchronize replicas every this many steps (local SGD, DiLoCo); 1 synchronizes each step.",
+        "Synchronize replicas every this many steps (local SGD, DiLoCo).",
         decides=True,
     )
     outer_arg: Mapping[str, Any] = _between(
         ARGUMENT,
         {},
-        "NAME=VALUE argument of the outer update at a synchronization: learning_rate, where 1 averages; momentum.",
+        "Argument of the outer update at a synchronization: learning_rate (1 averages), momentum.",
         use=_LOCAL_SGD,
         decides=True,
     )
@@ -326,12 +323,12 @@ class Flags:
     max_staleness_steps: int | None = _servers(
         Integer(0),
         None,
-        "Bound on staleness: workers run in rounds of at most this plus one steps. Default: no rounds.",
+        "Bound on staleness: workers run in rounds of at most this plus one steps.",
     )
     variable_placement: Sequence[str] = _servers(
         Text("REGEX=ps:N", rules.matching(".+=ps:\\d+", "it is not of the form REGEX=ps:N; use e.g. table=ps:0")),
         [],
-        "REGEX=ps:N places variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.",
+        "Place variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.",
         several=True,
     )
 
@@ -345,17 +342,16 @@ class Flags:
     optimizer_arg: Mapping[str, Any] = _update(
         ARGUMENT,
         {},
-        "NAME=VALUE argument of the optimizer, e.g. beta_1=0.8. Every optimizer takes clipnorm (clips each "
-        "variable's gradient by its norm), clipvalue (clips each value), and weight_decay_exclude (a regular "
-        "expression of variable paths that do not decay).",
+        "Argument of the optimizer, e.g. beta_1=0.8; of each also clipnorm and clipvalue (clip each variable's "
+        "gradient by its norm, by value) and weight_decay_exclude (regular expression of paths).",
         decides=True,
     )
     learning_rate: float = _update(
-        Number(lower=0, upper=HUGE), 0.001, "Learning rate, or the initial learning rate of the schedule.", decides=True
+        Number(lower=0, upper=HUGE), 0.001, "Learning rate, or where its schedule begins.", decides=True
     )
     learning_rate_schedule: str = _update(OneOf(SCHEDULES), "constant", "Learning-rate schedule.", decides=True)
     learning_rate_schedule_arg: Mapping[str, Any] = _update(
-        ARGUMENT, {}, "NAME=VALUE argument of the schedule, e.g. decay_rate=0.9. Repeatable.", decides=True
+        ARGUMENT, {}, "Argument of the schedule, e.g. decay_rate=0.9. Repeatable.", decides=True
     )
     warmup_steps: int = _update(Integer(0), 0, "Steps over which the learning rate rises linearly.", decides=True)
     weight_decay: float | None = _update(
@@ -367,24 +363,24 @@ class Flags:
     freeze: Sequence[str] = _update(
         Text("REGEX or REGEX:EPOCHS", rules.freezing),
         [],
-        "REGEX[:EPOCHS]: freeze weights whose path matches, for the first EPOCHS or always. Repeatable.",
+        "Freeze weights whose path matches, for the first EPOCHS or always. Repeatable.",
         several=True,
         decides=True,
     )
     clip_norm: float = _update(
         Number(lower=0, upper=HUGE),
         0.0,
-        "Clip gradients to this global norm; 0 disables clipping. See also --optimizer_arg.",
+        "Clip gradients to this global norm; 0: off.",
         decides=True,
     )
     ema_decay: float = _update(
         Number(lower=0, below=1),
         0.0,
-        "Decay of the moving average of weights that evaluation uses; after n updates at most (1+n)/(10+n), "
-        "unless --optimizer_arg=ema_warmup=false; 0 disables it. Embedding tables are not averaged.",
+        "Decay of the moving average of weights that evaluation uses, at most (1+n)/(10+n) after n updates; 0: off."
+        " Tables are not averaged.",
         decides=True,
     )
-    accumulate_steps: int = _update(Integer(1), 1, "Micro-batches per update.", decides=True)
+    accumulate_steps: int = _update(Integer(1), 1, "Gradient accumulation: micro-batches per update.", decides=True)
     precision: str = _update(
         OneOf(PRECISIONS),
         "float32",
@@ -394,39 +390,38 @@ class Flags:
     on_nonfinite: str = _update(
         OneOf(("raise", "skip", "rollback"), counted="rollback"),
         "raise",
-        "What to do if a step is not finite: stop the run; skip the step's update; or return to the last checkpoint, "
-        "at most N times (3), and leave the step's batch out. Replicas that differ stop the run, or return, too.",
+        "If a step is not finite: stop the run; skip its update; or return to the last checkpoint, at most N times "
+        "(3), and leave its batch out.",
         decides=True,
     )
 
     # When (in steps; 0 is never)
     eval_every_steps: int | None = _when(
-        Integer(0), None, "Evaluation interval; by default each epoch. The end is always evaluated.", is_period=True
+        Integer(0), None, "Evaluation; by default each epoch. The end is always evaluated.", is_period=True
     )
     eval_batches: int = _when(
         Integer(0),
         0,
-        "Evaluate only the first N batches during training, shown as partial; 0: all.",
+        "Evaluate only the first N batches during training; 0: all.",
         use=("mode", "train_and_eval", "train"),
     )
-    checkpoint_every_steps: int = _when(Integer(0), 1000, "Checkpoint interval. The end is always saved.", **_WRITES)
+    checkpoint_every_steps: int = _when(Integer(0), 1000, "Checkpoint. The end is always saved.", **_WRITES)
     summary_every_steps: int = _when(
         Integer(0),
         500,
-        "Interval of scalars in TensorBoard, also written after each epoch; 0: only at the end.",
+        "Scalars in TensorBoard, also after each epoch.",
         **_WRITES,
     )
     histogram_every_steps: int = _when(
-        Integer(0), 0, "Interval of histograms of weights and, without parameter servers, gradients.", **_WRITES
+        Integer(0), 0, "Histograms of weights and, without parameter servers, gradients.", **_WRITES
     )
     keep_checkpoints: int = _when(
-        Integer(0), 5, "Number of recent checkpoints to keep; 0 keeps all.", use=_NEEDS_RUN_DIR, may_differ=True
+        Integer(0), 5, "Recent checkpoints to keep; 0 keeps all.", use=_NEEDS_RUN_DIR, may_differ=True
     )
     snapshot_seconds: str | float = _when(
         AutoOrNumber(lower=0, upper=1e6),
         "auto",
-        "Seconds between snapshots in memory, from which a run continues after a failure; auto: at most every second, "
-        "and 0.5 % of the time; 0: none.",
+        "Seconds between snapshots in memory; auto: at most every second, and 0.5 % of the time; 0: none.",
         use=_NEEDS_RUN_DIR,
     )
     monitor: str = _when(
@@ -440,8 +435,8 @@ class Flags:
     reduce_lr: Mapping[str, Any] = _when(
         ARGUMENT,
         {},
-        "Multiply the learning rate by factor=0.1, at most to a thousandth, after patience=N evaluations without "
-        "an improvement of more than min_delta=1e-4.",
+        "Multiply the learning rate by factor=0.1 after patience=N evaluations without an improvement of more than "
+        "min_delta=1e-4.",
     )
     restore_best: bool = _when(
         Boolean(), False, "End with the weights of the best evaluation; eval and export use them too."
@@ -451,7 +446,7 @@ class Flags:
     progress: str = _shown(
         OneOf(("auto", "bar", "plain", "off")),
         "auto",
-        "Progress display: a live bar, plain lines, or off, which prints nothing.",
+        "A live bar, plain lines, or nothing.",
         of_call=True,
         may_differ=True,
     )
@@ -465,14 +460,14 @@ class Flags:
     metrics_port: int | None = _shown(
         Integer(0, 65535),
         None,
-        "Serve Prometheus metrics on this port of loopback or --bind; more tasks of a host on the next ports.",
+        "Serve Prometheus metrics on this port of loopback or --bind; a host's other tasks on the next ports.",
         of_call=True,
         may_differ=True,
     )
     check_sync_every_steps: int = _shown(
         Integer(0),
         0,
-        "Also compare all replicas' variables at this interval; 0 compares only before saving.",
+        "Also compare all replicas' variables at this interval; 0: only before saving.",
         use=_REPLICAS,
         is_period=True,
     )
@@ -482,15 +477,15 @@ class Flags:
     eval_checkpoint: str = _modes(
         Text("latest, best, all, or a step", rules.matching("latest|best|all|\\d+", "it is not a step either")),
         "latest",
-        "eval, export, predict, generate: latest, best, or a step; eval: all, too.",
+        "Checkpoint to use; all: eval only.",
         use=("mode", "eval", "export", "predict", "generate"),
         of_call=True,
     )
     output: str | None = _modes(
         Path(),
         None,
-        "export: directory of the SavedModel, by default run_dir/export, or FILE.keras for Trainer.model alone; "
-        "predict: FILE.csv, .parquet or .npz.",
+        "export: folder of the SavedModel, by default run_dir/export, or FILE.keras; predict: FILE.csv, .parquet or"
+        " .npz.",
         use=("mode", "export", "predict"),
         of_call=True,
         may_differ=True,
@@ -498,7 +493,7 @@ class Flags:
     export_model: str | None = _modes(
         Text("a name"),
         None,
-        "export, predict: name of a Keras model of the trainer, e.g. generator, instead of Trainer.forward.",
+        "export, predict: a Keras model of the trainer, e.g. generator, instead of Trainer.forward.",
         use=("mode", "export", "predict"),
         of_call=True,
     )
@@ -515,18 +510,16 @@ class Flags:
     sampling: Mapping[str, Any] = _generation(
         ARGUMENT,
         {},
-        "tokens=200: generate at most this many, a document may end earlier; temperature=0.8: higher values make "
-        "unlikely tokens more frequent, 0 takes the likeliest; top_k=40: sample from this many of the likeliest, 0 "
-        "from all.",
+        "tokens=200: at most this many; temperature=0.8: higher values make unlikely tokens more frequent, 0 takes "
+        "the likeliest; top_k=40: sample from this many of the likeliest, 0 from all.",
     )
 
     # Benchmark mode
     benchmark_arg: Mapping[str, Any] = _benchmark(
         ARGUMENT,
         {},
-        "NAME=VALUE argument of benchmark mode: seconds=3, about, per round, or steps=N; rounds=3; profile=true writes "
-        "a TensorBoard trace of ten steps, and lists the ten most expensive ops; fail_below=F exits with 3 if the rate "
-        "is significantly below this fraction of the baseline's. Repeatable.",
+        "seconds=3, about, per round, or steps=N; rounds=3; profile=true traces ten steps for TensorBoard; "
+        "fail_below=F exits with 3 if the rate is significantly below this fraction of the baseline's. Repeatable.",
     )
     baseline: str | None = _benchmark(Path(), None, "Earlier result (--result_json) to compare with.", may_differ=True)
 

@@ -32,7 +32,7 @@ _FOR_EVER = float("inf")
 class Flags:
     """The values of a command line."""
 
-    html: str | None = flag(Path(), None, "The page's file, which is written again if it exists.")
+    html: str | None = flag(Path(), None, "File of the page; an existing one is replaced.")
 
 
 def main(argv: list[str]) -> None:

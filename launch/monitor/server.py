@@ -43,11 +43,11 @@ _READ_SECONDS = 0.4  # of an answer at most: what a long record holds so far is 
 class Flags:
     """The values of a command line."""
 
-    port: int = flag(Integer(0, 65535), 6007, "Where the page is served; 0 takes a free one.")
+    port: int = flag(Integer(0, 65535), 6007, "Port of the page; 0 takes a free one.")
     bind: str = flag(
         Text("an IP address", rules.ip_address),
         "127.0.0.1",
-        "The address to listen on. Where others reach it the link has a token, without which nothing is shown.",
+        "Address to listen on. If others reach it, the link has a token, without which nothing is shown.",
     )
 
 

@@ -70,7 +70,9 @@ class Flags:
     hosts: str = flag(Text("numbers, e.g. 1,8,64", _check_hosts), "1", "Numbers of hosts to plan for.")
     simulate: bool = flag(Boolean(), False, "Simulate each number of hosts for 30 days: failures, jitter, leases.")
     plot: str | None = flag(Path(), None, "Plot examples per second and goodput by hosts: a .png, .svg or .pdf.")
-    price_per_host_hour: float | None = flag(Number(above=0, upper=1e9), None, "In any currency; also of a server.")
+    price_per_host_hour: float | None = flag(
+        Number(above=0, upper=1e9), None, "Price of a host, and of a server, per hour, in any currency."
+    )
     measure: str | None = flag(Path(), None, "Measure this machine, write it to this file, which --on takes, and end.")
 
 
