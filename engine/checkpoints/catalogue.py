@@ -47,8 +47,8 @@ class Catalogue:
     def _shared(self, manifest: Manifest) -> Manifest:
         """Returns the manifest, sharing the values that equal the last one's: most do, which saves memory."""
         last, self._last = self._last or manifest, manifest
-        alike = {name: getattr(last, name) for name in _REPEATED if getattr(last, name) == getattr(manifest, name)}
-        self._last = dataclasses.replace(manifest, **alike)
+        shared = {name: getattr(last, name) for name in _REPEATED if getattr(last, name) == getattr(manifest, name)}
+        self._last = dataclasses.replace(manifest, **shared)
         return self._last
 
 
@@ -62,10 +62,10 @@ class _Kept:
         """Returns the result of `make()`, cached while the file is unchanged; raises its exceptions, and OSError."""
         if (identity := _identity(path)) is None:
             return make()  # raises the problem
-        known = self._made.get(path)
-        if known is None or known[0] != identity:
-            known = self._made[path] = (identity, make())
-        return known[1]
+        cached = self._made.get(path)
+        if cached is None or cached[0] != identity:
+            cached = self._made[path] = (identity, make())
+        return cached[1]
 
     def forget_the_gone(self) -> None:
         """Drops the values of files that no longer exist."""

@@ -238,11 +238,11 @@ def _compare(
         if not is_variable(node):
             continue
         path, stored_id = together.get(id(node), (path, None))
-        name, own = _readable(at + path), checkpoint_key(at + path)
-        keys, source = _keys_in(own, stored_id, stored, shards.get(id(node)), moved)
+        name, own_key = _readable(at + path), checkpoint_key(at + path)
+        keys, source = _keys_in(own_key, stored_id, stored, shards.get(id(node)), moved)
         keys = [key for key in keys if key in forms]
         if not keys:
-            missing.append(_Difference(_MISSING, own, f"{name} {_form_here(node)}"))
+            missing.append(_Difference(_MISSING, own_key, f"{name} {_form_here(node)}"))
             continue
         matched.update(keys)
         if source.positions is not None:
@@ -260,11 +260,11 @@ def _compare(
         if source.may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
             name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
         if here == there and not (isinstance(key, ShardRows) and variable_sharding(node)):
-            fitting[own] = name, node, key
+            fitting[own_key] = name, node, key
         else:
             lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""
             line = f"{name}: {here} here, {there} in the checkpoint{lost}"
-            reshaped.append(_Difference(_RESHAPED, own, line))
+            reshaped.append(_Difference(_RESHAPED, own_key, line))
     left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(key_prefix(at)))
     extra = [_Difference(_EXTRA, key, f"{_readable_key(key)} {_form(*forms[key])}") for key in left]
     optional = tuple(key_prefix(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
@@ -293,18 +293,20 @@ def _shards(walked, together, stored, forms, may_grow: bool) -> dict[int, Moved]
         if not key.endswith(end := f"/0/{_ATTRIBUTE}"):
             continue  # absent, or under another attribute than the table's
         numbered = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
-        prefixes = tuple(itertools.takewhile(lambda each: each + _ATTRIBUTE in forms, numbered))
+        prefixes = tuple(itertools.takewhile(lambda prefix: prefix + _ATTRIBUTE in forms, numbered))
         sources |= {id(v): Moved(prefixes, n, len(shards), may_grow=grows) for n, v in enumerate(shards)}
     return sources
 
 
-def _keys_in(own: str, stored_id, stored, source: Moved | None, moved: Mapping[str, Moved]) -> tuple[list[str], Moved]:
+def _keys_in(
+    own_key: str, stored_id, stored, source: Moved | None, moved: Mapping[str, Moved]
+) -> tuple[list[str], Moved]:
     """Returns the keys of a checkpoint that a variable reads from, and which of their values."""
     if source is not None:
         return [prefix + _ATTRIBUTE for prefix in source.prefixes], source
     for beginning, source in moved.items():
-        if own.startswith(beginning):
-            return [prefix + own.removeprefix(beginning) for prefix in source.prefixes], source
+        if own_key.startswith(beginning):
+            return [prefix + own_key.removeprefix(beginning) for prefix in source.prefixes], source
     key = None if stored_id is None else _stored_key(stored[stored_id])
     return [] if key is None else [key], Moved(())
 
@@ -394,8 +396,8 @@ def tracked_children(node, is_root: bool) -> list[tuple[str, object]]:
     if is_variable(node):
         return []
     children = tf.train.TrackableView.children(node)
-    own = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
-    return own + (_keras_children(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
+    tracked = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
+    return tracked + (_keras_children(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
 
 
 def _keras_children(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:

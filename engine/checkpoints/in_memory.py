@@ -63,12 +63,12 @@ class Snapshots:
         """
         self.wait()
         checkpoints = self._checkpoints
-        kept = manifests.as_read(checkpoints.about, host_state)
+        stored = manifests.as_read(checkpoints.about, host_state)
         entries, variables = snapshot.take(checkpoints.state, self._read)
         if self.is_off or self._lacks_memory(entries, variables):
             return
         parts = sorted(frozenset().union(*(entry.writers for entry in entries if entry.is_sharded)))
-        record: dict[str, Any] = {**kept, "variables": variables, "parts": parts, "run": self._run()}
+        record: dict[str, Any] = {**stored, "variables": variables, "parts": parts, "run": self._run()}
         writer = checkpoints.writer
         record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
         may_change = threading.Event()
@@ -142,8 +142,8 @@ class Snapshots:
         return newest.step if newest.step == manifests.newest_step(self._checkpoints.directory) else None
 
     def _snapshots_of_run(self) -> list[StoredSnapshot]:
-        own = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}
-        return [snapshot for snapshot in self._slots.read() if _run_identity(snapshot.record) == _run_identity(own)]
+        here = {"about": manifests.as_read(self._checkpoints.about, {})["about"], "run": self._run()}
+        return [snapshot for snapshot in self._slots.read() if _run_identity(snapshot.record) == _run_identity(here)]
 
     def _run(self) -> list:
         """Identity of the run's folder; a folder that was removed and created again belongs to another run."""

@@ -97,7 +97,7 @@ class Slots:
             if number:
                 content = json.loads(_read(descriptor, size, at))
                 found.append(StoredSnapshot(number, step, content["record"], content["values"], descriptor))
-        return sorted(found, key=lambda each: -each.number)
+        return sorted(found, key=lambda snapshot: -snapshot.number)
 
     def clear(self) -> None:
         """Empties both slots, and frees their memory."""

@@ -52,8 +52,8 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
     live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
-        own = {graph.KEY: tf.constant(graph.serialized(walked)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
-    entries, variables = [slices.value_entry(value, key) for key, value in own.items()], {}
+        graph_values = {graph.KEY: tf.constant(graph.serialized(walked)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
+    entries, variables = [slices.value_entry(value, key) for key, value in graph_values.items()], {}
     whole = [
         node for node in by_key.values() if not (variable_sharding(node) or id(node) in live or id(node) in gathered)
     ]

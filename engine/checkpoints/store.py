@@ -173,12 +173,12 @@ class Checkpoints:
             return
         self.check()
         self._begun_step, self._error = step, None
-        kept = manifests.as_read(self.about, host_state)
+        record = manifests.as_read(self.about, host_state)
         entries, variables = snapshot.take(self.state)  # gathers what differs by replica, on all processes
-        own = [entry for entry in entries if self.writer.process in entry.writers]
+        own_entries = [entry for entry in entries if self.writer.process in entry.writers]
         others = frozenset().union(*(entry.writers for entry in entries)) - {0}
-        saving = self._new(step, own, others, {**kept, "variables": variables})
-        if not self.writes or not own:
+        saving = self._new(step, own_entries, others, {**record, "variables": variables})
+        if not self.writes or not own_entries:
             self._current_step = step
             return
         self._start(saving)
@@ -284,13 +284,13 @@ class Checkpoints:
             if (manifest := self.latest(fits)) is None:
                 return None
             try:
-                made = use(manifest)
+                result = use(manifest)
             except (tf.errors.OpError, CheckpointError):
                 if self._catalogue.problem(manifest) is None:
                     raise
                 continue
             if self._catalogue.serial_now(manifest) in (None, manifest.serial):
-                return made
+                return result
         raise CheckpointError(
             f"the run that writes to {self.directory} has replaced {_MOST_READS} checkpoints, each before it was read; "
             "keep more of them (keep_checkpoints), or write them less often"
@@ -466,8 +466,8 @@ class Checkpoints:
         The checkpoint of the step that is about to be written does not count. The one that this object saved or
         restored last, which is known to be valid, stays.
         """
-        known = [manifest for manifest in self._known() if manifest.step != writing]
-        swept = [manifest for manifest in known[: max(0, len(known) - left)] if manifest.step != self._current_step]
+        listed = [manifest for manifest in self._known() if manifest.step != writing]
+        swept = [manifest for manifest in listed[: max(0, len(listed) - left)] if manifest.step != self._current_step]
         for manifest in swept:
             for name in manifest.files:
                 manifests.remove(os.path.join(self.directory, name))
@@ -476,8 +476,8 @@ class Checkpoints:
 
     def _known(self) -> list[Manifest]:
         """Lists the checkpoints on the disk in the order of removal: broken ones, by size, then the oldest."""
-        known = [manifest for manifest in self._catalogue.read_all()[0] if not manifest.gone()]
-        return sorted(known, key=lambda each: (each.problem(content=False) is None, each.serial))
+        listed = [manifest for manifest in self._catalogue.read_all()[0] if not manifest.gone()]
+        return sorted(listed, key=lambda each: (each.problem(content=False) is None, each.serial))
 
     def _write_state_file(self) -> None:
         """Writes TensorFlow's `checkpoint` file, for its own tools, from the manifests, the newest last."""
@@ -493,11 +493,11 @@ class Checkpoints:
 
     def _publish(self, saving: _Saving, prefix: str) -> Manifest:
         """Moves the files that TensorFlow has written to the directory, and removes the save's folder."""
-        known = self._catalogue.read_all()[0]
+        listed = self._catalogue.read_all()[0]
         manifest = Manifest(
             prefix=os.path.join(self.directory, os.path.basename(prefix)),
             step=saving.step,
-            serial=1 + max((manifest.serial for manifest in known), default=0),
+            serial=1 + max((manifest.serial for manifest in listed), default=0),
             versions=environment.versions(),
             files=manifests.describe_files(prefix),
             time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

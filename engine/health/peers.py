@@ -98,15 +98,15 @@ class Peers:
 
     def open(self) -> None:
         """Binds the port at this worker's address; raises `OSError` if it is in use."""
-        own = self._own_address()
-        family = own[0] if own else socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        address = self._own_address()
+        family = address[0] if address else socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        if not own and family == socket.AF_INET6:
+        if not address and family == socket.AF_INET6:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             self._flags = socket.AI_V4MAPPED | socket.AI_ALL
         self._socket.setblocking(False)
         try:
-            self._socket.bind(own[1] if own else ("", _split(self.addresses[self.worker])[1]))
+            self._socket.bind(address[1] if address else ("", _split(self.addresses[self.worker])[1]))
         except OSError:
             self.close()
             raise
@@ -156,9 +156,9 @@ class Peers:
             self._send(other)
 
     def _send(self, other: int) -> None:
-        known = self.heard[other].process if other in self.heard else self._greeted.get(other, "")
+        process = self.heard[other].process if other in self.heard else self._greeted.get(other, "")
         header = {"job": self._job, "worker": self.worker, "process": self._process, "number": next(self._numbers)}
-        data = json.dumps(header | {"to": known} | self._state, ensure_ascii=False).encode()
+        data = json.dumps(header | {"to": process} | self._state, ensure_ascii=False).encode()
         if other in self._sockaddrs:
             with contextlib.suppress(OSError):  # no process there, or the buffer is full
                 self._socket.sendto(self._sign(data) + data, self._sockaddrs[other])

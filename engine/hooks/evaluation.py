@@ -132,8 +132,8 @@ class Evaluated(dict[str, float]):
     @classmethod
     def from_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:
         """Restores it from the result of `host_state`; None for a checkpoint without it."""
-        kept = (values.get(name) for name in ("result", "confusion", "partial"))
-        return None if values.get("result") is None else cls(*kept)
+        parts = (values.get(name) for name in ("result", "confusion", "partial"))
+        return None if values.get("result") is None else cls(*parts)
 
 
 def evaluate(
@@ -173,8 +173,8 @@ def evaluate(
     rows = Rows(trainer.predictions_memory_mb << 20, directory, title)
     keeps = computes_metrics(trainer) and strategy.is_chief
     with averaged_weights(trainer):
-        kept = {"keep": rows.add} if keeps else {}
-        pairs = strategy.evaluate(program, batches=batches or None, **kept, **between).values()
+        keep_rows = {"keep": rows.add} if keeps else {}
+        pairs = strategy.evaluate(program, batches=batches or None, **keep_rows, **between).values()
         numerics.check_labels(pairs, title)
         values = values_by_name(pairs)
         computed = Computed()

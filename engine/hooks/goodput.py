@@ -70,12 +70,12 @@ class Goodput:
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self._compiling = self._steady = (0.0, 0)  # seconds and steps of calls that compiled, and of others
 
-    def resume(self, past: Past, kept: Mapping[str, float] | None, step: int, began_at: float) -> None:
+    def resume(self, past: Past, saved: Mapping[str, float] | None, step: int, began_at: float) -> None:
         """Continues the figures of earlier processes.
 
         Args:
           past: their record.
-          kept: the checkpoint's `seconds`; None without one.
+          saved: the checkpoint's `seconds`; None without one.
           step: of the checkpoint.
           began_at: this process's start, in Unix seconds.
         """
@@ -87,7 +87,7 @@ class Goodput:
         if past.end is not None and past.step <= step:
             last["other"] += unrecorded
         else:
-            was = {kind: min(last[kind], float((kept or {}).get(kind, 0.0))) for kind in _DONE_AGAIN}
+            was = {kind: min(last[kind], float((saved or {}).get(kind, 0.0))) for kind in _DONE_AGAIN}
             last["lost"] += sum(last[kind] - was[kind] for kind in _DONE_AGAIN) + unrecorded
             last |= was
         if past.end is None or past.end.get("exit_code"):

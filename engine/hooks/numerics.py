@@ -86,8 +86,8 @@ def first_nonfinite_variable(state) -> str | None:
 
     Waits for the device.
     """
-    own = [v for layer in Inventory(state.trainer).layers.values() for v in layer.variables]
-    return first_nonfinite([*own, *state.variables()])
+    of_layers = [v for layer in Inventory(state.trainer).layers.values() for v in layer.variables]
+    return first_nonfinite([*of_layers, *state.variables()])
 
 
 def check_weights(trainer, title: str, processes=None, step: int | None = None) -> None:

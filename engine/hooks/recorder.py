@@ -288,5 +288,5 @@ def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
 
 
 def _reduce_fraction(rows: list[dict[str, Any]] | None) -> float | None:
-    known = [(row["reduce_wait_ms"], row["step_ms"]) for row in rows or () if "reduce_wait_ms" in row]
-    return sum(wait for wait, _ in known) / max(1e-9, sum(step for _, step in known)) if known else None
+    waits = [(row["reduce_wait_ms"], row["step_ms"]) for row in rows or () if "reduce_wait_ms" in row]
+    return sum(wait for wait, _ in waits) / max(1e-9, sum(step for _, step in waits)) if waits else None

@@ -134,10 +134,10 @@ class RequestHandler(Hook):
             self._answer(request, f"{path.removesuffix(manifest.SUFFIX)} is written")
 
     def _taken(self, kind: str) -> list[Request]:
-        taken = [request for request in self._wanted if request.kind == kind]
-        for request in taken:  # the thread may add more meanwhile
+        requests = [request for request in self._wanted if request.kind == kind]
+        for request in requests:  # the thread may add more meanwhile
             self._wanted.remove(request)
-        return taken
+        return requests
 
     def _answer(self, request: Request, text: str) -> None:
         with contextlib.suppress(OSError):  # the client reports a missing answer

@@ -96,9 +96,9 @@ class Rollback(Hook):
         if self.returns >= self.most:
             line = f"{error.message}; the run has returned to a checkpoint {counted(self.returns, 'time')}"
             raise type(error)(line) from error
-        found_at, kept = state.step, (self.returns + 1, self.left_out)
+        found_at, progress = state.step, (self.returns + 1, self.left_out)
         restore()
-        self.returns, self.left_out = kept
+        self.returns, self.left_out = progress
         first, last = steps
         # A step whose loss is finite may have left weights that are not.
         self._suspects = range(max(state.step + 1, first - 1), last + 1)

@@ -50,13 +50,13 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
             "those of one step; restore a checkpoint, as run.restore('latest') does, and train from there"
         )
     named = by_name(hooks)
-    own = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
+    prepared = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
     state.input.take(status.step)
     of_hooks = {name: values for name, hook in named.items() if (values := hook.host_state())}
     host_state = {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
     sends = status.in_memory and status.strategy.is_chief
-    rows = status.strategy.exchange_json([own, host_state if sends else None])  # both in one round
-    for name in own:
+    rows = status.strategy.exchange_json([prepared, host_state if sends else None])  # both in one round
+    for name in prepared:
         named[name].check_together(status, [values[name] for values, _ in rows])
     return rows[0][1] if status.in_memory else host_state
 
@@ -92,14 +92,14 @@ def restore(
     # Measurements by other rules are discarded like those on other data.
     changed = manifest.other_data(checkpoints.about) if saved_rules(manifest) == RULES else {"train", "eval"}
     host_state = copy.deepcopy(manifest.host_state)  # which is changed afterwards, and the manifest may be read again
-    kept = host_state.get("hooks", {})
+    saved = host_state.get("hooks", {})
     owner = "state"
     try:
         state.restore_host_state(host_state.get("state", {}))
         for name, hook in by_name(hooks).items():
-            if name in kept:
+            if name in saved:
                 owner = f"hooks.{name}"
-                hook.restore_host_state(kept[name])
+                hook.restore_host_state(saved[name])
                 hook.data_changed(changed)
         if meter is not None:
             owner = "meter"
@@ -219,8 +219,8 @@ class BestCheckpoint(Best):
         manifest = self.checkpoints.latest()
         if manifest and self.monitored.source in manifest.other_data(self.checkpoints.about):
             manifest = None
-        kept = manifest.host_state.get("hooks", {}) if manifest else {}
-        values = [v for v in kept.values() if v.get("monitor") == self.monitor and v.get("is_best")]
+        saved = manifest.host_state.get("hooks", {}) if manifest else {}
+        values = [v for v in saved.values() if v.get("monitor") == self.monitor and v.get("is_best")]
         values = [v for v in values if isinstance(v.get("best"), (int, float))]
         self.best = self.best_step = self.evaluation = None
         if values:

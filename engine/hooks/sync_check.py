@@ -70,8 +70,8 @@ class SyncCheck(Periodic):
         rows = [np.frombuffer(bytes.fromhex(value), np.int64).reshape(len(self._variables), -1) for value in values]
         by_replica = np.concatenate(rows, axis=1)
         for variable, row in zip(self._variables, by_replica.tolist(), strict=True):
-            for alike in _holders(variable, len(row)):
-                self._check(status.step, variable, {replica: row[replica] for replica in alike})
+            for holders in _holders(variable, len(row)):
+                self._check(status.step, variable, {replica: row[replica] for replica in holders})
 
     def end(self, status: Status) -> None:
         self.act(status)

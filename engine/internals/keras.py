@@ -102,8 +102,8 @@ def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.kera
 
 def symbolic_inputs(model: tf.keras.layers.Layer) -> Any:
     """Returns a model's symbolic inputs, in its own structure; None if unknown."""
-    own = model.inputs if isinstance(model, tf.keras.Sequential) and model.built else [getattr(model, "input", None)]
-    return tf.keras.tree.lists_to_tuples(own[0] if len(own) == 1 else own)
+    inputs = model.inputs if isinstance(model, tf.keras.Sequential) and model.built else [getattr(model, "input", None)]
+    return tf.keras.tree.lists_to_tuples(inputs[0] if len(inputs) == 1 else inputs)
 
 
 def symbol(spec: Any) -> tf.keras.KerasTensor:
@@ -134,14 +134,14 @@ def call_symbolically(model: tf.keras.Model, inputs: Any, **options: Any) -> Non
 
 def overrides(model: tf.keras.layers.Layer, method: str) -> bool:
     """Returns whether a model has a method of Keras's trainer in a form of its own."""
-    own = getattr(model, method)
-    return getattr(own, "__func__", own) not in (getattr(tf.keras.Model, method), getattr(Trainable, method))
+    bound = getattr(model, method)
+    return getattr(bound, "__func__", bound) not in (getattr(tf.keras.Model, method), getattr(Trainable, method))
 
 
 def is_unreset(metric: tf.keras.metrics.Metric) -> bool:
     """Returns whether a metric's own `reset_state` leaves its state as it is."""
-    known = (tf.keras.metrics.Metric.reset_state, tf.keras.metrics.Mean.reset_state)
-    if type(metric).reset_state in known or not metric.variables:
+    keras_resets = (tf.keras.metrics.Metric.reset_state, tf.keras.metrics.Mean.reset_state)
+    if type(metric).reset_state in keras_resets or not metric.variables:
         return False
     before = [variable.numpy() for variable in metric.variables]
     for variable in metric.variables:
@@ -240,18 +240,18 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
 
 def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | None) -> None:
     kind = graphs.FREE if before is None else graphs.dependence(value, [before])
-    own = variable.value  # a tensor within another scope
-    if kind not in (graphs.ADDS, graphs.AFFINE) or not isinstance(own, tf.Variable):
+    target = variable.value  # a tensor within another scope
+    if kind not in (graphs.ADDS, graphs.AFFINE) or not isinstance(target, tf.Variable):
         variable.assign(value)
         return
     terms, compute = graphs.function_of(value, before)
 
     def update(*terms):
-        now = read_local(own)
-        return tf.raw_ops.AssignAddVariableOp(resource=own.handle, value=compute(now, *terms) - now)
+        now = read_local(target)
+        return tf.raw_ops.AssignAddVariableOp(resource=target.handle, value=compute(now, *terms) - now)
 
     with tf.name_scope(graphs.ENGINES_OWN):
-        update_alone(own, terms, update)
+        update_alone(target, terms, update)
 
 
 def with_states_of_zero(layers: Iterable[tf.keras.layers.Layer]) -> contextlib.AbstractContextManager:
@@ -368,8 +368,8 @@ def initial_state(policy: str | None) -> dict[str, Any]:
     Args:
       policy: the name of the default dtype policy; the program's, if it has this name, may be of a class of its own.
     """
-    own = vars(global_state.GLOBAL_STATE_TRACKER)
-    state = {name: own[name] for name in ("interactive_logging",) if name in own}
+    attributes = vars(global_state.GLOBAL_STATE_TRACKER)
+    state = {name: attributes[name] for name in ("interactive_logging",) if name in attributes}
     if policy is not None:
         programs = default_policy()
         state["dtype_policy"] = programs if programs.name == policy else tf.keras.dtype_policies.get(policy)
@@ -383,10 +383,10 @@ def new_state() -> dict[str, Any]:
 
 def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
     """Sets Keras's state in this thread to one returned by `new_state` or this, and returns the former one."""
-    own = vars(global_state.GLOBAL_STATE_TRACKER)  # a threading.local
-    before = dict(own)
-    own.clear()
-    own.update(state)
+    attributes = vars(global_state.GLOBAL_STATE_TRACKER)  # a threading.local
+    before = dict(attributes)
+    attributes.clear()
+    attributes.update(state)
     return before
 
 
@@ -422,34 +422,34 @@ def eager_variables() -> Iterator[None]:
         global_state.set_global_attribute("stateless_scope", before)
 
 
-def scope_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> tf.distribute.Strategy:
+def scope_strategy(owner: tf.keras.Model | tf.keras.optimizers.Optimizer) -> tf.distribute.Strategy:
     """Returns the strategy in whose scope a model or an optimizer was created; TensorFlow's default without one."""
-    is_optimizer = isinstance(made, tf.keras.optimizers.Optimizer)
-    return made._distribution_strategy if is_optimizer else made.distribute_strategy
+    is_optimizer = isinstance(owner, tf.keras.optimizers.Optimizer)
+    return owner._distribution_strategy if is_optimizer else owner.distribute_strategy
 
 
-def has_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
+def has_strategy(owner: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
     """Returns whether a model or an optimizer was created in the scope of a strategy."""
-    return scope_strategy(made) is not default_strategy()
+    return scope_strategy(owner) is not default_strategy()
 
 
-def belongs_to_current_strategy(made: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
+def belongs_to_current_strategy(owner: tf.keras.Model | tf.keras.optimizers.Optimizer) -> bool:
     """Returns whether a model or an optimizer was created in the current strategy's scope, or without one."""
-    return scope_strategy(made) is tf.distribute.get_strategy()
+    return scope_strategy(owner) is tf.distribute.get_strategy()
 
 
 @contextlib.contextmanager
 def with_attributes(model: tf.keras.Model, attributes: Mapping[str, Any]) -> Iterator[None]:
     """Gives a model other attributes in this context, methods among them, without Keras's tracking of attributes."""
-    own = vars(model)
-    before = {name: own[name] for name in attributes if name in own}
-    own.update(attributes)
+    instance_attributes = vars(model)
+    before = {name: instance_attributes[name] for name in attributes if name in instance_attributes}
+    instance_attributes.update(attributes)
     try:
         yield
     finally:
         for name in attributes:
-            own.pop(name, None)
-        own.update(before)
+            instance_attributes.pop(name, None)
+        instance_attributes.update(before)
 
 
 def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
@@ -458,19 +458,19 @@ def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
     Keras's method divides the work among the replicas of the model's strategy, and waits for those of other processes.
     In the call each variable is this process's first copy, and the model has no strategy.
     """
-    own: dict[str, Any] = {"_distribute_strategy": None, "predict_function": None, "test_function": None}
+    exchanged: dict[str, Any] = {"_distribute_strategy": None, "predict_function": None, "test_function": None}
 
     def call(method: str, *arguments, **keywords):
         variables = {id(weight): weight for weight in [*model.variables, *model.metrics_variables]}.values()
-        shared = [(model, {name: vars(model)[name] for name in own})]
+        shared = [(model, {name: vars(model)[name] for name in exchanged})]
         shared += [(variable, {"_value": variable._value}) for variable in variables]
-        vars(model).update(own)
+        vars(model).update(exchanged)
         for variable in variables:
             variable._value = own_copy(variable._value)
         try:
             return getattr(type(model), method)(model, *arguments, **keywords)
         finally:
-            own.update((name, vars(model)[name]) for name in own)  # compiled once
+            exchanged.update((name, vars(model)[name]) for name in exchanged)  # compiled once
             for target, values in shared:
                 vars(target).update(values)
 
@@ -513,14 +513,14 @@ def update(
       rates: of each variable, with its number of updates, int64 scalars.
       counts: numbers of updates of all variables for which the optimizer was built.
     """
-    own = type(optimizer)
+    kind = type(optimizer)
     # Only here it has another class, so that callbacks, and Keras when it trains with it later, find its own one.
-    optimizer.__class__ = type(own.__name__, (own, _LocalUpdates), {})
+    optimizer.__class__ = type(kind.__name__, (kind, _LocalUpdates), {})
     try:
         optimizer.most_updates = tf.reduce_max(tf.stack(counts))
         optimizer._backend_update_step(gradients, variables, rates)
     finally:
-        optimizer.__class__ = own
+        optimizer.__class__ = kind
     if optimizer.use_ema:
         _average(optimizer, counts)
     tf.raw_ops.AssignAddVariableOp(resource=optimizer._iterations.value.handle, value=tf.ones([], tf.int64))

@@ -102,7 +102,7 @@ class KeptMetrics:
 
     def note(self, metrics: Sequence[tf.keras.metrics.Metric | None]) -> None:
         """Takes over the updates of some metrics; those of a single output's loss are None."""
-        for metric in (each for each in metrics if each is not None):
+        for metric in (x for x in metrics if x is not None):
             self._noted.append(metric)
             if self._depth:
                 _take_over(metric)
@@ -146,11 +146,11 @@ class OwnLoss:
       kept: its metrics.
     """
 
-    def __init__(self, model: tf.keras.Model, kept: KeptMetrics):
-        self._model, self._kept = model, kept
+    def __init__(self, model: tf.keras.Model, kept_metrics: KeptMetrics):
+        self._model, self._kept = model, kept_metrics
         self._of_outputs = model._compile_loss
         if self._of_outputs is not None and self._of_outputs.built:
-            kept.note(self._of_outputs.metrics)
+            kept_metrics.note(self._of_outputs.metrics)
         elif self._of_outputs is not None:  # `super().compute_loss` builds it, for the outputs that it is called with
             vars(self._of_outputs)["build"] = self._build
 
@@ -182,10 +182,10 @@ def _take_over(metric: tf.keras.metrics.Metric) -> None:
 
 def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):
     """Updates a metric, or notes the arguments in `KeptMetrics.noted`."""
-    own = type(metric).update_state
+    update = type(metric).update_state
     if (noted := _updates.get()) is None:
-        return own(metric, *arguments, **keywords)
-    given = inspect.signature(own).bind(metric, *arguments, **keywords).args[1:]
+        return update(metric, *arguments, **keywords)
+    given = inspect.signature(update).bind(metric, *arguments, **keywords).args[1:]
     tensors = tuple(tf.convert_to_tensor(tensor) for tensor in given if tensor is not None)
     noted.setdefault(metric.name, []).append(tensors)
     return None

@@ -69,10 +69,12 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
     layer_name = f"{type(theirs).__name__} {theirs.path or theirs.name}"
     mine.trainable = theirs.trainable  # also sets its sublayers, which come later and are set again
     vars(mine).update((name, vars(theirs)[name]) for name in _OF_LAYER)
-    own, others = ([*layer._trainable_variables, *layer._non_trainable_variables] for layer in (theirs, mine))
-    if len(own) != len(others):
-        raise ValueError(f"{layer_name} has {len(own)} variables, and its copy has {len(others)}, as after enable_lora")
-    for variable, other in zip(own, others, strict=True):
+    ours, others = ([*layer._trainable_variables, *layer._non_trainable_variables] for layer in (theirs, mine))
+    if len(ours) != len(others):
+        raise ValueError(
+            f"{layer_name} has {len(ours)} variables, and its copy has {len(others)}, as after enable_lora"
+        )
+    for variable, other in zip(ours, others, strict=True):
         if (form := _form(variable)) != _form(other):
             raise ValueError(f"{variable.path} is {form}, and in the copy {_form(other)}")
         for name in _OF_VARIABLE:
@@ -169,21 +171,21 @@ def optimizer_config(optimizer: tf.keras.optimizers.Optimizer) -> dict[str, Any]
 
 def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:
     """Returns a new optimizer of the same class, rate, settings and exclusions, without updates."""
-    made = type(optimizer).from_config(optimizer_config(optimizer))
+    copy = type(optimizer).from_config(optimizer_config(optimizer))
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
-            setattr(made, name, getattr(optimizer, name))
-    for name, value in _differing(optimizer, made, {"built"}):
+            setattr(copy, name, getattr(optimizer, name))
+    for name, value in _differing(optimizer, copy, {"built"}):
         if name[0].isalpha() and _is_plain(value):
-            vars(made)[name] = value
-    return made
+            vars(copy)[name] = value
+    return copy
 
 
-def scaled_as(source: tf.keras.optimizers.Optimizer, made: tf.keras.optimizers.Optimizer):
+def scaled_as(source: tf.keras.optimizers.Optimizer, optimizer: tf.keras.optimizers.Optimizer):
     """Returns an optimizer within a `LossScaleOptimizer`, if `source` is one, with its settings."""
     if not hasattr(source, "inner_optimizer"):
-        return made
-    return type(source)(made, source.initial_scale, source.dynamic_growth_steps, name=source.name)
+        return optimizer
+    return type(source)(optimizer, source.initial_scale, source.dynamic_growth_steps, name=source.name)
 
 
 def updated_by(optimizer: tf.keras.optimizers.Optimizer) -> list[tf.keras.Variable]:

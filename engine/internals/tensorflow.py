@@ -200,8 +200,8 @@ def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
     """Changes the class of this replica's context within, to a subclass with other members."""
     replica = tf.distribute.get_replica_context()
     before = type(replica)
-    own = getattr(before, "of_all", before)
-    replica.__class__ = type(own.__name__, (own,), {"of_all": own, **members}) if members else own
+    context = getattr(before, "of_all", before)
+    replica.__class__ = type(context.__name__, (context,), {"of_all": context, **members}) if members else context
     try:
         yield replica
     finally:
@@ -213,8 +213,8 @@ def replica_id() -> int | tf.Tensor:
     if tf.distribute.get_replica_context() is None:
         return 0
     with all_replicas_context() as replica:
-        known = tf.get_static_value(replica.replica_id_in_sync_group)
-        return replica.replica_id_in_sync_group if known is None else int(known)
+        static = tf.get_static_value(replica.replica_id_in_sync_group)
+        return replica.replica_id_in_sync_group if static is None else int(static)
 
 
 def ordering_token(device: str) -> tf.Variable:
@@ -416,10 +416,10 @@ def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, ma
     Returns:
       An argument for scheduled functions; each worker gets its own.
     """
-    made = coordinator._create_per_worker_resources(make)
-    for value in made._values:
+    resources = coordinator._create_per_worker_resources(make)
+    for value in resources._values:
         value._type_spec = specs  # TensorFlow knows it only for compiled functions
-    return made
+    return resources
 
 
 def weak_method(method: Callable, otherwise: Callable[[], Any]) -> Callable:

@@ -204,8 +204,8 @@ class KerasCallbacks(Windowed):
             candidate for candidate in self._callbacks if status.strategy.is_chief or not _is_on_chief(candidate)
         ]
         # All processes stop at the same steps.
-        each = status.strategy.exchange_json([self._at_batches, self._at_test_batches])
-        at_batches, at_test_batches = zip(*each, strict=True)
+        rows = status.strategy.exchange_json([self._at_batches, self._at_test_batches])
+        at_batches, at_test_batches = zip(*rows, strict=True)
         self._at_batches, self._at_test_batches = [*dict.fromkeys(itertools.chain(*at_batches))], any(at_test_batches)
         params = self._params(status)
         with self._calling():
@@ -521,8 +521,8 @@ def _callback_state(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     if hasattr(callback, "get_state"):
         state = callback.get_state()
     else:
-        kept = next((names for name, names in _KEPT.items() if name in _kinds(callback)), None)
-        state = kept and {name: vars(callback)[name] for name in kept if name in vars(callback)}
+        attributes = next((names for name, names in _KEPT.items() if name in _kinds(callback)), None)
+        state = attributes and {name: vars(callback)[name] for name in attributes if name in vars(callback)}
     return {"kind": kind, "state": json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))}
 
 

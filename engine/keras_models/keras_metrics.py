@@ -47,8 +47,8 @@ class KerasMetric:
         self._metric = metric
         self._tried: set[tuple] = set()  # shapes and types
         # TensorFlow unpacks named tuples and recreates them from their class, which must know the metric.
-        own = {"value": lambda sums: self._value(sums), "direction": keras_compile.metric_direction(metric)}
-        self._kind = type("KerasSums", (KerasSums,), own)
+        methods = {"value": lambda sums: self._value(sums), "direction": keras_compile.metric_direction(metric)}
+        self._kind = type("KerasSums", (KerasSums,), methods)
 
     def __call__(self, y_true, y_pred=None, sample_weight=None) -> KerasSums:
         """Computes this batch's contribution to the metric's state. Replica code; arguments as Keras's `update_state`.

@@ -105,12 +105,12 @@ class KerasTrainer(Trainer):
         def __init__(self, **arguments):
             cls.__init__(self, **arguments)
 
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         named = [
             parameter for parameter in inspect.signature(make).parameters.values() if parameter.kind not in _COLLECTS
         ]
         parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in named]
-        __init__.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        __init__.__signature__ = inspect.Signature([self_parameter, *parameters])  # type: ignore[attr-defined]
         content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_built": is_built}
         return type(name, (cls,), {**content, "default_policy": keras.default_policy()})
 
@@ -177,7 +177,7 @@ class KerasTrainer(Trainer):
         if inner is not scaled:
             self.loss_scale = DynamicLossScale(scaled.initial_scale, scaled.dynamic_growth_steps)
             self.loss_scale.build()
-        made = inner if self.model is source else keras_copy.copied_optimizer(inner)
+        optimizer = inner if self.model is source else keras_copy.copied_optimizer(inner)
         variables = self.trainable_variables
         if inner.built:  # for variables that were frozen since
             copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
@@ -188,13 +188,13 @@ class KerasTrainer(Trainer):
                     "now; call compile again, with a new optimizer"
                 )
             variables = built_for
-        self.optimizer = make_optimizer(self, variables, KerasOptimizer(made, as_compiled=True))
+        self.optimizer = make_optimizer(self, variables, KerasOptimizer(optimizer, as_compiled=True))
         self._continue_from(source.optimizer)
         if inner.built:
-            for mine, theirs in () if made is inner else zip(made.variables, inner.variables, strict=True):
+            for mine, theirs in () if optimizer is inner else zip(optimizer.variables, inner.variables, strict=True):
                 mine.assign(theirs)
-        if made is not inner:
-            scaled = keras_copy.scaled_as(scaled, made)
+        if optimizer is not inner:
+            scaled = keras_copy.scaled_as(scaled, optimizer)
         if not scaled.built:  # the inner one is
             scaled.build(variables)
         if not (self.is_built and self.run_context.in_place):
@@ -331,20 +331,22 @@ class KerasTrainer(Trainer):
         """Returns the names of losses that are not means over examples."""
         features, labels, of_examples = specs
         labels, weights = self._weighed(labels)
-        own = self._own_loss and functools.partial(_own_sums, self._own_loss)
+        own_sums = self._own_loss and functools.partial(_own_sums, self._own_loss)
         replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
         try:
             if replicas > 1 or steps > 1:
                 batch = (features, labels, outputs, of_examples if weights is None else weights)
-                sums = own or functools.partial(_loss_sums, self._losses)
-                known = own is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
-                trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, None if known else compared)))
+                sums = own_sums or functools.partial(_loss_sums, self._losses)
+                is_keras = own_sums is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
+                trials.in_a_thread(
+                    lambda: names.extend(trials.not_additive(sums, batch, None if is_keras else compared))
+                )
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
             )
-            return [_OWN] if own else [loss.name for loss in self._losses.keras_losses]
+            return [_OWN] if own_sums else [loss.name for loss in self._losses.keras_losses]
         return names
 
     def train_step(self, batch) -> dict[str, Any]:
@@ -368,8 +370,8 @@ class KerasTrainer(Trainer):
         compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
         with diagnosis.labels_as_numbers(batch, self):
             owner = f"{type(self).__name__}.{_OWN}"
-            total, kept = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
-        return {**kept, "loss": Mean(total, _size(batch))}
+            total, pairs = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+        return {**pairs, "loss": Mean(total, _size(batch))}
 
     def loss(self, outputs, batch) -> Mean:
         batch = form.map_padded(self._unwrap_padded, batch)
@@ -396,8 +398,8 @@ class KerasTrainer(Trainer):
             return pairs
         labels, predictions, weights = (self._metrics.flat(structure) for structure in (labels, outputs, weights))
         for name, metric in self._metrics.by_name.items():
-            own = weights[metric.output if len(weights) > 1 else 0] if metric.is_weighted else None
-            pairs[name] = self._sum(name, metric, labels[metric.output], predictions[metric.output], own)
+            metric_weights = weights[metric.output if len(weights) > 1 else 0] if metric.is_weighted else None
+            pairs[name] = self._sum(name, metric, labels[metric.output], predictions[metric.output], metric_weights)
         return pairs
 
     def _confusion(self, labels, outputs, weights) -> dict[str, Pair]:
@@ -429,8 +431,8 @@ class KerasTrainer(Trainer):
         if self._losses is None and self._own_loss is None:
             return tf.constant(0.0), {}
         size, fields, steps = _size(batch), form.fields(batch), self.run_context.options.accumulate_steps
-        features, (labels, own), share = fields.features, self._weighed(fields.labels), None
-        weights = own if weights is None else weights
+        features, (labels, example_weights), share = fields.features, self._weighed(fields.labels), None
+        weights = example_weights if weights is None else weights
         if self._of_whole_batch:
             if step_context().is_training and steps > 1:
                 raise UsageError(

@@ -93,8 +93,8 @@ def _with_missing(labels: tf.Tensor | None, value: float, random: np.random.Gene
     dtype = tf.string if labels is None else labels.dtype
     if not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):
         return labels
-    kept = random.random(labels.shape, np.float32) < _random_per_example(labels.shape, random)
-    return tf.where(kept, labels, tf.cast(value, dtype))
+    is_kept = random.random(labels.shape, np.float32) < _random_per_example(labels.shape, random)
+    return tf.where(is_kept, labels, tf.cast(value, dtype))
 
 
 def in_a_thread(function: Callable[[], None]) -> None:

@@ -321,10 +321,10 @@ class EventLog:
     def _cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
         if self._path is not None and os.path.lexists(self._path):
             with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
-                kept, skipped = _kept(file, step, see)
-                if kept != [(0, file.tell())]:
+                ranges, skipped = _kept(file, step, see)
+                if ranges != [(0, file.tell())]:
                     with replacing(self._path, make_file) as temporary, open(temporary, "wb") as left:
-                        for first, last in kept:
+                        for first, last in ranges:
                             file.seek(first)
                             while piece := file.read(min(_PIECE, last - file.tell())):
                                 left.write(piece)
@@ -336,7 +336,7 @@ class EventLog:
 
 def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
     """Returns the byte ranges of a file to keep when truncating it to a step, and the number of lines without event."""
-    kept, skipped = [(0, 0)], 0
+    ranges, skipped = [(0, 0)], 0
     for event, line in _lines(file):
         if event is None:
             skipped += 1
@@ -344,9 +344,9 @@ def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> t
         see(event)
         if event["step"] <= step or event["event"] in _OF_PROCESSES:
             last = file.tell()
-            first = kept.pop()[0] if kept[-1][1] == last - len(line) else last - len(line)
-            kept.append((first, last))
-    return kept, skipped
+            first = ranges.pop()[0] if ranges[-1][1] == last - len(line) else last - len(line)
+            ranges.append((first, last))
+    return ranges, skipped
 
 
 def _finite(value: Any) -> Any:

@@ -208,8 +208,8 @@ class Mesh:
 
         def groups(size: int, number: int, group_of: Callable[[int], int]) -> dict[int, Collectives]:
             keys = [next(_keys) for _ in range(number)]
-            own = zip(local, devices, tokens, strict=True)
-            return {r: Collectives(keys[group_of(r)], size, device, token) for r, device, token in own}
+            local_devices = zip(local, devices, tokens, strict=True)
+            return {r: Collectives(keys[group_of(r)], size, device, token) for r, device, token in local_devices}
 
         data = replicas // model
         axes = {

@@ -210,9 +210,9 @@ class UpdateShard(NamedTuple):
     def whole(self, rows: tf.Tensor) -> tf.Tensor:
         """Joins pieces, as `rows` returns them, into the value."""
         if self.axis:
-            own, order = self._split_shape, self._order
-            rows = tf.reshape(rows, [own[index] for index in order])
-            rows = tf.transpose(rows, [order.index(index) for index in range(len(own))])
+            split_shape, order = self._split_shape, self._order
+            rows = tf.reshape(rows, [split_shape[index] for index in order])
+            rows = tf.transpose(rows, [order.index(index) for index in range(len(split_shape))])
         return tf.reshape(rows, self.shape)
 
     def own(self, value: tf.Tensor) -> tf.Tensor:
@@ -262,7 +262,7 @@ def gather(pieces: Iterable[tuple[UpdateShard, tf.Tensor]]) -> list[tf.Tensor]:
     for axis in {id(piece.holders): piece.holders for piece, _ in pieces}.values():
         held = [index for index, (piece, _) in enumerate(pieces) if piece.holders is axis]
         owns = [tf.reshape(pieces[index][1], [-1]) for index in held]
-        for bucket in collectives.buckets([own.shape[0] * own.dtype.size for own in owns], _GATHERED_BYTES):
+        for bucket in collectives.buckets([shard.shape[0] * shard.dtype.size for shard in owns], _GATHERED_BYTES):
             rows = collectives.as_one([owns[position] for position in bucket], axis.all_gather)
             for position, row in zip(bucket, rows, strict=True):
                 wholes[held[position]] = pieces[held[position]][0].whole(row)

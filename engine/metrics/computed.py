@@ -27,40 +27,40 @@ class Computed(NamedTuple):
     images: Mapping[str, np.ndarray] = {}
 
 
-def compute(trainer, strategy, predictions: Callable[[], Predictions], known: Collection[str]) -> Computed:
+def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Collection[str]) -> Computed:
     """Computes a trainer's metrics of predictions, at the chief. All training processes have to call it.
 
     Args:
       trainer: whose `compute_metrics` to call.
       strategy: of the run.
       predictions: returns them; called at the chief alone.
-      known: the names of the evaluation's other metrics.
+      taken: the names of the evaluation's other metrics.
 
     Raises:
       UsageError: it has returned something else than described there; at other workers, it has raised an error. At the
         chief that error is raised unchanged.
     """
     owner = f"{type(trainer).__name__}.compute_metrics"
-    made, failure = Computed(), None
+    computed, failure = Computed(), None
     if strategy.is_chief:
         try:
-            made = _by_kind(owner, trainer.compute_metrics(predictions()), known)
+            computed = _by_kind(owner, trainer.compute_metrics(predictions()), taken)
         except Exception as error:
             if strategy.num_hosts == 1:
                 raise
             failure = error
     if strategy.num_hosts == 1:
-        return made
+        return computed
     line = failure and f"{type(failure).__name__}: {reason(failure)}"
-    chief = strategy.exchange_json([line, made.metrics])[0]
+    chief = strategy.exchange_json([line, computed.metrics])[0]
     if failure:
         raise failure
     if chief[0]:
         raise UsageError(f"{owner} has failed at {strategy.host_names[0]}: {chief[0]}")
-    return made._replace(metrics=chief[1])
+    return computed._replace(metrics=chief[1])
 
 
-def _by_kind(owner: str, values: Any, known: Collection[str]) -> Computed:
+def _by_kind(owner: str, values: Any, taken: Collection[str]) -> Computed:
     if not isinstance(values, dict):
         raise UsageError(f'{owner} returned a {type(values).__name__}; return numbers by name, {{"ndcg": 0.5}}')
     metrics: dict[str, float] = {}
@@ -72,8 +72,8 @@ def _by_kind(owner: str, values: Any, known: Collection[str]) -> Computed:
         except ValueError:  # lists of different lengths
             array = np.empty([], object)
         is_number = array.dtype.kind in "biuf"
-        if not (isinstance(name, str) and name) or name in known:
-            raise UsageError(f"{owner} returned {name!r}, which is {'another metric' if name in known else 'no name'}")
+        if not (isinstance(name, str) and name) or name in taken:
+            raise UsageError(f"{owner} returned {name!r}, which is {'another metric' if name in taken else 'no name'}")
         if isinstance(value, str):
             texts[name] = value
         elif is_number and not array.ndim:

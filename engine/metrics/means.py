@@ -137,11 +137,11 @@ def confusion_matrix(labels, predictions, mask=None) -> Confusion:
     classes = predictions.shape[-1]
     labels = tf.reshape(tf.cast(labels, tf.int64), [-1])  # int32 stays on the host with GPUs
     predicted = tf.reshape(tf.argmax(predictions, axis=-1), [-1])
-    known = (labels >= 0) & (labels < classes)
-    counted = tf.ones_like(known) if mask is None else tf.reshape(tf.cast(mask, tf.bool), [-1])
-    cells = tf.where(known & counted, labels * classes + predicted, -1)  # -1 is not counted
+    in_range = (labels >= 0) & (labels < classes)
+    counted = tf.ones_like(in_range) if mask is None else tf.reshape(tf.cast(mask, tf.bool), [-1])
+    cells = tf.where(in_range & counted, labels * classes + predicted, -1)  # -1 is not counted
     counts = tf.math.unsorted_segment_sum(tf.ones_like(labels, tf.float32), cells, classes * classes)
-    unknown = tf.reduce_sum(tf.cast(counted & ~known, tf.float32))
+    unknown = tf.reduce_sum(tf.cast(counted & ~in_range, tf.float32))
     return Confusion(counts, tf.pad(unknown[tf.newaxis], [[0, classes * classes - 1]]))
 
 

@@ -79,8 +79,8 @@ class Monitored:
 
     def not_measured(self, names: Collection[str]) -> UsageError:
         """Returns the error for a metric that is not among the measured ones."""
-        known = ", ".join(f"{self.source}_{name}" for name in sorted(names))
-        return UsageError(f"monitor={self} is not measured in this run; use one of {known}")
+        measured = ", ".join(f"{self.source}_{name}" for name in sorted(names))
+        return UsageError(f"monitor={self} is not measured in this run; use one of {measured}")
 
     def described(self) -> str:
         """Describes it in a few words."""

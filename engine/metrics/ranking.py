@@ -31,9 +31,9 @@ def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tf.Tensor:
     middle, last = BUCKETS // 2, math.asinh(_LAST / _EVEN)
     logits = _logits(labels)
     bucket = tf.clip_by_value(tf.asinh(logits / _EVEN) * (middle / last) + middle, 0.0, BUCKETS - 1.0)
-    known = (labels.values == 0.0) | (labels.values == 1.0)
-    bucket = tf.where(tf.math.is_finite(logits), tf.where(known, bucket, BUCKETS), -1.0)  # the kernel skips -1
-    every = tf.where(known, weights.values, tf.sign(weights.values))
+    binary = (labels.values == 0.0) | (labels.values == 1.0)
+    bucket = tf.where(tf.math.is_finite(logits), tf.where(binary, bucket, BUCKETS), -1.0)  # the kernel skips -1
+    every = tf.where(binary, weights.values, tf.sign(weights.values))
     both = tf.stack([tf.math.multiply_no_nan(labels.values, every), every], 1)
     return tf.math.unsorted_segment_sum(both, tf.cast(bucket, tf.int32), BUCKETS + 1)  # the cast rounds down
 
@@ -86,9 +86,13 @@ class Ranking:
 
     def __init__(self, rows: np.ndarray):
         logits, labels, weights = rows[np.isfinite(rows[:, 0]) & (rows[:, 2] != 0)].T
-        known = (labels == 0) | (labels == 1)
-        self.wrong = np.array([labels[~known].sum(), (~known).sum()], np.float64)
-        logits, positives, weights = logits[known].astype(np.float32), (labels * weights)[known], weights[known]
+        binary = (labels == 0) | (labels == 1)
+        self.wrong = np.array([labels[~binary].sum(), (~binary).sum()], np.float64)
+        logits, positives, weights = (
+            logits[binary].astype(np.float32),
+            (labels * weights)[binary],
+            weights[binary],
+        )
         self._bins: list[tuple] = [(logits, logits, positives, weights - positives)]
 
     def __add__(self, other: Ranking) -> Ranking:

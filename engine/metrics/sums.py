@@ -310,10 +310,10 @@ class LoopSums:
             array = np.asarray(self._tensor, np.float64)
             scores = array[total_rows(self.specs) :].reshape(-1, 4)
             pairs: dict[str, Pair] = {}
-            start, kept = 0, itertools.count()
+            start, positions = 0, itertools.count()
             for spec in self.specs:
                 if spec.keeps_scores:
-                    pairs[spec.name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(kept), 1:]), 0.0)
+                    pairs[spec.name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(positions), 1:]), 0.0)
                 elif issubclass(spec.kind, VECTORS):
                     pairs[spec.name] = spec.kind(*array[start : start + spec.rows].T)
                 else:

@@ -112,12 +112,12 @@ class EventFiles:
 
     def _put(self, folder: str, wall_time: float, step: int, make: Callable) -> None:
         with self._attempt(_MAKING, step):
-            made = make()
+            values = make()
             event = Event(wall_time=wall_time, step=step)
-            if isinstance(made, bytes):
-                event.graph_def = made
+            if isinstance(values, bytes):
+                event.graph_def = values
             else:
-                event.summary.value.extend(made)
+                event.summary.value.extend(values)
             with self._attempt(folder, step):
                 self._cut_back()
                 file = self._files.get(folder) or self._new_file(folder)
@@ -215,12 +215,12 @@ def cut_back(folder: str, step: int) -> None:
             continue
         _cut_partial_event(path)
         records, is_whole = _read_records(path)
-        kept = [record for record in records if (own_step := _event_step(record)) is not None and own_step <= step]
-        if is_whole and len(kept) == len(records):
+        remaining = [record for record in records if (own_step := _event_step(record)) is not None and own_step <= step]
+        if is_whole and len(remaining) == len(records):
             continue
         # The temporary name is one that TensorBoard ignores.
         with files.replacing(path, files.make_file, name="cut") as temporary, tf.io.TFRecordWriter(temporary) as writer:
-            for record in kept:
+            for record in remaining:
                 writer.write(record)
 
 

@@ -70,12 +70,12 @@ def histogram(values: tf.Tensor) -> Histogram:
 
 def histograms(named: dict[str, Histogram]) -> list[tf.compat.v1.Summary.Value]:
     """Returns one value per name: [30, 3] float64 of left edge, right edge, count."""
-    made = []
+    values = []
     for tag, (counts, low, high) in named.items():
         edges = np.linspace(float(low), float(high), _BUCKETS + 1)
         table = np.stack([edges[:-1], edges[1:], np.asarray(counts, np.float64)], axis=1)
-        made.append(Summary.Value(tag=tag, metadata=_HISTOGRAMS, tensor=tf.make_tensor_proto(table)))
-    return made
+        values.append(Summary.Value(tag=tag, metadata=_HISTOGRAMS, tensor=tf.make_tensor_proto(table)))
+    return values
 
 
 def looks_like_images(features) -> bool:

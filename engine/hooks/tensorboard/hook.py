@@ -144,9 +144,9 @@ class TensorBoard(Windowed):
             variable_path(variable) for variable in Inventory(trainer).all_weights if variable_sharding(variable)
         }
         by_kind = {
-            f"{kind}/{path}{'/first_part' if path in sharded else ''}": made
+            f"{kind}/{path}{'/first_part' if path in sharded else ''}": histogram
             for kind, histograms in by_kind.items()
-            for path, made in histograms.items()
+            for path, histogram in histograms.items()
         }
         self._files.put("train", status.step, lambda: event_values.histograms(by_kind))
 

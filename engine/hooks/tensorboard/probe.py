@@ -99,14 +99,14 @@ class Probe:
         """Computes one replica's gradients; restores state that a training forward pass changes (statistics, seeds)."""
         trainer = self._trainer
         moved = [tf_variable(v) for layer in self._inventory.layers.values() for v in layer.non_trainable_variables]
-        kept = [read_local(v) for v in moved]
+        before = [read_local(v) for v in moved]
         batch, present = batches.pad_empty_batch(batch)
         with self._runner.training(step, tf.constant(True), present):
             gradients, metrics = trainer.compute_gradients(batch)
             variables = trainer.trainable_variables
             gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count, variables)
             gradients = gradients.over(count).unscaled()
-        for variable, value in zip(moved, kept, strict=True):
+        for variable, value in zip(moved, before, strict=True):
             assign_local(variable, value)
         paths = [variable_path(v) for v in trainer.trainable_variables]
         return {

@@ -229,7 +229,7 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
-        leaves = [self._flat(each, own, training and self.admits) for each, own in _pairs(ids, weights)]
+        leaves = [self._flat(*pair, training and self.admits) for pair in _pairs(ids, weights)]
         rows = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(rows, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [rows]
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
@@ -316,8 +316,8 @@ class Embedding(tf.Module):
             return fetch(shard_rows.sparse_read(note(rows)), shard_rows.device, dtype)
 
         # TFLite has no int64 division, which one shard does not need.
-        owner, own = (rows % number, rows // number) if number > 1 else (rows, rows)
-        return tf.ensure_shape(self._on_shards(owner, lookup, own), [None, self.width])
+        owner, row_there = (rows % number, rows // number) if number > 1 else (rows, rows)
+        return tf.ensure_shape(self._on_shards(owner, lookup, row_there), [None, self.width])
 
     def _on_shards(self, owner: tf.Tensor, lookup: Callable, *tensors: tf.Tensor) -> tf.Tensor:
         """Joins `lookup(shard, *parts)` of each shard's parts of tensors [n, ...], in their order, by `owner` [n]."""

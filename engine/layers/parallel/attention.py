@@ -77,11 +77,11 @@ class Attention(tf.keras.layers.Layer):
         self.own_size = self.head_size or width // self.heads
         if self.rotary and self.own_size % 2:
             raise UsageError(f"rotary positions need an even head size, and {self.own_size} is odd; use an even one")
-        made = {"use_bias": self.use_bias, "dtype": self.dtype_policy}
+        options = {"use_bias": self.use_bias, "dtype": self.dtype_policy}
         columns = self.kv_heads * (group + 2) * self.own_size
         with self.mesh.scope():
-            self.qkv = Dense(columns, "columns", stddev=self.stddev, name="qkv", **made)
-            self.join = Dense(width, "rows", stddev=self.output_stddev or self.stddev, name="join", **made)
+            self.qkv = Dense(columns, "columns", stddev=self.stddev, name="qkv", **options)
+            self.join = Dense(width, "rows", stddev=self.output_stddev or self.stddev, name="join", **options)
         self.qkv.build(input_shape)
         self.join.build((*input_shape[:-1], self.own_kv_heads * group * self.own_size))
 

@@ -190,7 +190,7 @@ class RMSNorm(tf.keras.layers.Layer):
 def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
     """Multiplies x [..., a] by a matrix w [a, b], or [b, a] with `transpose_b`: [..., b]."""
     flat = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), w, transpose_b=transpose_b)
-    sizes = [known or size for known, size in zip(x.shape[:-1], tf.unstack(tf.shape(x)[:-1]), strict=True)]
+    sizes = [static or size for static, size in zip(x.shape[:-1], tf.unstack(tf.shape(x)[:-1]), strict=True)]
     return tf.reshape(flat, [*sizes, flat.shape[-1]])
 
 
@@ -227,10 +227,10 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
     if mesh is None or not mesh.is_sharded:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
     note_labels(labels, vocabulary)
-    own = logits.shape[-1]
-    first = mesh.model.rank * own
-    if own * mesh.model.size > vocabulary:
-        logits = tf.where(first + tf.range(own) < vocabulary, logits, logits.dtype.min)
+    columns = logits.shape[-1]
+    first = mesh.model.rank * columns
+    if columns * mesh.model.size > vocabulary:
+        logits = tf.where(first + tf.range(columns) < vocabulary, logits, logits.dtype.min)
     return _cross_entropy(logits, tf.maximum(labels, 0) - first, mesh)
 
 
