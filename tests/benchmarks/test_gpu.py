@@ -1,0 +1,96 @@
+"""Measurements on a GPU: their table, cuDNN's attention as far as a CPU has it, and, slow, every row, small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import tensorflow as tf
+
+from benchmarks.gpu import attention, measures
+from benchmarks.gpu.__main__ import Measurements, measure
+from benchmarks.gpu.rows import rows
+from tests.launch.local_tasks import ROOT
+from tests.waiting import PATIENCE
+
+
+def cells(text: str, title: str) -> list[str]:
+    [line] = [line for line in text.splitlines() if line.startswith(f"| {title} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_titles_of_rows_differ():
+    titles = [row.title for row in rows()]
+    assert len(set(titles)) == len(titles)
+
+
+def test_results_are_a_table_and_a_file_as_they_come(tmp_path):
+    measured = [row for row in rows() if row.name in ("mlp 784-128-10", "stopped and resumed")]
+    path = tmp_path / "gpu.json"
+    measurements = Measurements(str(path), ["gpu"])
+    for row, rate, jit in zip(measured, (100.0, 250.0, 99.0), (False, True, False), strict=False):
+        measurements.add(row, {"batch": 64, "steps_per_sec": rate, "jit": jit, "choice": "XLA off: steps/s 101, 100"})
+    measurements.add(measured[3], {"failed": "its time limit"})
+    text = measurements.text(measured)
+    assert cells(text, measured[1].title)[1:3] == ["64", "250 steps"]
+    assert cells(text, measured[2].title)[-1] == "XLA off: steps/s 101, 100; the slower one"
+    assert cells(text, "stopped and resumed")[-1] == "its time limit"
+    assert "not reached" in Measurements(None, []).text(measured)
+    assert set(json.loads(path.read_text())["rows"]) == {row.title for row in measured}
+
+
+def test_kernels_of_all_layers_count_as_one():
+    ops = [{"name": f"block_{i}/up/MatMul", "ms_per_step": 1.0, "share": 0.2} for i in range(3)]
+    ops += [{"name": "logits/MatMul", "ms_per_step": 2.0, "share": 0.4}]
+    assert measures.expensive_kernels(ops) == [
+        ("block*/up/MatMul", 3.0, pytest.approx(0.6)),
+        ("logits/MatMul", 2.0, 0.4),
+    ]
+
+
+def test_attention_lowers_to_cudnns_calls_for_xla():
+    """A GPU compiles the calls; here, XLA's input has both, with a configuration that is JSON."""
+    x = [tf.zeros([2, 3, 16, 64], tf.bfloat16)] * 4
+
+    @tf.function(jit_compile=True)
+    def gradients(queries, keys, values, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch([queries, keys, values])
+            outputs = attention.fused(queries, keys, values)
+        return tape.gradient(outputs, [queries, keys, values], upstream)
+
+    lines = gradients.experimental_get_compiler_ir(*x)(stage="hlo").splitlines()
+    calls = [line for line in lines if "__cudnn$fmhaSoftmax" in line]
+    assert [line.split('custom_call_target="')[1].split('"')[0] for line in calls] == [
+        "__cudnn$fmhaSoftmax",
+        "__cudnn$fmhaSoftmaxBackward",
+    ]
+    for line, products in zip(calls, (2, 4), strict=True):
+        config = json.loads(line.split("backend_config=")[1])["cudnn_fmha_backend_config"]
+        assert (config["mask_type"], config["fmha_scale"]) == ("CAUSAL", 0.125)
+        assert sum(name.endswith("dot_dimension_numbers") for name in config) == products
+
+
+@pytest.mark.slow
+def test_a_row_ends_when_the_time_is_up():
+    [row] = [row for row in rows(tiny=True) if row.name == "stopped and resumed"]
+    measurements = Measurements(None, [])
+    measure([row], measurements, time.monotonic() + 17, tiny=True)
+    assert measurements.content["rows"][row.title]["failed"].startswith("the time was up")
+
+
+@pytest.mark.slow
+def test_every_row_is_measured_with_small_sizes(tmp_path):
+    path = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--minutes=20", f"--json={path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=4 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())["rows"]
+    assert list(results) == [row.title for row in rows(tiny=True)]
+    assert not [title for title, result in results.items() if "failed" in result]
+    assert all(result["steps_per_sec"] > 0 and result["kernels"] for result in results.values() if "batch" in result)
+    resumed = results["stopped and resumed"]
+    assert resumed["same_bits"] == resumed["variables"] > 0
