@@ -307,7 +307,7 @@ def measured(made, part: str) -> dict[str, Any]:
     if why_no_sums and "reduce" in names:
         print(f"reduce is not timed: {why_no_sums}", file=sys.stderr)
         names.remove("reduce")
-    with state.kept():
+    with state.restoring():
         timed_parts = {name: make[name](strategy, state, feed, jit) for name in names if name in make}
         figures: dict[str, Any] = timed(strategy, timed_parts, _PART_SECONDS)
         if "input" in figures:

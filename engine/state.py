@@ -177,15 +177,15 @@ class TrainState:
                 )
 
     @contextlib.contextmanager
-    def kept(self):
-        """Restores the state after this context, by `copied`."""
-        restore = self.copied()
+    def restoring(self):
+        """Restores the state after this context, by `make_restorer`."""
+        restore = self.make_restorer()
         try:
             yield
         finally:
             restore()
 
-    def copied(self) -> Callable[[], None]:
+    def make_restorer(self) -> Callable[[], None]:
         """Copies every variable; returns a function that restores the copies, the optimizers' settings and the step.
 
         The copy is in the memory of the host of the variable's device: a GPU need not have room for two.

@@ -216,7 +216,7 @@ def compiled(_compiled):
         given[key] += 1
         if place not in _compiled:
             made = make()
-            _compiled[place] = made, made.state.copied()
+            _compiled[place] = made, made.state.make_restorer()
         made, put_back = _compiled[place]
         put_back()
         return made

@@ -24,7 +24,7 @@ from .writing import Writing
 PROFILED_STEPS = 10
 _LEAST_TRACE_MS = 200  # of another task, so that its beginning and end hardly matter
 _LAST_LOOK_SECONDS = 5.0  # for requests at the run's end
-_WISHES = {"checkpoint": 1, "profile": 2}  # a bit each; `snapshots` has the next
+_REQUEST_BITS = {"checkpoint": 1, "profile": 2}  # a bit each; `snapshots` has the next
 _STOPPED = "crankshaft ask stop"
 
 
@@ -88,11 +88,11 @@ class RequestHandler(Hook):
                 path = self._save(status)
                 self._saving += [(request, path) for request in self._taken(kind)]
         if self._due is None:
-            wishes = 0
+            requested = 0
             for request in self._wanted:
-                wishes |= _WISHES[request.kind]
-            agreed = status.strategy.agree_to_do(wishes, sum(_WISHES.values()))
-            if agreed & _WISHES["profile"]:
+                requested |= _REQUEST_BITS[request.kind]
+            agreed = status.strategy.agree_on_requests(requested, sum(_REQUEST_BITS.values()))
+            if agreed & _REQUEST_BITS["profile"]:
                 self._begin_profile(status)
             elif agreed:
                 self._due = status.next_in_step(1), "checkpoint"

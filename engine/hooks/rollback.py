@@ -60,7 +60,7 @@ class Rollback(Hook):
         step = state.step + 1
         if step not in self._suspects and step not in self.left_out:
             return strategy.run(program, limit)
-        put_back = state.copied()
+        put_back = state.make_restorer()
         result = strategy.run(program, 1)
         if step not in self.left_out:
             if (why := _mistake(strategy, state, result)) is None:

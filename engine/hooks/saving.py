@@ -252,4 +252,4 @@ class BestWeights(Best):
 
     def keep(self, status: Status) -> None:
         self.put_back = None  # so that there is only one copy at a time
-        self.put_back = status.state.copied()
+        self.put_back = status.state.make_restorer()

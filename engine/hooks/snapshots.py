@@ -14,7 +14,7 @@ from .saving import state_to_save
 LEAST_SECONDS = 1.0  # between two
 COST = 0.005  # the part of the time that snapshots may take
 NEWEST = 3  # whose cost sets the period
-_WISH = 4  # a bit of `Processes.agree_to_do`
+_REQUEST_BIT = 4  # a bit of `Processes.agree_on_requests`
 
 
 class InMemory(Hook):
@@ -59,8 +59,8 @@ class InMemory(Hook):
 
     def __call__(self, status: Status) -> None:
         if self._due is None:
-            wishes = _WISH if status.strategy.is_chief and self._is_time() else 0
-            if status.strategy.agree_to_do(wishes, _WISH):
+            requested = _REQUEST_BIT if status.strategy.is_chief and self._is_time() else 0
+            if status.strategy.agree_on_requests(requested, _REQUEST_BIT):
                 self._due, self._began_at = status.next_in_step(), self._clock()
         if self._due is not None and status.step >= self._due:
             self._due = None

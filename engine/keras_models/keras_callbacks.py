@@ -255,7 +255,7 @@ class KerasCallbacks(Windowed):
 
         What the calls change of the run is reverted. Returns the names of callbacks without a state.
         """
-        with status.state.kept() if self.callbacks else contextlib.nullcontext():
+        with status.state.restoring() if self.callbacks else contextlib.nullcontext():
             for method in methods:
                 self._call(method, {})
             epoch, batch = self._begun

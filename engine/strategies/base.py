@@ -87,7 +87,7 @@ class Processes:
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
         """Returns the records of a source that any process has skipped; every training process must call it."""
-        return {record for each in self.exchange_json([*source.bad]) for record in each}
+        return {record for records in self.exchange_json([*source.bad]) for record in records}
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         """Exchanges bytes, like `exchange`; also megabytes."""
@@ -117,16 +117,16 @@ class Processes:
         """
         return Stop(reason) if reason else None
 
-    def agree_to_do(self, wishes: int, among: int) -> int:
-        """Returns the wishes of all processes, a bit each, the same in all at the same step; each wish once.
+    def agree_on_requests(self, requests: int, mask: int) -> int:
+        """Returns the requests of all processes, a bit each, the same in all at the same step; each request once.
 
-        Call it after each call of the inner loop, except while agreed wishes are pending.
+        Call it after each call of the inner loop, except while agreed requests are pending.
 
         Args:
-          wishes: of this process.
-          among: all wishes that the caller may have; others' stay.
+          requests: of this process.
+          mask: the bits of all requests that the caller may make; others' stay.
         """
-        return wishes
+        return requests
 
 
 class LoopResult(NamedTuple):

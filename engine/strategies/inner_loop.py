@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
+from ..data.feed import CallInput
 from ..health.watchdog import Arrivals
 from ..internals import graphs
 from ..internals.tensorflow import (
@@ -38,20 +39,20 @@ _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 
 
-def _arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
+def _loop_arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
     """Returns the arguments of `InnerLoop._loop`; observes the last step if something is due after it."""
     numbers = (step, start, stop, stop - 1 if step + stop - start == due else -1)
     return operands, tf.constant(numbers, tf.int64), *extra
 
 
-def _joined(spec) -> tf.TensorArray:
-    """Returns an array for tensors [n, ...] like this one of any number of steps."""
+def _step_array(spec) -> tf.TensorArray:
+    """Makes an array of a tensor [n, ...] per step, for any number of steps."""
     shape = [None, *spec.shape[1:]]
     return tf.TensorArray(spec.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
 
 
 class Compiled(NamedTuple):
-    """What an `InnerLoop` has compiled, without its feed and its data."""
+    """The compiled programs of an `InnerLoop`, without its feed and its data."""
 
     programs: dict[tuple, tf.types.experimental.ConcreteFunction]
     specs: list[RowSpec]
@@ -113,7 +114,8 @@ class InnerLoop(Program):
         self._keeps_scores, self._returns_rows = keeps_scores, returns_rows
         self.row_specs = None if returns_rows else ()
         self._syncs = syncs
-        self._batch_shares, self._is_shared = batch_shares, False  # the latter: whether each replica computes all of it
+        self._batch_shares = batch_shares
+        self._is_shared = False  # whether each replica computes the whole batch
         self.unrolls = unrolls
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._strategy = strategy
@@ -123,7 +125,7 @@ class InnerLoop(Program):
         self._step_graph = None
         # An XLA program runs the whole loop on one device.
         self._hosted = is_on_gpus(strategy) and not jit
-        self._taken: tuple | None = None
+        self._traced_input: tuple[int, int, CallInput] | None = None  # with its step and limit
         self.jit = jit
         self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
@@ -138,31 +140,36 @@ class InnerLoop(Program):
         """
         before, programs = time.perf_counter(), len(self.programs)
         limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
-        operands, start, stop = self._take(step, limit)
+        operands, start, stop = self._call_input(step, limit)
         input_seconds = time.perf_counter() - before
-        arguments = _arguments(operands, step, start, stop, due, extra)
-        if self._arrivals is None:
-            program = self._program(step, arguments)
-            with self.moving_to(step + stop - start):
-                sums = program(*arguments)
-            result = self._result(sums, stop - start, input_seconds)
-            return result._replace(compiles=len(self.programs) > programs)
-        waited_before = self._arrivals.seconds()
-        self._arrivals.add(input_seconds)
+        arguments = _loop_arguments(operands, step, start, stop, due, extra)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._program(step, arguments), *arguments)
         with self.moving_to(step + stop - start):
-            sums = self.feed.run_with_timeout(call, self._arrivals.count)
-        result = self._result(sums, stop - start, self._arrivals.seconds() - waited_before)
+            if self._arrivals is None:
+                tensors = call()
+            else:  # steps may wait for input in the loop, too
+                waited_before = self._arrivals.seconds()
+                self._arrivals.add(input_seconds)
+                tensors = self.feed.run_with_timeout(call, self._arrivals.count)
+                input_seconds = self._arrivals.seconds() - waited_before
+        result = self._result(tensors, stop - start, input_seconds)
         return result._replace(compiles=len(self.programs) > programs)
 
     def trace(self, *extra) -> Sequence[RowSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
         step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_of_rows))
-        operands, start, stop = self._take(step, limit)
-        self._program(step, _arguments(operands, step, start, stop, None, extra))
-        self._taken = (step, limit), (operands, start, stop)
+        call_input = self._call_input(step, limit)
+        self._program(step, _loop_arguments(call_input.operands, step, call_input.start, call_input.stop, None, extra))
+        self._traced_input = step, limit, call_input
         return self._specs
+
+    def _call_input(self, step: int, limit: int) -> CallInput:
+        """Returns the feed's input of a call; what `trace` has read for it, so that an iterator is opened only once."""
+        traced, self._traced_input = self._traced_input, None
+        if traced is not None and traced[0] == step and traced[1] <= limit:
+            return traced[2]
+        return self.feed.call_input(step, limit)
 
     @property
     def specs(self) -> list[RowSpec]:
@@ -171,7 +178,7 @@ class InnerLoop(Program):
 
     @property
     def compiled(self) -> Compiled:
-        """What it has compiled; another loop of the same step, on a feed of the same `form`, can take it over."""
+        """The compiled programs, which another loop of the same step, on a feed of the same `form`, can take over."""
         return Compiled(self.programs, self._specs, self.row_specs, self._step_graph, self._arrivals)
 
     @compiled.setter
@@ -185,15 +192,7 @@ class InnerLoop(Program):
 
     def close(self) -> None:
         super().close()
-        self._taken = None
-
-    def _take(self, step: int, limit: int):
-        """Returns the feed's input for these steps, or the one from when the call was only traced.
-
-        So a dataset's iterator is opened only once.
-        """
-        taken, self._taken = self._taken, None
-        return taken[1] if taken and taken[0][0] == step and taken[0][1] <= limit else self.feed.call_input(step, limit)
+        self._traced_input = None
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
@@ -306,14 +305,14 @@ class InnerLoop(Program):
             with here:
                 b, *new = b if self._returns_rows else (b,)
                 count = named.shape[0]
-                scores = [each.write(each.size(), b[count:]) for each in scores]
+                scores = [array.write(array.size(), b[count:]) for array in scores]
                 named = named + (b[:count] if scores else b)
             with tf.device("CPU:0") if rows else contextlib.nullcontext():
                 added.append((named, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
         return added
 
     def _by_replica(self, result) -> list:
-        """Returns what each of this host's replicas has returned."""
+        """Lists the results of this host's replicas."""
         if not self._returns_rows:
             return self._strategy.experimental_local_results(result)
         return list(zip(*map(self._strategy.experimental_local_results, result), strict=True))
@@ -324,7 +323,7 @@ class InnerLoop(Program):
         if sums[0][1]:
             total = tf.concat([total, *(scores.concat() for _, (scores,), _ in sums)], 0)
         with tf.device("CPU:0") if self._returns_rows else contextlib.nullcontext():
-            return total, [[each.concat() for each in rows] for _, _, rows in sums if rows]
+            return total, [[array.concat() for array in rows] for _, _, rows in sums if rows]
 
     def _traced(self, operands, offset, step, *more):
         """Traces a step, and zeros of its metrics. One trace serves both, and a loop of single steps.
@@ -342,9 +341,9 @@ class InnerLoop(Program):
             x, *rows = x if self._returns_rows else (x,)
             with here:
                 named = tf.zeros([total_rows(self._specs), 2], x.dtype)
-                scores = [_joined(x)] if any(spec.keeps_scores for spec in self._specs) else []
+                scores = [_step_array(x)] if any(spec.keeps_scores for spec in self._specs) else []
             with tf.device("CPU:0") if rows else contextlib.nullcontext():
-                zeros.append((named, scores, [*map(_joined, rows)]))
+                zeros.append((named, scores, [*map(_step_array, rows)]))
         return one_step, zeros
 
     def _sums(self, outputs):
@@ -402,7 +401,7 @@ class InnerLoop(Program):
                 return sums
             self.row_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), rows)
             rows = tf.nest.flatten(rows)
-            place = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)
-            return sums, place, *rows
+            share = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)  # their order
+            return sums, share, *rows
 
         return self._strategy.run(run, args=batch)

@@ -58,10 +58,12 @@ def measure(
     """
     measured: dict[bool, tuple[float, InnerLoop]] = {}
     why_not = ""
+    devices = strategy.describe()["devices"]
+    on_cpus = {tf.DeviceSpec.from_string(name).device_type for name in devices} == {"CPU"}
     for jit in (False, True):
         # Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times
         # as long, one of resnet20 88 times as much CPU time (11 s), and a trial would delay a run by minutes.
-        if jit and _on_cpus(strategy) and graphs.CONVOLUTIONS & measured[False][1].operations.keys():
+        if jit and on_cpus and graphs.CONVOLUTIONS & measured[False][1].operations.keys():
             why_not = "not tried with it, since its convolutions are slow on CPUs"
             break
         if jit and is_short(steps, measured[False][0]):
@@ -72,7 +74,7 @@ def measure(
             break
         program = strategy.program("train", strategy.training.feed, jit)
         try:
-            with state.kept():
+            with state.restoring():
                 measured[jit] = (_steps_per_second(program, clock), program)
         except _NOT_COMPILABLE as error:
             if not jit:
@@ -81,15 +83,12 @@ def measure(
             why_not = "it has not enough memory for this step" if out_of_memory else "it cannot compile this step"
             logging.info("jit=auto: %s (%s)", why_not, reason(error))
     # The first one timed also allocates memory for both, and disturbances only slow a measurement.
-    if len(measured) == 2 and not _is_clear(*(rate for rate, _ in measured.values())):
+    rates = [rate for rate, _ in measured.values()]
+    if len(rates) == 2 and max(rates) <= _CLEAR * min(rates):
         for jit, (rate, program) in measured.items():
-            with state.kept():
+            with state.restoring():
                 measured[jit] = (max(rate, _steps_per_second(program, clock)), program)
     return measured, why_not
-
-
-def _is_clear(some: float, other: float) -> bool:
-    return max(some, other) > _CLEAR * min(some, other)
 
 
 def choose(measured: dict[bool, tuple[float, InnerLoop]]) -> bool:
@@ -97,12 +96,8 @@ def choose(measured: dict[bool, tuple[float, InnerLoop]]) -> bool:
     return True in measured and measured[True][0] > _WORTH_IT * measured[False][0]
 
 
-def _on_cpus(strategy) -> bool:
-    return {tf.DeviceSpec.from_string(name).device_type for name in strategy.describe()["devices"]} == {"CPU"}
-
-
 def _steps_per_second(program: InnerLoop, clock) -> float:
-    """Returns a program's rate from its step on, over about a quarter of a second, without compilation."""
+    """Measures a program's rate from its step on, over about a quarter of a second, without compilation."""
     step = program.step
     program(step, 1).sums.read()
     steps, seconds = 1, 0.0

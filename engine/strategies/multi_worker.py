@@ -81,7 +81,7 @@ class MultiWorker(Replicated):
         self._stop: Stop | None = None
         self._stop_reason = ""  # why this worker wants to stop
         self._stop_requested = False  # whether any worker wants to stop, once all know
-        self._wishes = self._published = self._agreed = 0  # this worker's new ones, its sent ones, and any worker's
+        self._requests = self._published = self._agreed = 0  # this worker's new ones, its sent ones, and any worker's
         self._before: tuple[WorkersLoop, LoopResult] | None = None
         self._exchange: Any = None  # a tf.function
         self._arrivals = Arrivals()
@@ -196,10 +196,10 @@ class MultiWorker(Replicated):
     def resume_work(self) -> None:
         self._stop_reason, self._stop_requested, self._stop = "", False, None
 
-    def agree_to_do(self, wishes: int, among: int) -> int:
-        self._wishes |= wishes & ~self._published
-        self._published |= wishes
-        agreed = self._agreed & among
+    def agree_on_requests(self, requests: int, mask: int) -> int:
+        self._requests |= requests & ~self._published
+        self._published |= requests
+        agreed = self._agreed & mask
         self._agreed &= ~agreed
         self._published &= ~agreed
         return agreed
@@ -207,8 +207,8 @@ class MultiWorker(Replicated):
     def run(self, program: WorkersLoop, limit: int) -> LoopResult:  # type: ignore[override]
         if (pace := program.pace) is None:
             return super().run(program, limit)
-        from_host = tf.constant([bool(self._stop_reason) + 2 * self._wishes, pace.steps], tf.float64)
-        self._wishes = 0
+        from_host = tf.constant([bool(self._stop_reason) + 2 * self._requests, pace.steps], tf.float64)
+        self._requests = 0
         pace.steps = program.agreed_steps
         result = super().run(program, limit, from_host)
         if self._before is not None:
@@ -227,7 +227,7 @@ class MultiWorker(Replicated):
         super().bind(state, train_feed, eval_feed)
         self._before = None
         self.resume_work()
-        self._wishes = self._published = self._agreed = 0
+        self._requests = self._published = self._agreed = 0
         state.trainer.reduction.watched = watched_figures(self.distribution)
 
     def _own_figures(self) -> dict:

@@ -21,7 +21,7 @@ from .inner_loop import InnerLoop
 
 OWN = "worker/"  # prefix of a step's metrics that are not summed across workers, but are part of the row
 # From the host; the rest is measured in the call.
-FROM_HOST = ("requests", "next_steps")  # the first: 1 to stop, plus 2 times the wishes, a bit each
+FROM_HOST = ("requests", "next_steps")  # the first: 1 to stop, plus 2 times the other requests, a bit each
 _MEASURED = ("seconds", "input_seconds", "steps")
 
 

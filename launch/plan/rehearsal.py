@@ -26,10 +26,11 @@ from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
 from ...engine.strategies import FeedOptions, devices
+from ...engine.strategies.dry_run import shape_and_dtype
 from ...engine.strategies.parameter_server.coordinator import OPEN_PER_WORKER, ClusterAddresses
 from ...engine.strategies.parameter_server.feed import LeaseFeed
 from ...engine.strategies.parameter_server.leases import Counters
-from ...engine.strategies.parameter_server.placement import Placement, Rule, shape_and_dtype
+from ...engine.strategies.parameter_server.placement import Placement, Rule
 from ...engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules

@@ -17,7 +17,7 @@ from ...engine.internals import keras
 from ...engine.machine import files, memory
 from ...engine.state import TrainState
 from ...engine.strategies.base import Strategy
-from ...engine.strategies.parameter_server.placement import dry_run
+from ...engine.strategies.dry_run import dry_run
 from ...models.tabular import Tabular
 from ..command_line.config import Config
 from ..errors import UsageError
@@ -60,7 +60,7 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
     except _TooLarge:
         keras.exchange_state(names)  # as if nothing had been made
     gc.collect()  # what had been
-    if needed := sum(each.weight for each in dry_run(make)):  # else it can't be known
+    if needed := sum(variable.weight for variable in dry_run(make)):  # else it can't be known
         _compare(config, needed, copies, room)
     return strategy.build(make)
 

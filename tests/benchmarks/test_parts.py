@@ -140,7 +140,7 @@ def test_shares_by_hand():
 def test_parts_are_timed_in_turn_and_leave_no_trace(made):
     made = made(1, optimizer="adam")
     before, step, feed = made.arrays(), made.state.step, made.strategy.training.feed
-    with made.state.kept():
+    with made.state.restoring():
         pieces = {make.__name__: make(made.strategy, made.state, feed, False) for make in (parts.whole, parts.update)}
         found = parts.timed(made.strategy, pieces, 0.06)
     assert set(found) == {"whole", "update"}
@@ -154,7 +154,7 @@ def test_parts_are_timed_in_turn_and_leave_no_trace(made):
 
 def test_checkpoint_is_written_and_read_while_training_goes_on(made, tmp_path):
     made = made(2)
-    with made.state.kept():
+    with made.state.restoring():
         part = parts.step(made.strategy, made.state, made.strategy.training.feed, jit=False)
         found = parts.checkpoint(made.strategy, made.state, part, str(tmp_path))
     assert [name for name in os.listdir(tmp_path) if name.endswith(".manifest.json")]

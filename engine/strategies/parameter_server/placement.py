@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ... import logging
-from ...internals.tensorflow import current_device, variable_without_value
-from ...machine.threads import Thread
+from ...internals.tensorflow import current_device
+from ..dry_run import dry_run, name_and_path, num_bytes, shape_and_dtype
 
 _LISTED = 20  # variables, of a table for people
 # With less than both, a server's share of a step's work costs more in messages than it saves.
@@ -62,16 +60,16 @@ class Placement:
         Call it once, before any other variable is created.
         """
         with self._distribution.scope():
-            made = [tf.Variable(0, trainable=False, name=f"anchor_{server}") for server in range(len(self.loads))]
-        self._anchors = sorted(made, key=lambda variable: server_number(variable.device))
+            anchors = [tf.Variable(0, trainable=False, name=f"anchor_{server}") for server in range(len(self.loads))]
+        self._anchors = sorted(anchors, key=lambda variable: server_number(variable.device))
 
     def plan(self, make: Callable[[], Any]) -> None:
         """Determines, before `make` creates variables, their sizes and servers."""
         variables = dry_run(make)
-        wanted = [self._wanted(each.device, each.path) for each in variables]
-        servers = assign_servers([each.weight for each in variables], wanted, len(self.loads))
-        for each, server in zip(variables, servers, strict=True):
-            self._planned.setdefault((each.name, each.bytes), []).append(server)
+        wanted = [self._wanted(variable.device, variable.path) for variable in variables]
+        servers = assign_servers([variable.weight for variable in variables], wanted, len(self.loads))
+        for variable, server in zip(variables, servers, strict=True):
+            self._planned.setdefault((variable.name, variable.bytes), []).append(server)
 
     def creator_scope(self):
         """Returns the context in which variables are placed, within the strategy's scope."""
@@ -83,9 +81,9 @@ class Placement:
         Sums include slots.
         """
         whole: dict[str, list[Placed]] = {}
-        for each in self.table:
-            if not each.beside:
-                whole.setdefault(re.sub(r"/shard_\d+$", "", each.path), []).append(each)
+        for placed in self.table:
+            if not placed.beside:
+                whole.setdefault(re.sub(r"/shard_\d+$", "", placed.path), []).append(placed)
         sizes = {path: sum(shard.bytes for shard in shards) for path, shards in whole.items()}
         biggest = sorted(whole, key=lambda path: -sizes[path])
         width = len(f"{max(sizes.values(), default=0):,}")
@@ -101,23 +99,20 @@ class Placement:
         return [f"variables, with their slots: {sums}", *lines]
 
     def _create(self, next_creator, **keywords):
-        name, path = _name_and_path(keywords)
-        size = _bytes(*shape_and_dtype(keywords))
+        name, path = name_and_path(keywords)
+        size = num_bytes(*shape_and_dtype(keywords))
         beside = "colocate_with" in keywords
         if not beside:
+            planned = self._planned.get((name, size))
+            chosen = planned.pop(0) if planned else self.loads.index(min(self.loads))
+            wanted = self._wanted(current_device(), path)
             # As in the strategy's `colocate_vars_with`.
-            keywords["colocate_with"] = self._anchors[self._server_for(name, path, size)]
+            keywords["colocate_with"] = self._anchors[chosen if wanted is None else wanted]
         variable = next_creator(**keywords)
         server = server_number(variable.device)
         self.table.append(Placed(path, size, server, beside))
         self.loads[server] += size
         return variable
-
-    def _server_for(self, name: str, path: str, size: int) -> int:
-        planned = self._planned.get((name, size))
-        server = planned.pop(0) if planned else self.loads.index(min(self.loads))
-        wanted = self._wanted(current_device(), path)
-        return server if wanted is None else wanted
 
     def _wanted(self, device: str | None, path: str) -> int | None:
         """Returns the server that the user wants for a variable."""
@@ -139,9 +134,9 @@ def assign_servers(weights: Sequence[int], wanted: Sequence[int | None], num_ser
     return _spread(weights, wanted, worth_it)[0]
 
 
-def _spread(weights: Sequence[int], wanted: Sequence[int | None], among: Sequence[int]) -> tuple[list[int], dict]:
+def _spread(weights: Sequence[int], wanted: Sequence[int | None], allowed: Sequence[int]) -> tuple[list[int], dict]:
     """Returns (a server for each weight, the servers' loads)."""
-    servers, loads = list(wanted), dict.fromkeys(among, 0)
+    servers, loads = list(wanted), dict.fromkeys(allowed, 0)
     for index in sorted(range(len(weights)), key=lambda index: (wanted[index] is None, -weights[index])):
         if servers[index] is None:
             servers[index] = min(loads, key=loads.get)
@@ -149,80 +144,7 @@ def _spread(weights: Sequence[int], wanted: Sequence[int | None], among: Sequenc
     return servers, loads
 
 
-@dataclasses.dataclass
-class PlannedVariable:
-    """A variable to be created.
-
-    Attributes:
-      name, path: without, and with the scopes around it.
-      bytes: its own.
-      device: the requested one, or empty.
-      weight: its bytes, including those placed beside it.
-    """
-
-    name: str
-    path: str
-    bytes: int
-    device: str
-    weight: int
-
-
-def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
-    """Returns the variables that `make` creates independently of others, in order; [] if unknown.
-
-    Calls it in a graph that is never run, so nothing has a variable's size, and in its own thread, where Keras numbers
-    layers from the start. A `make` that reads values (e.g. of a variable) fails there.
-    """
-    by_op: dict[str, PlannedVariable] = {}
-
-    def record(next_creator, **keywords):
-        name, path = _name_and_path(keywords)
-        shape, dtype = shape_and_dtype(keywords)
-        size = _bytes(shape, dtype)
-        variable = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
-        op = variable.handle.op
-        (group,) = (name.decode().removeprefix("loc:@") for name in op.colocation_groups())
-        if group == op.name:  # beside nothing
-            by_op[op.name] = PlannedVariable(name, path, size, variable.device, size)
-        else:
-            by_op[group].weight += size
-        return variable
-
-    def build() -> None:
-        try:
-            with tf.Graph().as_default(), tf.variable_creator_scope(record):
-                make()
-        except Exception as error:  # of any kind: a mistake will be raised again
-            by_op.clear()
-            logging.info("variables are placed in the order in which they are made: %s", error)
-
-    thread = Thread(target=build, name="rehearsal")
-    thread.start()
-    thread.join()
-    return list(by_op.values())
-
-
 def server_number(device: str | None) -> int | None:
     """Returns the server number of a device; None if it is on no server."""
     task = re.search(r"/job:ps\b.*/task:(\d+)", device or "")
     return int(task[1]) if task else None
-
-
-def _name_and_path(keywords: dict) -> tuple[str, str]:
-    name = keywords.get("name") or "variable"
-    return name, "/".join(filter(None, [tf.get_current_name_scope(), name]))
-
-
-def shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
-    """Returns the shape and dtype of a variable to be created. Traces a function for the initial value."""
-    value, shape, dtype = keywords.get("initial_value"), keywords.get("shape"), keywords.get("dtype")
-    if shape is None or dtype is None:
-        if callable(value):
-            value = tf.function(value, autograph=False).get_concrete_function().structured_outputs
-        value = value if hasattr(value, "dtype") and hasattr(value, "shape") else tf.convert_to_tensor(value)
-        shape, dtype = value.shape if shape is None else shape, value.dtype if dtype is None else dtype
-    return tf.TensorShape(shape), tf.as_dtype(dtype)
-
-
-def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
-    return (shape.num_elements() or 0) * dtype.size

@@ -204,7 +204,7 @@ def test_starting_at_any_step_gives_the_batch_of_running_to_it(recorder, kind, r
     through.train(20)
     expected = seen(through)
     resumed = recorder(kind, replicas=replicas)
-    put_back = resumed.state.copied()
+    put_back = resumed.state.make_restorer()
     for start in (4, 13):
         put_back()
         resumed.jump(start)

@@ -141,7 +141,7 @@ def test_where_calls_are_cut_changes_no_bit(bench, case):
     trainer, source, options = CUT[case]
     options = {"num_classes": 4, **({} if "tables" in case else {"ema_decay": 0.99}), **options}
     made = bench(trainer(), source(), 16, unrolls=True, **options)
-    put_back, found = made.state.copied(), []
+    put_back, found = made.state.make_restorer(), []
     for calls_of in (46, 1, 7):
         put_back()
         sums = made.train(46, calls_of)
@@ -161,7 +161,7 @@ def test_calls_cut_at_random_change_no_bit_of_batch_normalisation_on_replicas(be
     Where a call ends, and whether somebody looks at that step, are sampled for each. Every fifth run is traced again.
     """
     made = bench(Cnn(batch_norm=True), images(), 16, 2, num_classes=4)
-    put_back, rng, first = made.state.copied(), np.random.default_rng(0), None
+    put_back, rng, first = made.state.make_restorer(), np.random.default_rng(0), None
     for number in range(25):
         put_back()
         if number % 5 == 0:

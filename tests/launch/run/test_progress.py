@@ -44,7 +44,7 @@ def compiled():
     state.jit = False
     split = ArraySource(source)
     strategy.bind(state, strategy.feed(split, 16, 0), strategy.feed(split, 16, None))
-    return strategy, state, state.copied()
+    return strategy, state, state.make_restorer()
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_averages_are_of_each_part_and_what_was_swapped_comes_back_to_the_bit(ma
         for variable, shadow in zip(variables, shadows, strict=True):
             np.testing.assert_array_equal(shards.whole(variable), shadow)
     assert_same(bench.arrays(), before)
-    with bench.state.kept():
+    with bench.state.restoring():
         bench.train(6)
     assert_same(bench.arrays(), before)
 

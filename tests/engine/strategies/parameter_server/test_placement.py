@@ -10,7 +10,8 @@ from crankshaft.engine import StepOptions, Trainer, mean
 from crankshaft.engine.build import prepare
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
-from crankshaft.engine.strategies.parameter_server.placement import assign_servers, dry_run
+from crankshaft.engine.strategies.dry_run import dry_run
+from crankshaft.engine.strategies.parameter_server.placement import assign_servers
 
 KIB = 1 << 10
 
