@@ -252,7 +252,7 @@ def _compare(
             key = keys[source.shard]
             shape, dtype = forms[key]
         else:
-            key = ShardRows(tuple(keys), tuple(forms[name][0][0] for name in keys), source.shard, source.number)
+            key = ShardRows(tuple(keys), tuple(forms[part][0][0] for part in keys), source.shard, source.number)
             shape, dtype = [key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
         if per_replica.differs(node):  # a row per replica, or none for one replica
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)

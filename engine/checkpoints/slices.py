@@ -272,7 +272,12 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> 
             _read_shards(prefix, key, variable)
         else:
             plain.append((tf_variable(variable), key))
-    for batch in _batches(plain, lambda pair: (host_device(pair[0].device), pair[0].dtype.size * _elements(pair[0]))):
+
+    def cost(pair: tuple[tf.Variable, str]) -> tuple[str, int]:
+        variable, _ = pair
+        return host_device(variable.device), variable.dtype.size * (variable.shape.num_elements() or 0)
+
+    for batch in _batches(plain, cost):
         with tf.device(host_device(batch[0][0].device)):
             values = tf.raw_ops.RestoreV2(
                 prefix=os.fspath(prefix),
@@ -282,10 +287,6 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> 
             )
         for (variable, _), value in zip(batch, values, strict=True):
             _assign(variable, value)
-
-
-def _elements(variable: tf.Variable) -> int:
-    return variable.shape.num_elements() or 0
 
 
 def _assign(variable: tf.Variable, value: tf.Tensor) -> None:

@@ -151,7 +151,13 @@ class KerasTrainer(Trainer):
             self.run_context, options=step_options(self.run_context.options, source, self.is_built)
         )
         is_copy = self.is_built and not self.run_context.in_place
-        self.model = self._copied(source) if is_copy else source
+        self.model = source
+        if is_copy:
+            with _by_configuration(source):
+                self.model = keras_copy.copied(source)
+                self.model.compile(**keras_compile.arguments(source))
+                if not source.built:
+                    keras_copy.complete(source, self.model)
         _build(self, self.model)
         if is_copy and source.built:
             with _by_configuration(source):
@@ -162,14 +168,6 @@ class KerasTrainer(Trainer):
         if not self.run_context.only_predicts:
             self._build_losses()
         self.compiled_state = keras_compile.CompiledState(self.model)
-
-    def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
-        with _by_configuration(source):
-            model = keras_copy.copied(source)
-            model.compile(**keras_compile.arguments(source))
-            if not source.built:
-                keras_copy.complete(source, model)
-        return model
 
     def _build_optimizer(self, source: tf.keras.Model) -> None:
         scaled = source.optimizer

@@ -162,7 +162,10 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
     """
     folder = os.path.dirname(os.fspath(path))
     name = name or os.path.basename(os.fspath(path))
-    _check_replaceable(path)
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise OSError(errno.EINVAL, "it is a device", os.fspath(path))
     _clean_up(folder or os.curdir, name)
     temporary, lock = _make_locked(os.path.join(folder, name), make)
     try:
@@ -174,13 +177,6 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
         raise
     finally:
         os.close(lock)
-
-
-def _check_replaceable(path: str | os.PathLike) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        mode = os.lstat(path).st_mode
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            raise OSError(errno.EINVAL, "it is a device", os.fspath(path))
 
 
 def free_bytes(path: str) -> int:

@@ -167,7 +167,16 @@ class Embedding(tf.Module):
                 name=f"{self.name}/shard_{shard}",
             )
             if number > 1 and isinstance(variable, tf.distribute.DistributedValues):
-                raise UsageError(f"embedding {self.name}: {self._replica_problem(number)}")
+                if self.num_shards:
+                    problem = (
+                        f"num_shards={number}, and each replica has a copy of all; leave it out, or use one device"
+                    )
+                else:
+                    problem = (
+                        f"its ids have rows in {number} shards, one for each parameter server that the run began with, "
+                        "and each replica has all rows in one; use one device, or parameter servers"
+                    )
+                raise UsageError(f"embedding {self.name}: {problem}")
             for copy in tf.distribute.get_strategy().experimental_local_results(variable):
                 self._fill(copy, shard, number, seed)
             mark_shard(variable, self)
@@ -175,14 +184,6 @@ class Embedding(tf.Module):
             if self.admit_after is not None:
                 self.admissions.append(Admission(self.admit_after))
                 self.admissions[-1].build(variable, reserved=int(shard == 0))
-
-    def _replica_problem(self, number: int) -> str:
-        if self.num_shards:
-            return f"num_shards={number}, and each replica has a copy of all; leave it out, or use one device"
-        return (
-            f"its ids have rows in {number} shards, one for each parameter server that the run began with, and each "
-            "replica has all rows in one; use one device, or parameter servers"
-        )
 
     def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
         if not tf.executing_eagerly():  # a rehearsal, in a graph that never runs: a large table has many pieces
@@ -229,7 +230,7 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
-        leaves = [self._flat(*pair, training and self.admits) for pair in _pairs(ids, weights)]
+        leaves = [self._flat(x, factors, training and self.admits) for x, factors in _pairs(ids, weights)]
         rows = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(rows, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [rows]
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
