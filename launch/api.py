@@ -66,13 +66,13 @@ def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), awaite
 
     `awaited` are the names of flags that the data decides (`Data.flags`).
     """
-    config, own = _configured(trainer_class, data, may_change, keywords, awaited=awaited)
-    made = execute(config, data, hooks, own)
-    if made.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
-        signal.raise_signal(made.code - 128)
+    config, script_flags = _configure(trainer_class, data, may_change, keywords, awaited=awaited)
+    run = execute(config, data, hooks, script_flags)
+    if run.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
+        signal.raise_signal(run.code - 128)
     if config.is_evaluator:
-        raise SystemExit(made.code)
-    return made
+        raise SystemExit(run.code)
+    return run
 
 
 def open_run(
@@ -107,7 +107,7 @@ def open_run(
       ...         print(run.step, run.train(steps=10)["loss"])
     """
     with explanations.explained_errors():
-        config, own = _configured(trainer_class, data, may_change, keywords, may_be_endless=True)
+        config, script_flags = _configure(trainer_class, data, may_change, keywords, may_be_endless=True)
         if not config.trains:
             raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
         if config.rollbacks:
@@ -116,29 +116,27 @@ def open_run(
             )
             raise UsageError(f"open_run(): on_nonfinite={config.on_nonfinite} {line}")
         if config.is_evaluator:
-            raise SystemExit(execute(config, data, hooks, own).code)
-        made = assemble(config, data, hooks, own)
-        made.begin()
-    return made
+            raise SystemExit(execute(config, data, hooks, script_flags).code)
+        run = assemble(config, data, hooks, script_flags)
+        run.begin()
+    return run
 
 
-def _configured(
-    trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **options
-) -> tuple[Any, dict]:
+def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **options) -> tuple[Any, dict]:
     """Returns the checked configuration of keywords, and the script's own flags that they set, by name.
 
     Raises `UsageError`.
     """
     program.refuse("a run in Python")
     user_files.check_trainer(trainer_class)
-    passed, own = parsing.from_keywords(keywords)
+    passed, script_flags = parsing.from_keywords(keywords)
     config = configs.configure_program(
-        passed, own, trainer_class, data is not None, may_change, owns_process=False, **options
+        passed, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )
     checks.check(config)
     check_baseline(config)
-    own |= config.script_flags
-    return config, {name: value for name, value in own.items() if value != flags.FLAGS[name].value}
+    script_flags |= config.script_flags
+    return config, {name: value for name, value in script_flags.items() if value != flags.FLAGS[name].value}
 
 
 def load_model(
@@ -176,6 +174,5 @@ def load_model(
         if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
             raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
         remote = remotes.remote_folder(path)
-        return saved_run.SavedRun(remote.folder if remote else rules.absolute(path)).model(
-            str(which), trainer_class, name
-        )
+        folder = remote.folder if remote else rules.absolute(path)
+        return saved_run.SavedRun(folder).model(str(which), trainer_class, name)

@@ -47,7 +47,7 @@ def execute(config: Config, data, hooks: Sequence, script_flags: Mapping[str, An
         "export": export.export,
         "predict": prediction_files.predict,
         "generate": generation.generate,
-    }.get(config.mode, training.whole)
+    }.get(config.mode, training.train_to_end)
     run.execute(evaluator.watch if config.is_evaluator else mode)
     return run
 
@@ -96,7 +96,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
                 checks.check_named(config)
                 check_work_of_baseline(config)
                 with _joining(config):
-                    strategy = building.make_strategy(config, ending.end_by_standstill)
+                    strategy = building.make_strategy(config, ending.end_stuck)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
         if config.owns_process:

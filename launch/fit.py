@@ -47,11 +47,11 @@ _COUNTS = {  # the minimum of each, and whether it may be None
 _CHOICES = {"verbose": ("auto", 0, 1, 2), "shuffle": (True, False, None)}
 _PROGRESS = {0: "off", 1: "auto", 2: "plain", "auto": "auto"}
 _BATCH_SIZE = 32  # Keras's
-_BY_DATA = ("global_batch_size", "eval_batch_size", "shuffle_buffer")  # flags
+_DATA_FLAGS = ("global_batch_size", "eval_batch_size", "shuffle_buffer")
 _COMPONENTS = ("x", "y", "sample_weight")  # of what a function returns
-_OF_AN_INPUT = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
+_INPUT_ARGUMENTS = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
 _RULES = entry.Rules(as_keras=True, weighs_outputs=True)
-_OF_PROCESSES = ("multi_worker", "parameter_server")  # they have to connect before TensorFlow starts
+_CLUSTERED = ("multi_worker", "parameter_server")  # they have to connect before TensorFlow starts
 
 
 def fit(
@@ -113,7 +113,29 @@ def fit(
       >>> len(run.history.history["loss"])
       3
     """
-    return _train(Arguments(**locals()))
+    return _train(
+        Arguments(
+            model=model,
+            x=x,
+            y=y,
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+            hooks=hooks,
+            flags=flags,
+        )
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +186,7 @@ class Arguments:
         return self.steps_per_epoch and -(-self.steps_per_epoch // self.stride) * self.stride
 
     @property
-    def share(self) -> float:
+    def eval_share(self) -> float:
         """The fraction of the examples to evaluate on."""
         return self.validation_split if self.validation_data is None else 0.0
 
@@ -177,10 +199,11 @@ def _train(arguments: Arguments) -> api.Run:
         _check(arguments)
         arguments = _limited(arguments)
         trainer_class = KerasTrainer.for_model(arguments.model)
+        is_mirrored = isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy)  # the model was made so
         callbacks = tf.nest.flatten(arguments.callbacks or [])
-        backups = [each for each in callbacks if isinstance(each, tf.keras.callbacks.BackupAndRestore)]
+        backups = [callback for callback in callbacks if isinstance(callback, tf.keras.callbacks.BackupAndRestore)]
         hook = KerasCallbacks(
-            [each for each in callbacks if each not in backups],
+            [callback for callback in callbacks if callback not in backups],
             epoch_steps=arguments.epoch_steps,
             first_epoch=arguments.initial_epoch,
             epochs=arguments.run_epochs,
@@ -188,26 +211,24 @@ def _train(arguments: Arguments) -> api.Run:
             batch_stride=arguments.stride,
             verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
         )
-        _check_used(arguments)
-        awaits = _makes_data(arguments.x)
-        train = None if arguments.names_input or awaits else _entered(arguments)
-        backed_up = _backed_up(backups[0], arguments, _pass(arguments, train)) if backups else {}
+        is_function = _makes_data(arguments.x)
+        train = None if arguments.names_input or is_function else _train_split(arguments)
         flags = {
             "input": arguments.x if arguments.names_input else None,
-            "validation_split": arguments.share,
+            "validation_split": arguments.eval_share,
             "progress": _PROGRESS[arguments.verbose],
-            **_strategy(trainer_class),
-            **({} if awaits else _by_data(arguments, train)),
-            **_length(arguments),
+            **({"strategy": "mirrored"} if is_mirrored else {}),
+            **({} if is_function else _data_flags(arguments, train)),
+            **_length_flags(arguments),
             **arguments.flags,
-            **backed_up,
+            **(_backup_flags(backups[0], arguments, train) if backups else {}),
         }
-        data = None if arguments.names_input else functools.partial(_data, arguments, train)
-        awaited = {name for name in _BY_DATA if flags.get(name) is None} if awaits else ()
-        how: dict[str, Any] = {"data": data, "hooks": [*arguments.hooks, hook], "awaited": awaited}
+        data = None if arguments.names_input else functools.partial(_load_data, arguments, train)
+        awaited = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
+        hooks = [*arguments.hooks, hook]
         # A run's checkpoints have the optimizer once, as the engine's.
         with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
-            run = api.run_within(trainer_class, **how, **flags)
+            run = api.run_within(trainer_class, data=data, hooks=hooks, awaited=awaited, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if arguments.is_model:
         arguments.model.history = hook.history
@@ -217,11 +238,6 @@ def _train(arguments: Arguments) -> api.Run:
         backups[0].on_train_end()  # which removes the folder
         run.run_dir = None
     return run
-
-
-def _strategy(trainer_class: type[KerasTrainer]) -> dict[str, Any]:
-    """Returns the flag for a model that was made in the scope of a MirroredStrategy, under which it trains."""
-    return {"strategy": "mirrored"} if isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy) else {}
 
 
 def _limited(arguments: Arguments) -> Arguments:
@@ -236,12 +252,17 @@ def _limited(arguments: Arguments) -> Arguments:
     return arguments
 
 
-def _backed_up(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, epoch: int | None) -> dict[str, Any]:
+def _backup_flags(
+    backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, train: Source | Stream | None
+) -> dict[str, Any]:
     """Returns the flags that replace a callback, and logs the replacement."""
-    often = backup.save_freq
-    every = (arguments.steps_per_epoch or epoch) if often == "epoch" else int(often)
-    own = {"run_dir": backup.backup_dir, "checkpoint_every_steps": every}
-    flags = {name: value for name, value in own.items() if arguments.flags.get(name) is None}
+    every = arguments.steps_per_epoch
+    if backup.save_freq != "epoch":
+        every = int(backup.save_freq)
+    elif every is None and train is not None and train.by_index:  # else counting would take reading the data
+        every = -(-_examples(arguments, train) // _batch_size(arguments, train))
+    replacing = {"run_dir": backup.backup_dir, "checkpoint_every_steps": every}
+    flags = {name: value for name, value in replacing.items() if arguments.flags.get(name) is None}
     stays = "stays, so that the same call trains no further then"
     removed = "is removed at the end of the training (delete_checkpoint=False keeps it)"
     logging.warning(
@@ -260,25 +281,12 @@ def _makes_data(x: Any) -> bool:
     return callable(x) and not isinstance(x, tf.keras.utils.PyDataset)
 
 
-def _called(arguments: Arguments) -> Arguments:
-    """Returns the arguments with what x returns, if it is a function: x, or (x, y) or (x, y, weights)."""
-    if not _makes_data(arguments.x):
-        return arguments
-    x = arguments.x()
-    if not isinstance(x, tuple) or arguments.y is not None:
-        return dataclasses.replace(arguments, x=x)
-    if not 1 <= len(x) <= len(_COMPONENTS):
-        raise UsageError(f"x returned {len(x)} values; return x, (x, y) or (x, y, weights)")
-    return dataclasses.replace(arguments, **dict(zip(_COMPONENTS, x, strict=False)))
-
-
-def _entered(arguments: Arguments) -> Source | Stream:
-    """Returns the training data as a source or a stream."""
+def _train_split(arguments: Arguments) -> Source | Stream:
     data = (arguments.x, arguments.y, arguments.sample_weight)
     return entry.split("x", data, dataclasses.replace(_RULES, is_even=True, ends=arguments.steps_per_epoch is None))
 
 
-def _by_data(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
+def _data_flags(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
     """Returns the flags that the form of the training data decides; None: it is an input's."""
     size = _batch_size(arguments, train)
     if not arguments.epoch_steps and _never_ends(train):
@@ -288,21 +296,28 @@ def _by_data(arguments: Arguments, train: Source | Stream | None) -> dict[str, A
     return {**sizes, **({"shuffle_buffer": 0} if keeps_order else {})}
 
 
-def _data(arguments: Arguments, train: Source | Stream | None) -> Data:
-    """Returns the run's data."""
-    arguments = _called(arguments)
-    train = _entered(arguments) if train is None else train
-    by_data = _by_data(arguments, train)
-    alone = arguments.flags.get("strategy") not in _OF_PROCESSES  # others count it
+def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
+    """Loads the run's data; `train` is None if x is a function, which is called."""
+    if _makes_data(arguments.x):
+        x = arguments.x()
+        if not isinstance(x, tuple) or arguments.y is not None:
+            arguments = dataclasses.replace(arguments, x=x)
+        elif not 1 <= len(x) <= len(_COMPONENTS):
+            raise UsageError(f"x returned {len(x)} values; return x, (x, y) or (x, y, weights)")
+        else:
+            arguments = dataclasses.replace(arguments, **dict(zip(_COMPONENTS, x, strict=False)))
+    train = _train_split(arguments) if train is None else train
+    flags = _data_flags(arguments, train)
+    is_alone = arguments.flags.get("strategy") not in _CLUSTERED  # others count the data
     is_uncounted = isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY
-    if arguments.epoch_steps and alone and is_uncounted:
+    if arguments.epoch_steps and is_alone and is_uncounted:
         logging.warning(
             "steps_per_epoch=%d: where the dataset ends, which only reading shows, it begins again within an epoch; "
             "Keras would end the epoch; dataset.apply(tf.data.experimental.assert_cardinality(batches)) ends epochs",
             arguments.epoch_steps,
         )
     if _never_ends(train):
-        examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * by_data["global_batch_size"]
+        examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * flags["global_batch_size"]
         train = views.first(train, examples)
     evaluation, steps, columns = None, arguments.validation_steps, frames.column_names(arguments.x)
     if arguments.validation_data is not None:
@@ -319,8 +334,8 @@ def _data(arguments: Arguments, train: Source | Stream | None) -> Data:
         size = evaluation.batch_examples or arguments.validation_batch_size or arguments.batch_size
         if steps is not None and size:  # Keras divides arrays without a size by the steps, so that all are evaluated
             evaluation = views.first(evaluation, steps * size)
-    of_columns = Preprocessing(array=columns or ())
-    return Data(train, evaluation, preprocessing=of_columns, class_weight=arguments.class_weight, flags=by_data)
+    preprocessing = Preprocessing(array=columns or ())
+    return Data(train, evaluation, preprocessing=preprocessing, class_weight=arguments.class_weight, flags=flags)
 
 
 def _check(arguments: Arguments) -> None:
@@ -331,10 +346,12 @@ def _check(arguments: Arguments) -> None:
         value = getattr(arguments, name)
         if not _is_count(value, least) and not (may_be_none and value is None):
             raise UsageError(f"{name}={value!r} can't be used; give a whole number of {least} or more")
-    often = arguments.validation_freq
-    if not (all(map(_is_count, often)) and often if isinstance(often, (list, tuple)) else _is_count(often)):
+    frequency = arguments.validation_freq
+    if not (
+        all(map(_is_count, frequency)) and frequency if isinstance(frequency, (list, tuple)) else _is_count(frequency)
+    ):
         raise UsageError(
-            f"validation_freq={often!r} can't be used; give a whole number of 1 or more, or a list of such"
+            f"validation_freq={frequency!r} can't be used; give a whole number of 1 or more, or a list of such"
         )
     for name, values in _CHOICES.items():
         if not isinstance(value := getattr(arguments, name), (int, str, type(None))) or value not in values:
@@ -342,14 +359,14 @@ def _check(arguments: Arguments) -> None:
     share = arguments.validation_split
     if not isinstance(share, numbers.Real) or not 0 <= float(share) < 1:
         raise UsageError(f"validation_split={share!r} can't be used; give a share from 0 to below 1")
-    for each in tf.nest.flatten(arguments.callbacks or []):
-        if not isinstance(each, tf.keras.callbacks.Callback):
+    for callback in tf.nest.flatten(arguments.callbacks or []):
+        if not isinstance(callback, tf.keras.callbacks.Callback):
             raise UsageError(
-                f"callbacks={each!r:.60} is not a tf.keras.callbacks.Callback; give objects of such a class"
+                f"callbacks={callback!r:.60} is not a tf.keras.callbacks.Callback; give objects of such a class"
             )
     if arguments.x is None:
         raise UsageError("x is missing; pass an array, or a dictionary or list of arrays")
-    if arguments.is_model and (strategy := arguments.flags.get("strategy")) in _OF_PROCESSES:
+    if arguments.is_model and (strategy := arguments.flags.get("strategy")) in _CLUSTERED:
         raise UsageError(
             f"strategy={strategy} has to be there before a model is made; give fit a function that makes and compiles "
             "the model, and one that returns the data if that is TensorFlow's"
@@ -358,19 +375,15 @@ def _check(arguments: Arguments) -> None:
         raise UsageError(f"validation_data has {len(data)} components; pass (x, y), (x, y, weights), or what x may be")
     if not isinstance(arguments.hooks, Sequence):
         raise UsageError(f"hooks={arguments.hooks!r:.60} is not a list; give a list of engine.hooks")
+    for name in _INPUT_ARGUMENTS if arguments.names_input else ():
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
+    if arguments.validation_steps and arguments.eval_share:
+        raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
 
 
 def _is_count(value: Any, least: int = 1) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _check_used(arguments: Arguments) -> None:
-    """Raises `UsageError` for arguments that would be ignored silently."""
-    for name in _OF_AN_INPUT if arguments.names_input else ():
-        if getattr(arguments, name) is not None:
-            raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
-    if arguments.validation_steps and arguments.share:
-        raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
 
 
 def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
@@ -387,10 +400,10 @@ def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
 
 def _examples(arguments: Arguments, train: Source) -> int:
     """Returns the number of examples to train on."""
-    return math.floor(len(train) * (1 - arguments.share))
+    return math.floor(len(train) * (1 - arguments.eval_share))
 
 
-def _length(arguments: Arguments) -> dict[str, Any]:
+def _length_flags(arguments: Arguments) -> dict[str, Any]:
     """Returns the flags of a run's length, which `Hook.last_step` limits, and of the interval between evaluations."""
     evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
     if not (steps := arguments.epoch_steps):
@@ -400,10 +413,3 @@ def _length(arguments: Arguments) -> dict[str, Any]:
 
 def _never_ends(train: Source | Stream | None) -> bool:
     return isinstance(train, Stream) and train.length == tf.data.INFINITE_CARDINALITY
-
-
-def _pass(arguments: Arguments, train: Source | Stream | None) -> int | None:
-    """Returns the steps per epoch; None if counting them would take reading the data."""
-    if train is None or not train.by_index:
-        return None
-    return -(-_examples(arguments, train) // _batch_size(arguments, train))

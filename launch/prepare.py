@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from .run.data.shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_KEPT = "complete shards are kept, and the same command continues"
-_here: list[Any] = []  # in a process of the pool: the request, and its loaded data
+_RESUMES = "complete shards are kept, and the same command continues"
+_task: list[Any] = []  # in a process of the pool: the request, and its loaded data
 _Written = Iterator[tuple[Shard, dict[str, int]]]
 
 
@@ -73,9 +73,9 @@ def main(argv: list[str]) -> None:
                 raise UsageError("--output_dir is missing; name a folder for the shards")
             code = _run(flags)
     except KeyboardInterrupt:
-        code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {_KEPT}")
+        code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {_RESUMES}")
     except OSError as error:
-        code = errors.fail(errors.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {_KEPT}")
+        code = errors.fail(errors.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {_RESUMES}")
     except Exception as error:  # the border of the program
         code = errors.fail(*explanations.explain(error, has_debug=False))
     sys.exit(code)
@@ -122,26 +122,26 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
         yield from ((shard, shards.write(request, loaded, shard)) for shard in left)
         return
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start, (request,))
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request,))
     try:
-        shard_of = {pool.submit(_write, shard): shard for shard in left}
-        for future in concurrent.futures.as_completed(shard_of):
-            yield shard_of[future], future.result()
+        shards_by_future = {pool.submit(_write, shard): shard for shard in left}
+        for future in concurrent.futures.as_completed(shards_by_future):
+            yield shards_by_future[future], future.result()
     except BrokenProcessPool:
         raise OSError("a process that wrote shards was killed (out of memory?); use fewer --processes") from None
     finally:
-        for each in [*(pool._processes or {}).values()]:
-            each.kill()
+        for worker in [*(pool._processes or {}).values()]:
+            worker.kill()
         pool.shutdown(cancel_futures=True)
 
 
-def _start(request: ShardRequest) -> None:
+def _start_worker(request: ShardRequest) -> None:
     """Makes a process of the pool ready. It ends with its parent, to whom Ctrl-C is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     process.prepare(tunes_allocator=False)
-    _here[:] = [request]
+    _task[:] = [request]
 
 
 def _write(shard: Shard) -> dict[str, int]:
@@ -149,9 +149,9 @@ def _write(shard: Shard) -> dict[str, int]:
     with process.quiet_startup(quiet=True):
         from .run.data import shards
     try:
-        if len(_here) == 1:
-            _here.append(shards.load(_here[0]))
-        return shards.write(_here[0], _here[1], shard)
+        if len(_task) == 1:
+            _task.append(shards.load(_task[0]))
+        return shards.write(_task[0], _task[1], shard)
     except UnavailableError as error:
         raise OSError(str(error)) from None
     except UsageError as error:

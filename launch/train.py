@@ -102,8 +102,11 @@ class _Program:
     def _execute(self, config: configs.Config) -> int:
         self._leaves = config.coordinates  # a worker may be down
         code = assembly.execute(config, self._data, self._hooks).code
-        if code != errors.EXIT_REGROUP:
-            _print_run_dir(config)
+        if code != errors.EXIT_REGROUP and config.writes_run and config.progress != "off":
+            run_dir = config.configured_run_dir
+            board = RunDir(run_dir).tensorboard
+            command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
+            print(f"The run's files: {run_dir}\nTensorBoard:     {command}")
         return code
 
     def exit_code(self, work: Callable[[], int]) -> int:
@@ -114,7 +117,9 @@ class _Program:
         except KeyboardInterrupt:  # before the first step or after the last: else the loop saves and ends
             code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
         except Exception as error:  # the border of the program: every failure becomes one line here
-            code = _explain(error, self._has_debug)
+            if self._has_debug:
+                traceback.print_exception(error)
+            code = errors.fail(*explanations.explain(error))
             self._leaves |= isinstance(error, (LostPeerError, StuckStreamError))  # threads wait in TensorFlow for ever
         self._output.flush()
         if self._output.lost:
@@ -132,8 +137,8 @@ def parse(argv: list[str]) -> dict[str, Any]:
       UsageError: a mistake in the command line.
     """
     is_ours = argv[0] == _COMMAND
-    of_script = "" if is_ours else help.module_doc("__main__")
-    doc = of_script or "\n\n".join(help.module_doc(__name__).split("\n\n")[:2])
+    script_doc = "" if is_ours else help.module_doc("__main__")
+    doc = script_doc or "\n\n".join(help.module_doc(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
         help.show(help.help_text(name, doc, parsing.script_flag_names(), argv[1:]))
@@ -144,19 +149,3 @@ def parse(argv: list[str]) -> dict[str, Any]:
     passed = parsing.from_argv(argv)
     use_absl_handler()
     return passed
-
-
-def _print_run_dir(config: configs.Config) -> None:
-    if config.writes_run and config.progress != "off":
-        run_dir = config.configured_run_dir
-        board = RunDir(run_dir).tensorboard
-        command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
-        print(f"The run's files: {run_dir}\nTensorBoard:     {command}")
-
-
-def _explain(error: Exception, debug: bool) -> int:
-    """Prints one line for an exception and returns the exit code."""
-    if debug:
-        traceback.print_exception(error)
-    code, line = explanations.explain(error)
-    return errors.fail(code, line)

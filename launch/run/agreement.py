@@ -46,11 +46,11 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
         if not FLAG_INFO[name].may_differ
     }
     flags |= config.deciding()
-    own = flags.pop("script_flags", {})
+    script_flags = flags.pop("script_flags", {})
     versions = {name: environment.versions()[name] for name in ("tensorflow", "keras", "crankshaft")}
     settings = {
         **flags,
-        **own,
+        **script_flags,
         **{f"Keras's {name}": value for name, value in config.keras.items()},
         **versions,
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
@@ -67,8 +67,8 @@ def check_run_dir(run_dir: str, strategy) -> None:
     if strategy.is_chief:
         files.make_file(path)
     strategy.exchange(0)  # it is there
-    sees = appears(path)
-    blind = [worker for worker, each in zip(strategy.host_names, strategy.exchange(int(sees)), strict=True) if not each]
+    is_seen = strategy.exchange(int(appears(path)))
+    blind = [worker for worker, sees in zip(strategy.host_names, is_seen, strict=True) if not sees]
     if strategy.is_chief:
         os.remove(path)
     if blind:
@@ -101,17 +101,17 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
     if strategy.num_hosts == 1:
         return
     members = {name: split.members if isinstance(split, Combined) else {"": split} for name, split in splits.items()}
-    splits = {f"{name} {key}".rstrip(): each for name, of in members.items() for key, each in of.items()}
-    mine = {name: {} if is_part(split, policy) else fingerprints.sample(split) for name, split in splits.items()}
-    every = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine))]
+    splits = {f"{name} {key}".rstrip(): split for name, parts in members.items() for key, split in parts.items()}
+    samples = {name: {} if is_part(split, policy) else fingerprints.sample(split) for name, split in splits.items()}
+    all_samples = [json.loads(text) for text in strategy.exchange_text(json.dumps(samples))]
     chief = strategy.host_names[0]
     for name in splits:
-        samples = dict(zip(strategy.host_names, (each[name] for each in every), strict=True))
-        if not (others := [who for who, each in samples.items() if fingerprints.differs(samples[chief], each)]):
+        by_host = dict(zip(strategy.host_names, (samples[name] for samples in all_samples), strict=True))
+        if not (others := [host for host, sample in by_host.items() if fingerprints.differs(by_host[chief], sample)]):
             continue
         with contextlib.suppress(tf.errors.OpError):  # as in `_check`
             strategy.exchange(0)
-        lengths = [each.get("length", -1) for each in samples.values()]
+        lengths = [sample.get("length", -1) for sample in by_host.values()]
         counts = f" ({', '.join(map(str, lengths))} examples)" if len({*lengths}) > 1 and min(lengths) >= 0 else ""
         raise UsageError(
             f"the {name} data of {' and '.join(others)} differs from {chief}'s{counts}, and the run divides it among "
@@ -127,10 +127,14 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
     """
     if strategy.num_hosts == 1:
         return
-    kept = ("examples", "ids")
-    facts = {f"{name} of the {split} data": of.get(name) for split, of in data.items() for name in kept}
-    _check(facts, strategy)
-    for line in _differences({f"the {split} data": of["digest"] for split, of in data.items()}, strategy):
+    counts = {
+        f"{name} of the {split} data": numbers.get(name)
+        for split, numbers in data.items()
+        for name in ("examples", "ids")
+    }
+    _check(counts, strategy)
+    digests = {f"the {split} data": numbers["digest"] for split, numbers in data.items()}
+    for line in _differences(digests, strategy):
         if strategy.is_chief:
             logging.warning(
                 "workers have as many examples, of other contents (%s); give all of them the same data, in the same "
@@ -139,30 +143,30 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
             )
 
 
-def check_call(call: str, strategy) -> str | None:
+def compare_calls(call: str, strategy) -> str | None:
     """Raises `UsageError`, on all workers, where one of them makes another call of their run than the others.
 
     Returns the signal that ends one of them, by the name in its `call`; None without one.
     """
     calls = strategy.exchange_text(call)
-    if signals := [each for each in calls if each in EXIT_CODES]:
+    if signals := [call for call in calls if call in EXIT_CODES]:
         return signals[0]
     if len(set(calls)) > 1:
-        made = ", ".join(f"{each} by {worker}" for worker, each in zip(strategy.host_names, calls, strict=True))
-        raise UsageError(f"workers make different calls of their run: {made}; have all make the same, in one order")
+        by_host = ", ".join(f"{call} by {worker}" for worker, call in zip(strategy.host_names, calls, strict=True))
+        raise UsageError(f"workers make different calls of their run: {by_host}; have all make the same, in one order")
     return None
 
 
-def _check(mine: Mapping[str, Any], strategy) -> None:
-    if lines := _differences(mine, strategy):
+def _check(settings: Mapping[str, Any], strategy) -> None:
+    if lines := _differences(settings, strategy):
         with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
             strategy.exchange(0)
         raise UsageError(f"workers have different settings: {'; '.join(lines)}; give all the same")
 
 
-def _differences(mine: Mapping[str, Any], strategy) -> list[str]:
+def _differences(settings: Mapping[str, Any], strategy) -> list[str]:
     """Describes each value that differs, and the workers that have it."""
-    answers = [json.loads(each) for each in strategy.exchange_text(json.dumps(mine, sort_keys=True, default=str))]
+    answers = [json.loads(text) for text in strategy.exchange_text(json.dumps(settings, sort_keys=True, default=str))]
     lines = []
     for name in sorted(set().union(*answers)):
         workers: dict[str, list[str]] = {}

@@ -64,10 +64,10 @@ class _Collector:
         if run.train_steps:
             yield _gauge("until_step", "The last step of the run.", run.train_steps)
         if run.record is not None:
-            yield from _of_record(run.record)
+            yield from _record_figures(run.record)
 
 
-def _of_record(record) -> Iterator[Any]:
+def _record_figures(record) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily
 
     spent, window = record.spent, record.latest
@@ -108,6 +108,6 @@ def _gauge(name: str, text: str, value, label: str | None = None) -> Any:
     if label is None:
         return GaugeMetricFamily(f"crankshaft_{name}", text, value=float(value))
     gauge = GaugeMetricFamily(f"crankshaft_{name}", text, labels=[label])
-    for each, number in value.items():
-        gauge.add_metric([each], float(number))
+    for label_value, number in value.items():
+        gauge.add_metric([label_value], float(number))
     return gauge

@@ -69,7 +69,7 @@ class RunEnding:
             code, line = EXIT_CODES["SIGINT"], type(error).__name__
         self.run.record.finish(line or loop.status.stop or "done", code, is_fault=isinstance(error, Exception))
 
-    def end_by_standstill(self, line: str) -> None:
+    def end_stuck(self, line: str) -> None:
         """Records the end of a stuck process, and the reason."""
         self.end(RunError, RunError(line), None)
 
@@ -98,9 +98,9 @@ class RunEnding:
             return
         model = config.program_trainer.__name__ if config.program_trainer else config.model
         step = loop.status.step if loop else None
-        of_run = {"mode": config.mode, "model": model, "run_dir": config.configured_run_dir, "step": step}
+        entries = {"mode": config.mode, "model": model, "run_dir": config.configured_run_dir, "step": step}
         try:
-            self._write({**of_run, "error": line, "exit_code": code}, code)
+            self._write({**entries, "error": line, "exit_code": code}, code)
         except OSError as failed:
             logging.warning("the result, %s, is not written: %s", line, explanations.explain_system_error(failed))
 
@@ -111,7 +111,7 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         write_json(path, result)
 
 
-def step_of(path: str) -> int:
+def completed_step(path: str) -> int:
     """Returns the last step of the completed run whose result is at `path`; 0 without such a result."""
     try:
         return 0 if (result := read_json(path)).get("error") else int(result["step"])

@@ -178,7 +178,7 @@ class Run(BaseRun):
 
         If weights are sharded over a mesh, copies on this process's device.
         """
-        return weights.models_of(weights.alone(self))
+        return weights.keras_models(weights.unsharded_trainer(self))
 
     @property
     def model(self) -> tf.keras.Model:
@@ -192,7 +192,7 @@ class Run(BaseRun):
         if self._copy is not None:
             self._copy.write_back()
             self._copy.refresh()
-        return saved_run.model_of_run(self, self._isolation, self._shown_trainer())
+        return saved_run.model_of_run(self, self._isolation, self._evaluated_trainer())
 
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
@@ -222,7 +222,7 @@ class Run(BaseRun):
         """
         if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
-        trainer = saved_run.SavedRun(self.config.run_dir).trainer("best", lambda _: weights.fresh(self))
+        trainer = saved_run.SavedRun(self.config.run_dir).trainer("best", lambda _: weights.fresh_trainer(self))
         return saved_run.model_of_run(self, self._isolation, trainer)
 
     def predict(
@@ -287,7 +287,7 @@ class Run(BaseRun):
         sampled = {} if seed is None else {"seed": seed}
         sampling = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
         with self._call("generate", while_open=False, prompt=prompt, **sampling):
-            return generation.continue_text(self, prompt, **sampling)
+            return generation.generate_after(self, prompt, **sampling)
 
     def evaluate(self, data=None) -> dict[str, float]:
         """Computes the metrics' means, with the weights that evaluations use, each example once.
@@ -304,13 +304,13 @@ class Run(BaseRun):
 
     def execute(self, mode: Callable[[Run], Outcome]) -> None:
         """Executes a mode, a function of the run; writes its result, and closes the run."""
-        with self._handing_over(), self._closing(), self._environment():
+        with self._hand_over_after(), self._closing(), self._environment():
             self._end_with(mode(self))
 
     def begin(self) -> None:
         """Restores the newest checkpoint of an open run, and begins its hooks; closes it after an error."""
         try:
-            with self._environment(), self._handing_over():
+            with self._environment(), self._hand_over_after():
                 training.restore_newest(self)
                 self.loop.begin()
         except Exception as error:
@@ -333,10 +333,9 @@ class Run(BaseRun):
           **arguments: unchanged, to compare between processes.
         """
         passed = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+        call = f"{method}({passed})"
         if while_open and not self.is_open:
-            raise UsageError(
-                f"{method}({passed}): the run is closed; open it again, with the same run_dir to continue it"
-            )
+            raise UsageError(f"{call}: the run is closed; open it again, with the same run_dir to continue it")
         with self._standby.calling(), explanations.explained_errors():
             try:
                 with self._environment(uses_random=method == "train"):
@@ -345,16 +344,16 @@ class Run(BaseRun):
                         split = checked(data) if checked else external.checked(self, data, method == "train")
                     if self._copy is not None:
                         self._copy.write_back()
-                    if method != "close" and (ended_by := self._agree(f"{method}({passed})", split)):
+                    if method != "close" and (ended_by := self._agree(call, split)):
                         raise Interrupted(ended_by)
                     signals = self._ended_by_signals() if method == "train" else contextlib.nullcontext()
-                    with self._handing_over(), signals:
+                    with self._hand_over_after(), signals:
                         yield split
             except Interrupted as request:  # in all processes
                 ended_by = next(filter(None, self.strategy.exchange_text(request.args[0] or "")))
                 self._has_agreed_to_end = True
                 self._standby.note(ended_by)
-                raise UsageError(f"{method}({passed}): the run ends, since a process got {ended_by}") from None
+                raise UsageError(f"{call}: the run ends, since a process got {ended_by}") from None
             except Exception as error:
                 # Its kinds, of data and files, may be one process's alone.
                 if self.is_open and not (self._is_alone or type(error) is UsageError):
@@ -375,7 +374,7 @@ class Run(BaseRun):
             yield
 
     @contextlib.contextmanager
-    def _handing_over(self) -> Iterator[None]:
+    def _hand_over_after(self) -> Iterator[None]:
         """Gives the models outside of the run its weights after this context, also if that fails."""
         was_open = self.is_open
         try:
@@ -402,11 +401,11 @@ class Run(BaseRun):
         if was_open and self.config.trains and isinstance(trainer, KerasTrainer) and trainer.is_built:
             passed = trainer.make()
             # One that is trained itself gets an average only once that is done.
-            is_whole = trainer.model is passed and (self.is_open or not self.config.ema_decay)
-            trained = passed if is_whole else self._shown_trainer().model
+            trains_passed = trainer.model is passed and (self.is_open or not self.config.ema_decay)
+            trained = passed if trains_passed else self._evaluated_trainer().model
             hand_over(trainer, trained, passed, self.inputs.updates_before + self.step)
 
-    def _shown_trainer(self) -> Trainer:
+    def _evaluated_trainer(self) -> Trainer:
         """Returns a trainer with the weights that evaluations use: the run's own, or the copy."""
         if weights.has_whole_trainer(self):
             return self.trainer
@@ -421,7 +420,7 @@ class Run(BaseRun):
             with self.signals:
                 yield
         finally:
-            self._standby.note(training.take_signal(self))
+            self._standby.note(training.ending_signal(self))
 
     def _agree(self, call: str, split=None) -> str | None:
         """Compares what processes that train together do next: a call, or end by a signal, whose name then is `call`.
@@ -437,8 +436,8 @@ class Run(BaseRun):
         """
         if self.strategy.num_hosts == 1:
             return None
-        call = call if split is None else f"{call} on {external.described(split)}"
-        ended_by = agreement.check_call(call, self.strategy)
+        call = call if split is None else f"{call} on {external.describe(split)}"
+        ended_by = agreement.compare_calls(call, self.strategy)
         if self.sync_check:
             self.sync_check.act(self.loop.status)
         return ended_by
@@ -496,7 +495,7 @@ class Run(BaseRun):
                 with self.signals:
                     self.loop.end()
                 self._end_with(training.outcome(self, evaluates=False))
-                self._standby.note(None if ended_by else training.take_signal(self))
+                self._standby.note(None if ended_by else training.ending_signal(self))
         except (UsageError, RunError) as problem:
             if error is None and not ended_by:
                 raise

@@ -14,7 +14,7 @@ from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data.order import Order
 from ...engine.errors import NonfiniteError, OutOfSyncError, counted
-from ...engine.hooks import Hook, evaluation, saving
+from ...engine.hooks import evaluation, saving
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
 from ...engine.inventory import Inventory
@@ -41,28 +41,20 @@ from .saved import restoring, weights
 
 def prepare(run: BaseRun, user_hooks: Sequence, began: float) -> None:
     """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
-    pauses = Pauses()
-    run.snapshots = _snapshots(run)
+    config, pauses = run.config, Pauses()
+    if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
+        # The copy of a folder elsewhere is this process's own, so no other may write there what it left.
+        slots = memory.inherited({} if config.remote else os.environ)
+        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange_json)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
-    meanwhile = functools.partial(_write_snapshot, run)
-    run.signals = Signals(run.stop_request.request, run.config.owns_process, is_kept=True, meanwhile=meanwhile)
+
+    def write_snapshot() -> str | None:
+        """Writes the newest snapshot while the run is busy with something else; returns a line for the user."""
+        step = run.snapshots.write_alone() if run.snapshots else None
+        return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {config.run_dir}"
+
+    run.signals = Signals(run.stop_request.request, config.owns_process, is_kept=True, meanwhile=write_snapshot)
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, run.rollback, pauses.clock)
-
-
-def _snapshots(run: BaseRun) -> Snapshots | None:
-    """Returns the run's snapshots in memory; None if it takes none."""
-    config = run.config
-    if run.checkpoints is None or not config.snapshot_seconds or not hasattr(os, "memfd_create"):
-        return None
-    # The copy of a folder elsewhere is this process's own, so no other may write there what it left.
-    slots = memory.inherited({} if config.remote else os.environ)
-    return Snapshots(run.checkpoints, slots, run.strategy.exchange_json)
-
-
-def _write_snapshot(run: BaseRun) -> str | None:
-    """Writes the newest snapshot while the run is busy with something else; returns a line for the user, if it has."""
-    step = run.snapshots.write_alone() if run.snapshots else None
-    return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {run.config.run_dir}"
 
 
 def close(run: BaseRun) -> None:
@@ -80,7 +72,7 @@ def restore_newest(run: BaseRun) -> None:
     run.resumed_from = manifest.step if manifest else None
     if config.writes_run:  # not before: a run that can't be resumed stays unchanged
         write_run_file(RunDir(config.run_dir).config, config.as_json())
-        weights.write(run, config.run_dir)
+        weights.write_description(run, config.run_dir)
     if run.prints:
         inventory = Inventory(run.trainer)
         print_model_summary(inventory.models, tables=list(inventory.tables.values()))
@@ -91,34 +83,29 @@ def restore_newest(run: BaseRun) -> None:
         run.log(line)
 
 
-def whole(run: BaseRun) -> Outcome:
+def train_to_end(run: BaseRun) -> Outcome:
     """Trains a run from its latest checkpoint to its end."""
     restore_newest(run)
     with run.signals:
         _make_ready(run)
         run.loop.begin()
-        while not _trained(run):
-            pass
+        is_done = False
+        while not is_done:
+            try:
+                run.loop.train_to(run.train_steps)
+                if run.rollback:
+                    run.rollback.check(run.loop.status)
+                is_done = True
+            except (NonfiniteError, OutOfSyncError) as error:
+                if run.rollback is None:
+                    raise
+                with run.timed_as("checkpoints"):
+                    run.rollback.after(error, functools.partial(_restore_good_state, run), run.state)
         run.loop.end()
     return outcome(run)
 
 
-def _trained(run: BaseRun) -> bool:
-    """Trains to the run's end; False if it returned to its last good state instead, and is to be called again."""
-    try:
-        run.loop.train_to(run.train_steps)
-        if run.rollback:
-            run.rollback.check(run.loop.status)
-    except (NonfiniteError, OutOfSyncError) as error:
-        if run.rollback is None:
-            raise
-        with run.timed_as("checkpoints"):
-            run.rollback.after(error, functools.partial(_restore_newest, run), run.state)
-        return False
-    return True
-
-
-def _restore_newest(run: BaseRun) -> None:
+def _restore_good_state(run: BaseRun) -> None:
     """Restores the newest good state: a snapshot's, which is written as a checkpoint first, or a checkpoint's."""
     run.checkpoints.join()
     if run.snapshots:
@@ -131,11 +118,11 @@ def _restore_newest(run: BaseRun) -> None:
 def train(run: BaseRun, steps: int | None, epochs: float | None, split=None) -> Means:
     """Trains for so many steps, or epochs, on the run's own data or external data; see `Run.train`."""
     if split is None:
-        until = _end_of(run, steps, epochs, run.strategy.training.feed.order)
+        until = _step_after(run, steps, epochs, run.strategy.training.feed.order)
         _make_ready(run)
         return Means(run.loop.train_to(until))
     with contextlib.closing(external.program(run, "train", split, steps)) as program:
-        return Means(run.loop.train_to(_end_of(run, steps, epochs, program.feed.order), program))
+        return Means(run.loop.train_to(_step_after(run, steps, epochs, program.feed.order), program))
 
 
 def _make_ready(run: BaseRun) -> None:
@@ -196,8 +183,8 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
         run.log(f"monitored: {monitored.described()}")
 
 
-def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:
-    """Returns the step up to which so many steps, or epochs, go: none past the run's end.
+def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:
+    """Returns the step after so many steps, or epochs, or the run's end if that comes first.
 
     Args:
       run: that trains.
@@ -222,8 +209,8 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
     kinds = numbers.Integral if epochs is None else numbers.Real
     if not isinstance(length, kinds) or isinstance(length, bool) or not 0 < length < math.inf:
         raise UsageError(f"train({name}={length!r}): give a number above 0, a whole one of steps")
-    taken = int(length) if epochs is None else configs.steps_from_epochs(epochs, order.steps_per_epoch)
-    until = step + taken if last is None else min(step + taken, last)
+    count = int(length) if epochs is None else configs.steps_from_epochs(epochs, order.steps_per_epoch)
+    until = step + count if last is None else min(step + count, last)
     period = run.strategy.sync_period_steps
     if until % period and until != last:
         raise UsageError(
@@ -233,8 +220,8 @@ def _end_of(run: BaseRun, steps: int | None, epochs: float | None, order: Order)
     return until
 
 
-def take_signal(run: BaseRun) -> str | None:
-    """Returns the signal that ended the last call, or came at its end, if any; after Ctrl-C the run may continue."""
+def ending_signal(run: BaseRun) -> str | None:
+    """Returns the signal that ended the last call, or came at its end, if any; clears Ctrl-C: the run may continue."""
     status = run.loop.status
     reason = status.agreed_stop.reason if status.agreed_stop else run.stop_request.reason
     if reason == "SIGINT" and run.strategy.num_hosts == 1:
@@ -271,50 +258,40 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
     reason = status.agreed_stop.reason if status.agreed_stop else ""
+    is_for_newcomers = reason.startswith(hooks.TO_INCLUDE)
     # Another host's notice of preemption: the agents decide whether this one continues without that.
     is_others = reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason
-    exit_code = EXIT_REGROUP if is_others or _includes(reason) else EXIT_CODES.get(reason, 0)
-    measured, lines = None, []
+    exit_code = EXIT_REGROUP if is_others or is_for_newcomers else EXIT_CODES.get(reason, 0)
+    evaluated, lines = None, []
     if run.evaluates and not exit_code:
         changed = run.final.changed  # since the last evaluation
-        measured = None if changed else _evaluation_of(run.state.step, run.hooks)
-        if measured is None and (evaluates or changed):
-            measured = _evaluation(run)
-        if measured is not None:
-            lines.append(f"{measured.title} at step {run.state.step}: {format_metrics(measured)}")
-    best, taken = _best_of(run.hooks), run.config.restore_best and not exit_code
-    if best and taken:
-        _restore_best(run, best)
-        measured = best.evaluation or _evaluation(run)
-    if measured is not None:
-        reports, shown = by_class(run, measured)
-        result |= {"eval": measured, **measured.batches, **reports}
-        lines += shown
-    return Outcome(result, exit_code, lines + _end(run, result, exit_code, best, taken))
+        if not changed:  # none was made at this step where the run was stopped between evaluations
+            evaluations = (hook for hook in run.hooks if isinstance(hook, evaluation.Evaluation))
+            evaluated = next((hook.result for hook in evaluations if hook.step == run.state.step), None)
+        if evaluated is None and (evaluates or changed):
+            evaluated = _evaluate(run)
+        if evaluated is not None:
+            lines.append(f"{evaluated.title} at step {run.state.step}: {format_metrics(evaluated)}")
+    best = next((hook for hook in run.hooks if isinstance(hook, Best) and hook.best_step is not None), None)
+    ends_with_best = best is not None and run.config.restore_best and not exit_code
+    if best and ends_with_best:  # the step is its too; the run's checkpoints stay
+        if isinstance(best, BestWeights):
+            best.put_back()
+        else:
+            saving.restore(run.best, run.state, manifest=restoring.newest(run, run.best))
+        evaluated = best.evaluation or _evaluate(run)
+    if evaluated is not None:
+        reports, class_tables = by_class(run, evaluated)
+        result |= {"eval": evaluated, **evaluated.batches, **reports}
+        lines += class_tables
 
-
-def _includes(reason: str) -> bool:
-    """Returns whether a run stops for the sake of workers that have come."""
-    return reason.startswith(hooks.TO_INCLUDE)
-
-
-def _evaluation(run: BaseRun) -> evaluation.Evaluated:
-    config = run.config
-    with run.timed_as("evaluation"):
-        return evaluation.evaluate(run.strategy, run.state, batches=config.eval_batches, directory=config.run_dir)
-
-
-def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None, taken: bool) -> list[str]:
-    """Adds to the result how the run ended, and returns lines of it; `taken`: the model has the best weights."""
-    config, status, lines = run.config, run.loop.status, []
     if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
         lines.append("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
     result["stop"] = status.stop
     if status.stop:
-        reason = status.agreed_stop.reason if status.agreed_stop else ""
-        line = f"stopped at step {result['step']}: {reason if _includes(reason) else status.stop}"
+        line = f"stopped at step {result['step']}: {reason if is_for_newcomers else status.stop}"
         if exit_code and exit_code != EXIT_REGROUP:
-            run_dir = config.configured_run_dir
+            run_dir = run.config.configured_run_dir
             resumes = f"saved, and the same command resumes from {run_dir}"
             line += f"; {resumes}" if run_dir else "; nothing is kept without run_dir"
         lines.append(line)
@@ -323,42 +300,28 @@ def _end(run: BaseRun, result: dict[str, Any], exit_code: int, best: Best | None
     if best:
         result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
         result["best"] |= {"eval": best.evaluation} if best.evaluation else {}
-        note = ", whose weights the model ends with" if taken else ""
+        note = ", whose weights the model ends with" if ends_with_best else ""
         lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{note}")
     if run.record:
         result["goodput"] = goodput = run.record.goodput()
-        if config.run_dir:
+        if run.config.run_dir:
             lines.append(_goodput_line(goodput))
-    return lines
+    return Outcome(result, exit_code, lines)
+
+
+def _evaluate(run: BaseRun) -> evaluation.Evaluated:
+    config = run.config
+    with run.timed_as("evaluation"):
+        return evaluation.evaluate(run.strategy, run.state, batches=config.eval_batches, directory=config.run_dir)
 
 
 def _goodput_line(goodput: Mapping[str, Any]) -> str:
-    """Formats what `Goodput.report` returns, for people."""
+    """Formats the report of `Goodput.report` for people."""
     seconds = dict(goodput["seconds"])
     total, steps = seconds.pop("total"), seconds.pop("steps")
     rest = sorted(seconds, key=lambda kind: -seconds[kind])
     others = ", ".join(f"{kind} {duration(seconds[kind])}" for kind in rest if seconds[kind] >= 0.5)
     return f"goodput {goodput['share']:.0%}: {duration(steps)} of {duration(total)} were steps that count; {others}"
-
-
-def _best_of(hooks: Sequence[Hook]) -> Best | None:
-    """Returns the hook that keeps the best state, once there is a best state."""
-    kept = (hook for hook in hooks if isinstance(hook, Best))
-    return next((hook for hook in kept if hook.best_step is not None), None)
-
-
-def _restore_best(run: BaseRun, best: Best) -> None:
-    """Restores the state, step included, of the best evaluation; the run's checkpoints stay."""
-    if isinstance(best, BestWeights):
-        best.put_back()
-    else:
-        saving.restore(run.best, run.state, manifest=restoring.newest(run, run.best))
-
-
-def _evaluation_of(step: int, hooks: Sequence[Hook]) -> evaluation.Evaluated | None:
-    """Returns the evaluation made at this step; None where a run was stopped between evaluations."""
-    made = (hook for hook in hooks if isinstance(hook, evaluation.Evaluation))
-    return next((hook.result for hook in made if hook.step == step), None)
 
 
 def _first_line(run: BaseRun, manifest: Manifest | None) -> str:

@@ -128,7 +128,7 @@ NO_RESULTS = [b"[1]", b'{"step": []}', b'{"step": 1e999}', b'{"step": "x"}', b"[
 @pytest.mark.parametrize("content", [*NO_RESULTS, *NO_FILES])
 def test_a_result_that_is_none_counts_for_nothing(tmp_path, content):
     put(tmp_path / "result.json", content)
-    assert results.step_of(tmp_path / "result.json") == 0
+    assert results.completed_step(tmp_path / "result.json") == 0
 
 
 @pytest.mark.parametrize("name", ["model.json", "events.jsonl", "result.json"])

@@ -322,7 +322,7 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_
     inside(*run, trainer=Line, data=data).refused(broken)
     assert sorted(path.name for path in checkpoints.iterdir()) == found
     outcome = inside("--mode=eval", f"--run_dir={tmp_path}", trainer=Line, data=data)
-    assert f"run_dir={tmp_path} has no whole checkpoint (latest); {written.name}: expected" in outcome.error
+    assert f"run_dir={tmp_path} has no whole checkpoint latest; {written.name}: expected" in outcome.error
     with pytest.raises(UsageError, match=f"{tmp_path} has no whole checkpoint latest; {written.name}: expected"):
         load_model(tmp_path)
 

@@ -25,30 +25,29 @@ def checked(run: BaseRun, data, trains: bool = False) -> Split:
     Raises:
       UsageError: its form is not the run's.
     """
-    own: Any = run.splits.get("train")
-    if not (trains and isinstance(own, Combined)):
+    train: Any = run.splits.get("train")
+    if not (trains and isinstance(train, Combined)):
         return _checked(run, data, run.example)
-    if not isinstance(data, dict) or data.keys() != own.members.keys():
-        raise UsageError(f"the run trains on several inputs per step; give a dictionary of {', '.join(own.members)}")
-    return own.mapped(lambda name, each: _checked(run, data[name], form.example(each)))
+    if not isinstance(data, dict) or data.keys() != train.members.keys():
+        raise UsageError(f"the run trains on several inputs per step; give a dictionary of {', '.join(train.members)}")
+    return train.mapped(lambda name, member: _checked(run, data[name], form.example(member)))
 
 
-def _checked(run: BaseRun, data, example_of_run) -> Split:
+def _checked(run: BaseRun, data, run_example) -> Split:
     for dataset, split in run.external_streams:
         if dataset is data:
             return split
-    own = form.fields(example_of_run).labels
+    labels = form.fields(run_example).labels
     rules = entry.Rules(
         weighs_outputs=getattr(run.config.program_trainer, "weighs_outputs", False),
         look_up=run.names.look_up,
         may_lack=run.data_info.preprocessing.may_lack,
     )
     split = entry.split("given", data, rules)
-    if isinstance(own, form.WeighedLabels):
-        split = views.with_output_weights(
-            split, tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), own.weights)
-        )
-    wanted, actual = map(form.without_weights, (form.element_spec(example_of_run), split.element_spec))
+    if isinstance(labels, form.WeighedLabels):
+        shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), labels.weights)
+        split = views.with_output_weights(split, shapes)
+    wanted, actual = map(form.without_weights, (form.element_spec(run_example), split.element_spec))
     if wanted != actual:
         check_like("data", wanted, actual, "resize or pad it, or open a run with data of this size")
     if not split.by_index:
@@ -56,10 +55,10 @@ def _checked(run: BaseRun, data, example_of_run) -> Split:
     return split
 
 
-def described(split: Any) -> str:
+def describe(split: Any) -> str:
     """Describes data by its number of examples and their form, so that workers can compare theirs."""
     if isinstance(split, Combined):
-        return ", ".join(f"{name}: {described(each)}" for name, each in split.members.items())
+        return ", ".join(f"{name}: {describe(member)}" for name, member in split.members.items())
     many = f"{len(split)} examples" if split.by_index else "a stream"
     return f"{many} of {fingerprints.layout(split)}"
 
@@ -105,14 +104,14 @@ def check_like(name: str, wanted, spec, if_resized: str) -> None:
     wanted, spec = form.measured(wanted), form.measured(spec)
     lacks_lengths = has_lengths(wanted) and not has_lengths(spec)
     has_more = has_lengths(spec) and not has_lengths(wanted)
-    wanted, spec = (form.map_padded(lambda padded: form.Padded(*padded), each) for each in (wanted, spec))
+    wanted, spec = (form.map_padded(lambda padded: form.Padded(*padded), specs) for specs in (wanted, spec))
     try:
-        alike = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, spec)))
+        fits_run = all(tf.nest.flatten(tf.nest.map_structure(fits, wanted, spec)))
     except (TypeError, ValueError):  # other structures
-        alike = False
-    if not alike and isinstance(wanted, dict) and isinstance(spec, dict):
+        fits_run = False
+    if not fits_run and isinstance(wanted, dict) and isinstance(spec, dict):
         check_names("the data", wanted, spec)
-    if not alike:
+    if not fits_run:
         line = f"{name} are {shown(spec)} an example; this run's are {shown(wanted)}"
         if lacks_lengths:
             line += "; the run needs each example's length: give a tf.RaggedTensor, a crankshaft.Padded or a Source"

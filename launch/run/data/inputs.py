@@ -91,7 +91,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     has_labels = form.fields(main.element_spec).labels is not None
     if data.num_classes is None and has_labels and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
-    data_info = preprocessor.checked(dataclasses.replace(data, train=None, evaluation=None), example)
+    data_info = preprocessor.check_info(dataclasses.replace(data, train=None, evaluation=None), example)
     if trained := model_file.read_if_trained(config):
         data_name = f"data_dir={config.data_dir}" if config.data_dir else "the data"
         now = data_info, form.features(example)

@@ -30,7 +30,7 @@ from ...command_line import registry, user_files
 from ...errors import UsageError
 from ...host import files
 from ..saved import fingerprints
-from . import loading as data
+from . import loading
 
 _PLAN = "prepare.json"
 _LOG_SECONDS = 5.0
@@ -47,7 +47,7 @@ class Loaded:
 def load(request: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
     load_input = registry.find("input", request.input).make
-    loaded = data.call(load_input(request.data_dir, request.seed, **request.arguments))
+    loaded = loading.call(load_input(request.data_dir, request.seed, **request.arguments))
     entered, _ = entry.enter(loaded)
     train, evaluation = entered.train, entered.evaluation
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
@@ -115,14 +115,14 @@ def prepare(
         for split in loaded.by_name:
             os.makedirs(os.path.join(request.output_dir, split), exist_ok=True)
         left = [shard for shard in planned if shard.file not in figures]
-        for shard, its in _with_progress(write_all(loaded, left), left, log):
-            figures[shard.file] = its
+        for shard, counts in _with_progress(write_all(loaded, left), left, log):
+            figures[shard.file] = counts
         _finish(request, loaded, plan, [(shard, figures[shard.file]) for shard in planned])
-    parts = [_described(planned, name, len(split)) for name, split in loaded.by_name.items()]
+    parts = [_count_line(planned, name, len(split)) for name, split in loaded.by_name.items()]
     return f"{request.output_dir} has {' and '.join(parts)}"
 
 
-def _described(planned: list[Shard], split: str, examples: int) -> str:
+def _count_line(planned: list[Shard], split: str, examples: int) -> str:
     shards = sum(shard.split == split for shard in planned)
     return f"{counted(examples, 'example')} in {counted(shards, 'shard')} of {split}"
 
@@ -142,13 +142,13 @@ def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
 def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
     """Returns all that decides what the shards hold, as JSON has it."""
     examples = {name: fingerprints.fingerprint(split, len(split)) for name, split in loaded.by_name.items()}
-    of_input = {
+    source = {
         "input": user_files.portable_name(request.input),
         "input_arg": {**request.arguments},
         "seed": request.seed,
     }
     shards = {"shards": request.shards, "format": request.format, "examples": examples}
-    return json.loads(json.dumps({**of_input, **shards}, default=str))
+    return json.loads(json.dumps({**source, **shards}, default=str))
 
 
 @contextlib.contextmanager
@@ -172,7 +172,10 @@ def _locked(
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
         begun = _read_json(path) or {}  # empty if that call was killed at once, or is this one
-        if begun and manifest is None and _has_other_examples(begun["plan"], plan):
+        before = begun.get("plan")
+        differs_in_data = isinstance(before, dict) and before != plan
+        differs_in_data = differs_in_data and {**before, "examples": None} == {**plan, "examples": None}
+        if manifest is None and differs_in_data:
             log("the data has changed since the last call, which was ended: all shards are written again")
             for shard in begun["shards"]:
                 with contextlib.suppress(FileNotFoundError):
@@ -193,11 +196,6 @@ def _locked(
             sync(path)
         splits = (manifest or {}).get("splits", {}).values()
         yield {shard["file"]: shard for split in splits for shard in split["shards"]}
-
-
-def _has_other_examples(was: Any, plan: Mapping[str, Any]) -> bool:
-    """Returns whether two calls differ in their data, and in nothing else."""
-    return isinstance(was, dict) and was != plan and {**was, "examples": None} == {**plan, "examples": None}
 
 
 def _read_json(path: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....engine.hooks import evaluation
-from ....engine.metrics.by_class import report
+from ....engine.metrics.by_class import report as class_report
 from ...errors import UsageError
 from ..base import BaseRun
 from ..data import external
@@ -53,9 +53,9 @@ def evaluate(run: BaseRun, split=None, ends: Callable[[], str | None] = lambda: 
 
 def by_class(run: BaseRun, evaluated: evaluation.Evaluated) -> tuple[dict[str, Any], list[str]]:
     """Returns a result's entries of an evaluation's confusion matrices, and those of few classes as tables."""
-    reports = {name: report(matrix) for name, matrix in evaluated.confusion.items()}
-    few = [each for each in reports.values() if len(each["support"]) <= _SHOWN_CLASSES]
-    return {"by_class": reports} if reports else {}, [_table(each, run.names.classes) for each in few]
+    reports = {name: class_report(matrix) for name, matrix in evaluated.confusion.items()}
+    short = [report for report in reports.values() if len(report["support"]) <= _SHOWN_CLASSES]
+    return {"by_class": reports} if reports else {}, [_table(report, run.names.classes) for report in short]
 
 
 def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:

@@ -31,7 +31,7 @@ def watch(run: BaseRun) -> Outcome:
     After a signal the newest checkpoint is still evaluated. Raises `UsageError` where the
     coordinator's folder is another.
     """
-    config, end = run.config, run.train_steps
+    config = run.config
     request = StopRequest()
     files = EventFiles(RunDir(config.run_dir).evaluator)
     run.best.clean()
@@ -43,19 +43,19 @@ def watch(run: BaseRun) -> Outcome:
         run.log(f"no best checkpoint: monitor={config.monitor} is not known here, where none are trained on")
     (chief,) = config.cluster.job("chief")
     coordinator = Presence(chief, config.cluster_timeout_seconds)
-    done, has_met = -1, False
+    evaluated_step, has_met = -1, False
     with Signals(request.request):
         while True:
             if not has_met and (has_met := bool(answers(chief))):
                 _check_run_dir(config.run_dir)
             # Before reading: then all checkpoints saved until the request are found below.
             stop_requested = request.reason or coordinator.is_gone()
-            for manifest in restored(run, newer_than=done):
-                if done < 0:
+            for manifest in restored(run, newer_than=evaluated_step):
+                if evaluated_step < 0:
                     files.open(manifest.step - 1)
-                done = manifest.step
+                evaluated_step = manifest.step
                 _evaluate(run, files, best)
-            if stop_requested or done >= end:
+            if stop_requested or evaluated_step >= run.train_steps:
                 break
             time.sleep(_POLL_SECONDS)
     files.close()
@@ -76,7 +76,7 @@ def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
     steps = checks.checkpoint_steps(run.config.run_dir)
     if not steps or steps[-1] <= newer_than:
         return
-    for manifest in run.checkpoints.all(lambda each: each.step > newer_than):
+    for manifest in run.checkpoints.all(lambda manifest: manifest.step > newer_than):
         if restoring.restore_unless_removed(run, run.checkpoints, manifest):
             yield manifest
 

@@ -42,13 +42,13 @@ _WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 def export(run: BaseRun) -> Outcome:
     """Writes the model of the latest (or chosen) checkpoint as a SavedModel or Keras file."""
     for manifest in restoring.restored(run):
-        taken = f"{'best' if run.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
+        checkpoint = f"{'best' if run.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     config = run.config
     path = save(run, config.output_path, config.export_model)
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
-    line = f"{kind} of step {run.state.step}, {taken}: {path}"
-    return Outcome({**run_result(run), "export": path, "checkpoint": taken}, lines=[line])
+    line = f"{kind} of step {run.state.step}, {checkpoint}: {path}"
+    return Outcome({**run_result(run), "export": path, "checkpoint": checkpoint}, lines=[line])
 
 
 def save(run: BaseRun, path: str, name: str | None = None) -> str:
@@ -65,12 +65,12 @@ def save(run: BaseRun, path: str, name: str | None = None) -> str:
     if os.path.lexists(path):
         raise UsageError(f"output: {path} exists; remove it or use another output")
     if name:
-        weights.named(run.trainer, name)
+        weights.keras_model(run.trainer, name)
     elif getattr(run.trainer, "model", None) is None:
-        trainer, there = type(run.trainer).__name__, ", ".join(weights.models_of(run.trainer)) or "none"
+        trainer, names = type(run.trainer).__name__, ", ".join(weights.keras_models(run.trainer)) or "none"
         raise UsageError(
             f"mode=export serves {trainer}.model, which is missing; name the model to serve self.model, or give "
-            f"export_model={there}"
+            f"export_model={names}"
         )
     if is_keras:
         _save_keras(run, path, name)
@@ -87,7 +87,7 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
             f"a SavedModel, or export_model={weights.MODEL} for the Keras model alone"
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    model = weights.named(weights.trained(run), name or weights.MODEL)
+    model = weights.keras_model(weights.evaluated_trainer(run), name or weights.MODEL)
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:
@@ -99,13 +99,13 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
                 "give output a folder, for a SavedModel"
             ) from error
         shutil.copyfile(model_path, temporary)
-    kinds = {f"{type(each).__module__}.{type(each).__name__}" for each in keras.layers_in(model)}
-    if own := sorted(kind for kind in kinds if not kind.startswith("keras.")):
+    kinds = {f"{type(layer).__module__}.{type(layer).__name__}" for layer in keras.layers_in(model)}
+    if custom := sorted(kind for kind in kinds if not kind.startswith("keras.")):
         logging.warning(
             "%s has layers that are not Keras's, %s: import %s before load_model; a SavedModel needs TensorFlow alone",
             path,
-            ", ".join(own),
-            ", ".join(sorted({name.partition(".")[0] for name in own})),
+            ", ".join(custom),
+            ", ".join(sorted({kind.partition(".")[0] for kind in custom})),
         )
 
 
@@ -118,9 +118,9 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
     """
-    trainer, preprocessing = weights.alone(run), run.data_info.preprocessing
+    trainer, preprocessing = weights.unsharded_trainer(run), run.data_info.preprocessing
     forward, forward_features = predictions.forward_and_features(trainer, run.example, name)
-    model = weights.named(trainer, name) if name else trainer.model
+    model = weights.keras_model(trainer, name) if name else trainer.model
     layers = [model] if name else Inventory(trainer).own_layers
     batch = next((state.shape[0] for state in keras.carried_states(layers)), None)
     features = tf.nest.map_structure(
@@ -145,7 +145,9 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), known.as_json(run.data_info))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(model.name, inputs, list(signature.structured_outputs)) + _more(more, run.data_info))
+            file.write(
+                _readme(model.name, inputs, list(signature.structured_outputs)) + _readme_rest(more, run.data_info)
+            )
 
 
 def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) -> tf.Module:
@@ -227,11 +229,11 @@ def _inputs(features: Any) -> dict[str, _Leaf]:
 
 
 def _unique(names: Iterable[str]) -> list[str]:
-    """Returns names, of which those that were there before have a number."""
+    """Numbers the names that occur again."""
     unique: list[str] = []
     for name in names:
         numbered = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-        unique.append(next(each for each in numbered if each not in unique))
+        unique.append(next(candidate for candidate in numbered if candidate not in unique))
     return unique
 
 
@@ -261,22 +263,22 @@ def _readme(model: str, inputs: Mapping[str, _Leaf], outputs: list[str]) -> str:
     return text
 
 
-def _more(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data) -> str:
+def _readme_rest(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data) -> str:
     """Describes further signatures, classes and the data's description, for the README."""
     text = ""
     for name, function in signatures.items():
         specs = function.structured_input_signature[0]
-        taken = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
+        inputs = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
         names = ", ".join(f"`{output}`" for output in function.structured_outputs)
-        text += f"\nSignature `{name}`: {taken} in, {names} out.\n"
+        text += f"\nSignature `{name}`: {inputs} in, {names} out.\n"
     numbered = [f"{number} {name}" for number, name in enumerate(data.classes or ())]
-    for title, each in (
+    for title, listed in (
         ("Columns of `features`, in their order", data.preprocessing.array),
         ("Classes, by number", numbered),
     ):
-        if each:
-            rest = f" and {len(each) - _NAMED:,} more" if len(each) > _NAMED else ""
-            text += f"\n{title}: {', '.join(each[:_NAMED])}{rest}.\n"
+        if listed:
+            rest = f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else ""
+            text += f"\n{title}: {', '.join(listed[:_NAMED])}{rest}.\n"
     described = "names of classes, words and raw ids by their numbers, what cuts text"
     return f"{text}\n`{_DATA}` has what is known of the data: {described}.\n"
 

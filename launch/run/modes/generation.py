@@ -1,4 +1,4 @@
-"""Goes on with a text by a run's language model: `--mode=generate`, and `Run.generate`. Host code."""
+"""Continues a text by a run's language model: `--mode=generate`, and `Run.generate`. Host code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....engine.checkpoints import Manifest
 from ....engine.checkpoints.run_dir import NAMES
 from ....engine.errors import counted, visible
 from ....engine.generation import Generates
-from ....engine.generation import generate as tokens_after
+from ....engine.generation import generate as generate_tokens
 from ....engine.hooks import numerics
 from ....engine.hooks.evaluation import averaged_weights
 from ....input.checks import InputError
@@ -28,31 +28,31 @@ from .outcome import Outcome, run_result
 def generate(run: BaseRun) -> Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
     config, strategy = run.config, run.strategy
-    _model(run)  # which is one
+    _language_model(run)  # which is one
     for manifest in restoring.restored(run):
-        taken = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
+        checkpoint = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     _check_tokens(run, manifest)
     numerics.check_weights(run.trainer, f"step {run.state.step}")
-    row = row_of(run, config.prompt)
-    write = _Writer(run) if strategy.is_chief else None
+    row = prompt_tokens(run, config.prompt)
+    writer = _Writer(run) if strategy.is_chief else None
     if strategy.is_chief:
-        print(_first_line(run, taken, len(row)), file=sys.stderr, flush=True)
+        print(_first_line(run, checkpoint, len(row)), file=sys.stderr, flush=True)
     times, tokens = [], []
     for token in itertools.chain(row[1:], follow(run, row)):
-        if write:
-            write.token(token)
+        if writer:
+            writer.token(token)
         tokens.append(token)
         times.append(time.monotonic())
-    made = tokens[len(row) - 1 :]
-    text = write.end() if write else ""
-    ended = "; the document ends here" if len(made) < config.arguments("sampling")["tokens"] else ""
+    count = len(tokens) - len(row) + 1
+    text = writer.end() if writer else ""
+    ended = "; the document ends here" if count < config.arguments("sampling")["tokens"] else ""
     first = len(row) - 1  # which compiles
-    rate = (len(made) - 1) / (times[-1] - times[first]) if len(made) > 1 else None
+    rate = (count - 1) / (times[-1] - times[first]) if count > 1 else None
     if strategy.is_chief:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
-        print(f"{counted(len(made), 'token')}{speed}{ended}", file=sys.stderr)
-    generated = {"tokens": len(made), "tokens_per_sec": rate, "seed": config.seed, "text": text}
-    return Outcome({**run_result(run), "checkpoint": taken, "generated": generated})
+        print(f"{counted(count, 'token')}{speed}{ended}", file=sys.stderr)
+    generated = {"tokens": count, "tokens_per_sec": rate, "seed": config.seed, "text": text}
+    return Outcome({**run_result(run), "checkpoint": checkpoint, "generated": generated})
 
 
 def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
@@ -68,11 +68,11 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
     count = sampling.pop("tokens")
     end = run.data_info.tokens.separator if run.data_info.tokens else None
     with averaged_weights(run.trainer):
-        sampled = tokens_after(run.strategy.distribution, _model(run), row, **sampling)
+        sampled = generate_tokens(run.strategy.distribution, _language_model(run), row, **sampling)
         yield from itertools.takewhile(lambda token: token != end, itertools.islice(sampled, count))
 
 
-def row_of(run: BaseRun, prompt: str) -> list[int]:
+def prompt_tokens(run: BaseRun, prompt: str) -> list[int]:
     """Returns the tokens of a prompt, after the separator that precedes each document. Raises `UsageError`."""
     if run.data_info.tokens is None:
         raise UsageError(
@@ -87,21 +87,23 @@ def row_of(run: BaseRun, prompt: str) -> list[int]:
     return [run.data_info.tokens.separator, *tokens.tolist()]
 
 
-def continue_text(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) -> str | list[int]:
-    """Returns what follows a prompt: text after text, tokens after tokens. See `follow`."""
+def generate_after(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) -> str | list[int]:
+    """Generates text after text, tokens after tokens; see `follow`."""
     checks.check_generation(run.config)
     for name, least in (("tokens", 1), ("temperature", 0), ("top_k", 0)):  # as the flags'
         if name in overrides and not overrides[name] >= least:
             raise UsageError(f"{name}={overrides[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
-        row = row_of(run, prompt)
+        row = prompt_tokens(run, prompt)
         decoder = run.data_info.tokens.decoder()
         for token in row[1:]:  # a token's text may depend on those before it: at the beginning a space may be left out
             decoder.text(token)
         return "".join(decoder.text(token) for token in follow(run, row, **overrides)) + decoder.rest()
-    row, known = [int(token) for token in prompt], run.trainer.run_context.num_classes
-    if not row or not all(0 <= token < (known or token + 1) for token in row):
-        raise UsageError(f"prompt={row} is not a row of tokens; give one or more, each from 0 to {(known or 0) - 1}")
+    row, num_tokens = [int(token) for token in prompt], run.trainer.run_context.num_classes
+    if not row or not all(0 <= token < (num_tokens or token + 1) for token in row):
+        raise UsageError(
+            f"prompt={row} is not a row of tokens; give one or more, each from 0 to {(num_tokens or 0) - 1}"
+        )
     return list(follow(run, row, **overrides))
 
 
@@ -126,7 +128,7 @@ class _Writer:
         print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _model(run: BaseRun) -> Generates:
+def _language_model(run: BaseRun) -> Generates:
     model = getattr(run.trainer, "model", None)
     if not isinstance(model, Generates):
         raise UsageError(
@@ -146,9 +148,9 @@ def _check_tokens(run: BaseRun, manifest: Manifest) -> None:
         )
 
 
-def _first_line(run: BaseRun, taken: str, read: int) -> str:
-    config, context = run.config, _model(run).context
-    text = f"{config.model_entry.name}: step {run.state.step}, {taken}; "
+def _first_line(run: BaseRun, checkpoint: str, read: int) -> str:
+    config, context = run.config, _language_model(run).context
+    text = f"{config.model_entry.name}: step {run.state.step}, {checkpoint}; "
     text += counted(run.strategy.num_replicas, "replica")
     if read > context:
         text += f"\nthe prompt's last {context:,} tokens of {read:,} are read: the model looks at no more"

@@ -50,7 +50,7 @@ class Predictor:
     def __init__(self, run: BaseRun, name: str | None = None):
         self._run = run
         self.is_copy = run.strategy.mesh.is_sharded or not run.strategy.returns_rows
-        self._strategy = on_one_device(weights.copied(run)) if self.is_copy else run.strategy
+        self._strategy = on_one_device(weights.copy_trainer(run)) if self.is_copy else run.strategy
         self._trainer = self._strategy.state.trainer
         forward, self._features = forward_and_features(self._trainer, run.example, name)
         self._prediction = Prediction(forward)
@@ -225,7 +225,7 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
     """
     data_features = _batch_specs(form.features(example))
     if name is not None:
-        model = weights.named(trainer, name)
+        model = weights.keras_model(trainer, name)
         inputs = keras.symbolic_inputs(model)
         return functools.partial(_predict, model), data_features if inputs is None else _batch_specs(inputs)
     forward = functools.partial(_predict, trainer.forward)

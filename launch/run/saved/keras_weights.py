@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import zipfile
 
@@ -14,6 +15,8 @@ from ....engine.errors import CheckpointError, reason
 from ....engine.machine import files
 
 _LISTED = 8
+# Of Keras's message: a variable's values, and the list of the objects that it has counted before.
+_LEFT_OUT = re.compile(r" Target variable: .*| List of objects that .*")
 
 
 def load_keras_weights(path: str, model: keras.Model) -> int:
@@ -25,59 +28,41 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
       How many weights were loaded: variables, moving statistics too.
 
     Raises:
-      CheckpointError: before any weight is changed, for a file that can't be read, and where it and the model do not
-        have the same layers of the same shapes.
+      CheckpointError: the file can't be read, or it and the model do not have the same layers of the same shapes.
     """
-    theirs = _read(path)
+    file_layers = _read_layers(path)
     with tempfile.TemporaryDirectory() as folder, files.naming(folder):
         # A file written by this model shows where each of its layers is in such a file.
-        own = os.path.join(folder, "model.weights.h5")
-        model.save_weights(own)
-        ours = _read(own)
-    layer_paths = [*ours, *(layer_path for layer_path in theirs if layer_path not in ours)]
-    wrong = [_difference(ours.get(layer_path), theirs.get(layer_path)) for layer_path in layer_paths]
-    if wrong := [line for line in wrong if line]:
-        more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        model_path = os.path.join(folder, "model.weights.h5")
+        model.save_weights(model_path)
+        model_layers = _read_layers(model_path)
+    cure = "build the model that it is of, or take single layers from it in build_model"
+    try:
+        model.load_weights(path)
+    except ValueError as error:
+        problem = re.sub(_LEFT_OUT, "", " ".join(str(error).split()))
+        raise CheckpointError(f"{path} does not fit model {model.name}: {problem}; {cure}") from error
+    # Keras does not look for these.
+    if extra := [name for place, (name, _) in file_layers.items() if place not in model_layers]:
+        more = f" and {len(extra) - _LISTED} more" if len(extra) > _LISTED else ""
         raise CheckpointError(
-            f"{path} does not fit model {model.name}: {'; '.join(wrong[:_LISTED])}{more}; build the model that it is "
-            "of, or take single layers from it in build_model"
+            f"{path} does not fit model {model.name}: only the file has {', '.join(extra[:_LISTED])}{more}; {cure}"
         )
-    model.load_weights(path)
-    return sum(len(shapes) for _, shapes in ours.values())
+    return sum(count for _, count in model_layers.values())
 
 
-def _difference(here, there) -> str | None:
-    """Describes how two layers, (name, shapes) of the model and of the file, differ; None if they do not."""
-    if there is None:
-        return f"{here[0]} is not in the file"
-    if here is None:
-        return f"{there[0]} is only in the file"
-    if here[1] != there[1]:
-        return f"{here[0]} has {_written(here[1])} here and {_written(there[1])} in the file"
-    return None
-
-
-def _written(shapes: list) -> str:
-    return " ".join(str(list(shape)) for shape in shapes)
-
-
-def _read(path: str) -> dict[str, tuple[str, list]]:
-    """Reads the layers of a file that have weights, nested ones too, by position: (name, shapes).
+def _read_layers(path: str) -> dict[str, tuple[str, int]]:
+    """Reads the layers of a file that have weights, nested ones too, by position: name, and number of weights.
 
     Reads the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see the layers of a nested model.
     """
     layers = {}
 
-    def take(layer_path: str, part) -> None:
-        layer_path, _, last = layer_path.rpartition("/")
-        if (
-            last == "vars"
-            and isinstance(part, h5py.Group)
-            and len(part)
-            and layer_path.partition("/")[0] != "optimizer"
-        ):
-            shapes = [part[key].shape for key in sorted(part, key=_number)]
-            layers[layer_path] = (str(part.attrs.get("name", layer_path)), shapes)
+    def visit(group_path: str, part) -> None:
+        position, _, last = group_path.rpartition("/")
+        is_layer = last == "vars" and isinstance(part, h5py.Group) and len(part)
+        if is_layer and position.partition("/")[0] != "optimizer":
+            layers[position] = (str(part.attrs.get("name", position)), len(part))
 
     try:
         with contextlib.ExitStack() as stack:
@@ -86,11 +71,7 @@ def _read(path: str) -> dict[str, tuple[str, list]]:
                 file = h5py.File(stack.enter_context(archive.open("model.weights.h5")))
             else:
                 file = h5py.File(path)
-            stack.enter_context(file).visititems(take)
+            stack.enter_context(file).visititems(visit)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
     return layers
-
-
-def _number(key: str):
-    return (0, int(key)) if key.isdecimal() else (1, key)

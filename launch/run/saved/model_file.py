@@ -23,7 +23,7 @@ MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, u
 
 
 class ModelDescription(NamedTuple):
-    """A run's description of its model, as `weights.write` writes it.
+    """A run's description of its model, as `weights.write_description` writes it.
 
     Attributes:
       architectures: Keras's configurations of models, by name.
@@ -45,9 +45,9 @@ def read(run_dir: str) -> ModelDescription:
     try:
         content = read_json(RunDir(run_dir).model)
         models = {**content.get("models", {}), MODEL: content["keras"]}
-        if wrong := [each for each in models.values() if not isinstance(each, (dict, type(None)))]:
+        if wrong := [model for model in models.values() if not isinstance(model, (dict, type(None)))]:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
-        models = {name: each for name, each in models.items() if each is not None}
+        models = {name: model for name, model in models.items() if model is not None}
         features, data = _zeros(content["features"]), known.from_json(content, NAMES.model)
         return ModelDescription(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -88,12 +88,12 @@ def _zeros(described: dict[str, Any]) -> Any:
     return form.zeros(Spec(tuple(described["shape"]), described["dtype"]))
 
 
-def described(features) -> Any:
-    """Returns the shapes and dtypes of one example's features, plain JSON."""
+def describe(features) -> Any:
+    """Describes the shapes and dtypes of one example's features in plain JSON."""
     if isinstance(features, dict):
-        return {"dict": {name: described(value) for name, value in features.items()}}
+        return {"dict": {name: describe(value) for name, value in features.items()}}
     if isinstance(features, form.Padded):
-        return {_PADDED[type(features)]: [*map(described, features)]}
+        return {_PADDED[type(features)]: [*map(describe, features)]}
     if isinstance(features, (tuple, list)):
-        return {"tuple": [described(value) for value in features]}
+        return {"tuple": [describe(value) for value in features]}
     return {"shape": list(features.shape[1:]), "dtype": np.dtype(features.dtype).name}

@@ -23,10 +23,10 @@ class Names:
       words: the words, bytes, of each feature that was text; the first has id 1, and unknown words 0.
     """
 
-    def __init__(self, known: Data):
-        self.classes = known.classes
-        self.words = known.preprocessing.words
-        self._preprocessing = known.preprocessing
+    def __init__(self, data_info: Data):
+        self.classes = data_info.classes
+        self.words = data_info.preprocessing.words
+        self._preprocessing = data_info.preprocessing
 
     @property
     def look_up(self) -> Callable[[Any], Any] | None:
@@ -65,7 +65,7 @@ def check_trained(data_name: str, trained: tuple[Data, Any], now: tuple[Data, An
       now: the same of the data.
     """
     before, after = (
-        known.preprocessing.array or (isinstance(x, dict) and tuple(sorted(x))) for known, x in (trained, now)
+        data_info.preprocessing.array or (isinstance(x, dict) and tuple(sorted(x))) for data_info, x in (trained, now)
     )
     if not before or not after or before == after:
         return
@@ -76,19 +76,23 @@ def check_trained(data_name: str, trained: tuple[Data, Any], now: tuple[Data, An
     )
 
 
-def checked(known: Data, example: Any) -> Data:
+def check_info(data_info: Data, example: Any) -> Data:
     """Returns the data's description with names in one form. Raises `UsageError` if it contradicts the data."""
-    classes, columns = known.classes, known.preprocessing.columns
+    classes, columns = data_info.classes, data_info.preprocessing.columns
     if classes is not None:
         classes = tuple(map(str, classes))
-        if len(classes) != known.num_classes:
-            raise UsageError(f"the data names {len(classes)} classes, and num_classes={known.num_classes}; name each")
+        if len(classes) != data_info.num_classes:
+            raise UsageError(
+                f"the data names {len(classes)} classes, and num_classes={data_info.num_classes}; name each"
+            )
     features = form.features(example)
-    for name in known.preprocessing.words:
+    for name in data_info.preprocessing.words:
         if not isinstance(features, dict) or name not in features or features[name].dtype.kind not in "iu":
             raise UsageError(
                 f"the data has words of {name!r}, which is not a feature of integers by that name; leave them out"
             )
-    columns = {name: each._replace(words=tuple(map(tf.compat.as_bytes, each.words))) for name, each in columns.items()}
-    preprocessing = dataclasses.replace(known.preprocessing, columns=columns)
-    return dataclasses.replace(known, classes=classes, preprocessing=preprocessing)
+    columns = {
+        name: column._replace(words=tuple(map(tf.compat.as_bytes, column.words))) for name, column in columns.items()
+    }
+    preprocessing = dataclasses.replace(data_info.preprocessing, columns=columns)
+    return dataclasses.replace(data_info, classes=classes, preprocessing=preprocessing)

@@ -25,7 +25,7 @@ def restore_to_train(run: BaseRun) -> Manifest | None:
     """Restores the run's latest checkpoint, or begins the run if it has none, not even a broken one."""
     manifest = _checked_newest(run) if run.checkpoints else None
     if manifest is None:
-        weights.start(run)
+        weights.load_init_from(run)
         return None
     allow_changed = run.config.allow_changed_config
     return saving.restore(run.checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
@@ -96,7 +96,7 @@ def _check_beginning(run: BaseRun) -> None:
         return
     # The second regular save waits for the first, and at the same step the best checkpoint is saved before it.
     every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
-    if best.step > 2 * every or results.step_of(RunDir(run_dir).result):
+    if best.step > 2 * every or results.completed_step(RunDir(run_dir).result):
         raise UsageError(
             f"run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't continue; "
             f"restore them from a copy, or use another run_dir, with init_from={run.best.directory} to train on from "
@@ -114,7 +114,7 @@ def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:
     manifest = checkpoints.latest()
     step = run.strategy.exchange(-1 if manifest is None else manifest.step)[0]
     if manifest is None or manifest.step != step:
-        manifest = next(iter(checkpoints.all(lambda each: each.step == step)), None)
+        manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == step)), None)
         if manifest is None and step >= 0:
             raise UsageError(
                 f"{run.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
@@ -132,12 +132,19 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
     if which in ("best", "latest"):
         manifest = newest(run, checkpoints)
     else:
-        manifest = next(iter(checkpoints.all(lambda each: each.step == which)), None)
+        manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == which)), None)
     if not all(run.strategy.exchange(int(manifest is not None))):
-        steps = ", ".join(map(str, sorted(each.step for each in run.checkpoints.all())))
-        cure = f"use latest, best, or a step of {steps}" if steps else "none is saved yet, which save() does"
-        raise UsageError(f"restore({which!r}): the checkpoint does not exist or is incomplete; {cure}")
+        raise missing(f"restore({which!r}): {run.config.configured_run_dir}", run.checkpoints, which)
     return manifest
+
+
+def missing(place: str, checkpoints: Checkpoints, which: str | int) -> UsageError:
+    """Returns the error of a folder without the checkpoint that was asked for."""
+    if steps := ", ".join(map(str, sorted(manifest.step for manifest in checkpoints.all()))):
+        cure = f"use latest, best, or a step of {steps}"
+    else:
+        cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
+    return UsageError(f"{place} has no whole checkpoint {which}; {cure}")
 
 
 def restored(run: BaseRun) -> Iterator[Manifest]:
@@ -156,13 +163,12 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
                 yield manifest
                 break
     else:
-        for manifest in _listed(run, which):
+        for manifest in checkpoints.all(lambda manifest: which in ("all", str(manifest.step))):
             if restore_unless_removed(run, checkpoints, manifest):
                 count += 1
                 yield manifest
     if not count:
-        cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
-        raise UsageError(f"run_dir={config.run_dir} has no whole checkpoint ({which}); {cure}")
+        raise missing(f"run_dir={config.run_dir}", checkpoints, which)
 
 
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
@@ -188,10 +194,10 @@ def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Man
     check_same_run(run, manifest)
     if run.config.mode == "eval":
         fingerprints.check_evaluated(run.config, manifest, checkpoints.about)
-    taken = failure = None
+    restored_manifest = failure = None
     try:
         again = run.config.allow_changed_config
-        taken = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
+        restored_manifest = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
     except (CheckpointError, tf.errors.OpError) as error:
         failure = error
     # Workers that evaluate together all restore it, or none.
@@ -200,12 +206,4 @@ def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Man
         return None
     if failure is not None:
         raise failure
-    return taken
-
-
-def _listed(run: BaseRun, which: str) -> list[Manifest]:
-    manifests = run.checkpoints.all(lambda each: which in ("all", str(each.step)))
-    if manifests or which == "all":
-        return manifests
-    steps = ", ".join(str(manifest.step) for manifest in run.checkpoints.all())
-    raise UsageError(f"eval_checkpoint={which} is none of latest, best, all, {steps}")
+    return restored_manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,11 +31,10 @@ from ...host.isolation import Isolation
 from ..base import BaseRun
 from ..modes import prediction_files, predictions
 from ..modes.predictions import RunView
-from . import model_file, weights
+from . import model_file, restoring, weights
 from .preprocessor import Names, check_names
 
 _BATCH_SIZE = 32  # Keras's
-T = TypeVar("T")
 
 
 class SavedRun:
@@ -78,23 +77,10 @@ class SavedRun:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
         environment = Isolation(Config(run_dir=self.run_dir, mode="predict").keras)
         with environment.entered():
-            trainer = self.trainer(which, functools.partial(self._built, trainer_class, name))
+            trainer = self.trainer(which, functools.partial(self._build_trainer, trainer_class, name))
         return model_of_trainer(trainer, self.view, environment, name)
 
-    def trainer(self, which: str, build: Callable[[Manifest], Trainer]) -> Trainer:
-        """Returns a trainer with the weights of a checkpoint that evaluations use.
-
-        Args:
-          which: "latest", "best", or a step.
-          build: builds the trainer of a checkpoint, with initial weights.
-
-        Raises:
-          UsageError: there is no such checkpoint.
-        """
-        once = _Once(build)
-        return self._read(which, lambda manifest: weights.take(once(manifest), manifest.prefix))
-
-    def _built(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> Trainer:
+    def _build_trainer(self, trainer_class: type[Trainer] | None, name: str | None, manifest: Manifest) -> Trainer:
         """Builds the trainer of a checkpoint's model, with initial weights.
 
         Raises:
@@ -109,9 +95,9 @@ class SavedRun:
             trainer_class = trainer_class or registry.find("model", str(flags["model"])).make
             entry = registry.class_entry(trainer_class)
             defaults = plain(entry.defaults)
-            own = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
+            given = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
             try:
-                trainer = trainer_class(**registry.coerce_arguments("model_arg", own, entry))
+                trainer = trainer_class(**registry.coerce_arguments("model_arg", given, entry))
             except UsageError as error:
                 raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
         options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
@@ -147,25 +133,30 @@ class SavedRun:
             raise UsageError(f"this run's model is {kind}'s{more}; give load_model(..., trainer_class={kind}){alone}")
         return None
 
-    def _read(self, which: str, use: Callable[[Manifest], T]) -> T:
-        """Returns what `use` makes of the newest whole checkpoint, the best, or that of a step. Raises `UsageError`."""
+    def trainer(self, which: str, build: Callable[[Manifest], Trainer]) -> Trainer:
+        """Returns a trainer with the weights of a checkpoint that evaluations use.
+
+        Args:
+          which: "latest", "best", or a step.
+          build: builds the trainer of a checkpoint, with initial weights.
+
+        Raises:
+          UsageError: there is no such checkpoint.
+        """
         folder = RunDir(self.run_dir).folder(which)
         checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
-        is_meant = (lambda each: True) if which in ("latest", "best") else (lambda each: str(each.step) == which)
+        build_once = _Once(build)
 
-        def read(manifest: Manifest) -> list[T]:
-            made = use(manifest)
+        def read(manifest: Manifest) -> list[Trainer]:
+            trainer = weights.load_for_prediction(build_once(manifest), manifest.prefix)
             path = manifest.path
             if changed := differences(configs.saved_settings(path, manifest.about)["deciding"], self._deciding):
                 logging.warning("%s is of another configuration than the run (%s)", path, "; ".join(changed))
-            return [made]
+            return [trainer]
 
-        if results := checkpoints.read(read, is_meant):
-            return results[0]
-        steps, problem = ", ".join(str(each.step) for each in checkpoints.all()), checkpoints.problem()
-        without = f"{problem}; mend it" if problem else "train first"
-        cure = f"use latest, best, or a step of {steps}" if steps else without
-        raise UsageError(f"{self.run_dir} has no whole checkpoint {which}; {cure}")
+        if trainers := checkpoints.read(read, lambda manifest: which in ("latest", "best", str(manifest.step))):
+            return trainers[0]
+        raise restoring.missing(self.run_dir, checkpoints, which)
 
 
 class _Once:
@@ -173,12 +164,12 @@ class _Once:
 
     def __init__(self, build: Callable[[Manifest], Trainer]):
         self._build = build
-        self._of: tuple | None = None
+        self._form: tuple | None = None
 
     def __call__(self, manifest: Manifest) -> Trainer:
-        of = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
-        if of != self._of:
-            self._trainer, self._of = self._build(manifest), of
+        form = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
+        if form != self._form:
+            self._trainer, self._form = self._build(manifest), form
         return self._trainer
 
 
@@ -258,7 +249,7 @@ def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, nam
     if name is None and type(trainer).forward is not Trainer.forward:
         model: tf.keras.Model = ForwardModel(trainer)
     else:
-        model = weights.named(trainer, name or weights.MODEL)
+        model = weights.keras_model(trainer, name or weights.MODEL)
     features = predictions.forward_and_features(trainer, trainer.run_context.example, name)[1]
     return _with_predict(model, run, environment, features, name)
 
@@ -282,15 +273,18 @@ def _with_predict(
     """
     inputs = keras.symbolic_inputs(model)
     features = features if inputs is None else inputs
-    of_keras, padded = functools.partial(type(model).predict, model), list[form.Padded]()
+    keras_predict, padded = functools.partial(type(model).predict, model), list[form.Padded]()
     form.map_padded(padded.append, features)
-    needs_lengths = any(type(each) is form.Padded for each in padded)
+    needs_lengths = any(type(batch) is form.Padded for batch in padded)
 
     def checked(x: Any) -> Any:
         if isinstance(x, dict) and isinstance(features, dict):
             unused = run.features if isinstance(run.features, dict) else {}  # of the data, that the model does not take
             check_names("the data", features, [name for name in x if name in features or name not in unused])
         return x
+
+    def to_tensor(x: Any) -> Any:  # of text, which Keras takes in any form as a tensor
+        return tf.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind in "SUO" else x
 
     @functools.cache
     def predictor() -> predictions.ModelPredictor:
@@ -308,14 +302,9 @@ def _with_predict(
                 x = frames.as_arrays(x, may_lack=preprocessing.may_lack or not isinstance(features, dict))
             elif isinstance(x, (list, tuple)):
                 x = frames.as_arrays(x, as_one=True)
-            x = tf.nest.map_structure(_text_as_tensor, checked(run.names.ids(x)))
+            x = tf.nest.map_structure(to_tensor, checked(run.names.ids(x)))
         with environment.defaults():
-            return of_keras(x, batch_size, *arguments, **keywords)
+            return keras_predict(x, batch_size, *arguments, **keywords)
 
     model.names, model.predict = run.names, predict
     return model
-
-
-def _text_as_tensor(x: Any) -> Any:
-    """Returns an array of text as a tensor, which Keras takes in any form of text; anything else unchanged."""
-    return tf.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind in "SUO" else x

@@ -40,11 +40,11 @@ from .keras_weights import load_keras_weights
 from .model_file import MODEL
 
 
-def write(run: BaseRun, run_dir: str) -> None:
+def write_description(run: BaseRun, run_dir: str) -> None:
     """Writes the file that `load` makes the model from: Keras's configuration of it, and the data's description."""
-    models = {name: _architecture(model) for name, model in models_of(run.trainer).items()}
+    models = {name: _architecture(model) for name, model in keras_models(run.trainer).items()}
     model = models.pop(MODEL, None)
-    features = model_file.described(form.features(run.example))
+    features = model_file.describe(form.features(run.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
     content |= {"logits_of": run.logits_kind, "model_is_forward": model_is_forward(run.trainer)}
     write_run_file(RunDir(run_dir).model, {**content, **known.as_json(run.data_info)})
@@ -65,59 +65,59 @@ def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
     return architecture
 
 
-def models_of(trainer: Trainer) -> dict[str, tf.keras.Model]:
+def keras_models(trainer: Trainer) -> dict[str, tf.keras.Model]:
     """Returns the Keras models among a trainer's attributes, by their names."""
     return variables.tracked(trainer, keras.Trainable)
 
 
-def named(trainer: Trainer, name: str) -> tf.keras.Model:
+def keras_model(trainer: Trainer, name: str) -> tf.keras.Model:
     """Returns a trainer's Keras model by its name. Raises `UsageError` if it has none of that name."""
-    models = models_of(trainer)
+    models = keras_models(trainer)
     if name not in models:
         kind, there = type(trainer).__name__, ", ".join(models) or "none"
         raise UsageError(f"name={name!r}: {kind} has no Keras model of that name; it has {there}")
     return models[name]
 
 
-def start(run: BaseRun) -> None:
+def load_init_from(run: BaseRun) -> None:
     """Loads the weights of --init_from, another run's, other code's or Keras's, or continues that run's optimizer."""
-    config, taken = run.config, list[str]()
+    config, names = run.config, list[str]()
     if not (source := config.init_from):
         return
     restarted = Inventory(run.trainer).averages
     if config.init_optimizer:
-        taken, restarted = read_newest(source, functools.partial(_continue, run)), []
+        names, restarted = read_newest(source, functools.partial(_load_with_optimizer, run)), []
     elif config.init_map:
-        rules = [(pattern, new) for pattern, _, new in (each.rpartition("=") for each in config.init_map)]
-        taken = read_newest(source, lambda prefix: graph.restore_renamed(prefix, _all_by_path(run), rules))
+        rules = [(pattern, new) for pattern, _, new in (rule.rpartition("=") for rule in config.init_map)]
+        names = read_newest(source, lambda prefix: graph.restore_renamed(prefix, _renamable_weights(run), rules))
     elif source.endswith(KERAS_FILES):
-        taken = [""] * _load_keras_file(run, source)
+        names = [""] * _load_keras_file(run, source)
     else:
-        taken, restarted = read_newest(source, functools.partial(_begin, run))
+        names, restarted = read_newest(source, functools.partial(_load_checkpoint, run))
     for average in restarted:
         average.reset()  # else it would still hold the weights that the model was made with
     numerics.check_weights(run.trainer, f"init_from={source}")
-    grown = [name for name in taken if name.endswith(" rows)")]
+    grown = [name for name in names if name.endswith(" rows)")]
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
     what = "variables, the optimizer's too," if config.init_optimizer else "weights"
-    run.log(f"{len(taken)} {what} taken from {source}{more}")
+    run.log(f"{len(names)} {what} taken from {source}{more}")
 
 
-def _begin(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | Averaged]]:
+def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | Averaged]]:
     """Loads a checkpoint's layers and tables; returns variables' names, and the averages that it did not load."""
     _check_source(run, prefix)
     inventory = Inventory(run.trainer)
     averaged = inventory.averaged
     layers = {path: layer for path, layer in inventory.layers.items() if path not in averaged}
-    taken = _load(prefix, {**layers, **inventory.tables}, may_grow=True)
-    loaded = {path: each for path, each in averaged.items() if graph.has(prefix, ("trainer", *path.split(".")))}
-    taken += _load(prefix, loaded)
+    names = _load_components(prefix, {**layers, **inventory.tables}, may_grow=True)
+    loaded = {path: average for path, average in averaged.items() if graph.has(prefix, ("trainer", *path.split(".")))}
+    names += _load_components(prefix, loaded)
     if lacking := sorted(averaged.keys() - loaded.keys()):
         run.log(f"{', '.join(lacking)}: not in {prefix}, so the average begins at the model's weights")
-    return taken, [average for average in inventory.averages if average not in loaded.values()]
+    return names, [average for average in inventory.averages if average not in loaded.values()]
 
 
-def _continue(run: BaseRun, prefix: str) -> list[str]:
+def _load_with_optimizer(run: BaseRun, prefix: str) -> list[str]:
     """Loads all that a run's trainer has, its optimizers too, whose schedules begin again; returns variables' names."""
     if (manifest := manifests.manifest_at(prefix)) is None:
         raise UsageError(
@@ -126,31 +126,33 @@ def _continue(run: BaseRun, prefix: str) -> list[str]:
         )
     _check_source(run, prefix)
     optimizers = Inventory(run.trainer).optimizers.values()
-    rates = [rate for each in optimizers for whole in each.rate_variables for rate in per_replica.components(whole)]
+    wholes = [whole for optimizer in optimizers for whole in optimizer.rate_variables]
+    rates = [rate for whole in wholes for rate in per_replica.components(whole)]
     first = [rate.numpy() for rate in rates]
     why_not = f"init_optimizer: {prefix} does not fit this model; use the same model and model_arg as that run"
     matching, changed = run.state.matching(manifest, may_grow=True), run.config.allow_changed_config
-    taken, differences = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
+    names, differences = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
     for rate, value in zip(rates, first, strict=True):
         rate.assign(value)
     if differences:
         run.log(f"only what matches is taken: {differences}")
-    return taken
+    return names
 
 
-def _all_by_path(run: BaseRun) -> dict[str, Any]:
+def _renamable_weights(run: BaseRun) -> dict[str, Any]:
     """Returns the weights and moving statistics by path, and the tables by name. Raises `UsageError`."""
     inventory, found = Inventory(run.trainer), dict[str, Any]()
-    own = [(variables.variable_path(each), each) for each in inventory.own_variables]
-    for name, each in [*_by_path(run.trainer), *own]:
-        if isinstance(each, Embedding) and not each.ids_are_rows:
+    others = [(variables.variable_path(variable), variable) for variable in inventory.own_variables]
+    for name, weight in [*_weights_by_path(run.trainer), *others]:
+        is_table = isinstance(weight, Embedding)
+        if is_table and not weight.ids_are_rows:
             raise UsageError(
                 f"init_map: table {name} finds its rows by a hash or by admission, so rows of other code would be "
                 "those of other ids; use an Embedding whose ids are rows"
             )
-        if not isinstance(each, Embedding) and (not tf.as_dtype(each.dtype).is_floating or per_replica.differs(each)):
+        if not is_table and (not tf.as_dtype(weight.dtype).is_floating or per_replica.differs(weight)):
             continue  # a seed, or the state of a stateful layer
-        if found.setdefault(name, each) is not each:
+        if found.setdefault(name, weight) is not weight:
             raise UsageError(
                 f"init_map: two weights of {type(run.trainer).__name__} have the path {name}; give their layers or "
                 "models other names"
@@ -158,11 +160,11 @@ def _all_by_path(run: BaseRun) -> dict[str, Any]:
     return found
 
 
-def _by_path(trainer: Trainer) -> list[tuple[str, Any]]:
+def _weights_by_path(trainer: Trainer) -> list[tuple[str, Any]]:
     """Lists the layers' variables by path, and the tables by name; not those that are averages of others."""
     inventory = Inventory(trainer)
     layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
-    weights = [(variables.variable_path(each), each) for layer in layers for each in layer.variables]
+    weights = [(variables.variable_path(weight), weight) for layer in layers for weight in layer.variables]
     return [*weights, *((table.name, table) for table in inventory.tables.values())]
 
 
@@ -200,18 +202,14 @@ def _load_keras_file(run: BaseRun, source: str) -> int:
     model = _only_model(run.trainer, source)
     if not any(map(shards.variable_sharding, model.variables)):
         return load_keras_weights(source, model)
-    whole = _only_model(fresh(run), source)
-    taken = load_keras_weights(source, whole)
+    whole = _only_model(fresh_trainer(run), source)
+    count = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
         if shards.variable_sharding(variable):
-            shards.fill(variable, functools.partial(_box_of, theirs))
+            shards.fill(variable, lambda box: theirs.value[box.slices])  # noqa: B023
         else:
             variable.assign(theirs)
-    return taken
-
-
-def _box_of(variable, box: shards.Box) -> tf.Tensor:
-    return variable.value[box.slices]
+    return count
 
 
 def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
@@ -224,7 +222,7 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
     return models[0]
 
 
-def trained(run: BaseRun) -> Trainer:
+def evaluated_trainer(run: BaseRun) -> Trainer:
     """Returns a run's trainer, or a copy on this process's device, with the weights that evaluations use."""
     return run.trainer if has_whole_trainer(run) else TrainerCopy(run).trainer
 
@@ -245,61 +243,64 @@ class TrainerCopy:
     """
 
     def __init__(self, run: BaseRun):
-        self.trainer = copied(run)
+        self.trainer = copy_trainer(run)
         self._run = run
-        self._theirs = [variables.tf_variable(each) for each in _layers(run.trainer)]
-        self._own = [variables.tf_variable(each) for each in _layers(self.trainer)]
-        self._settle()
+        self._run_variables = [variables.tf_variable(variable) for variable in _layer_variables(run.trainer)]
+        self._variables = [variables.tf_variable(variable) for variable in _layer_variables(self.trainer)]
+        self._note_weights()
 
     def refresh(self) -> None:
         """Gives the copy the run's present weights."""
-        for mine, theirs in zip(_weights(self.trainer), _weights(self._run.trainer), strict=True):
+        for mine, theirs in zip(_all_weights(self.trainer), _all_weights(self._run.trainer), strict=True):
             mine.assign(shards.whole(theirs))
-        self._settle()
+        self._note_weights()
 
     def write_back(self) -> None:
         """Gives the run the weights that were set in the copy, and as their averages."""
-        changed = np.flatnonzero(hashes(self._own).numpy() != self._known)
+        changed = np.flatnonzero(hashes(self._variables).numpy() != self._hashes)
         if len(changed):
-            _assign(self._run, [(self._theirs[position], self._own[position].numpy()) for position in changed])
+            pairs = [(self._run_variables[index], self._variables[index].numpy()) for index in changed]
+            _assign(self._run, pairs)
 
-    def _settle(self) -> None:
+    def _note_weights(self) -> None:
         hand_over_averages(self.trainer)
-        self._known = hashes(self._own).numpy()
+        self._hashes = hashes(self._variables).numpy()
 
 
 def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | None) -> None:
     """Sets weights of a run, all of a model's or some by name; see `Run.set_weights`. Raises `UsageError`."""
     if isinstance(values, Mapping):
-        named_targets = [(key, _by_name(run.trainer, key)) for key in values]
+        named_targets = [(key, _find_weight(run.trainer, key)) for key in values]
         arrays = list(values.values())
     else:
-        named_targets = [(variables.variable_path(each), each) for each in _in_order(run.trainer, name)]
+        named_targets = [(variables.variable_path(weight), weight) for weight in _model_weights(run.trainer, name)]
         arrays = list(values)
         if len(arrays) != len(named_targets):
             raise UsageError(
                 f"set_weights: {len(arrays)} arrays, and the model has {len(named_targets)} weights; give them in the "
                 "order of run.model.get_weights()"
             )
-    pairs = [_assignments(key, each, value) for (key, each), value in zip(named_targets, arrays, strict=True)]
-    _assign(run, [pair for each in pairs for pair in each])
+    pairs = list[tuple[Any, np.ndarray]]()
+    for (path, target), value in zip(named_targets, arrays, strict=True):
+        pairs += _assignments(path, target, value)
+    _assign(run, pairs)
 
 
-def _by_name(trainer: Trainer, name: str) -> Any:
+def _find_weight(trainer: Trainer, name: str) -> Any:
     """Returns the only weight or table of a name. Raises `UsageError`."""
-    known = _by_path(trainer)
-    chosen = [each for key, each in known if key == name]
+    weights = _weights_by_path(trainer)
+    chosen = [weight for path, weight in weights if path == name]
     if len(chosen) != 1:
-        names = [key for key, _ in known]
+        paths = [path for path, _ in weights]
         why = f"{len(chosen)} weights have this name; set_weights(list, name=MODEL) sets those of a model"
-        raise UsageError(f"set_weights: {name!r}: {why if chosen else nearest(str(name), names)}")
+        raise UsageError(f"set_weights: {name!r}: {why if chosen else nearest(str(name), paths)}")
     return chosen[0]
 
 
-def _in_order(trainer: Trainer, name: str | None) -> list:
+def _model_weights(trainer: Trainer, name: str | None) -> list:
     """Lists the weights of `Run.model`, or of one of the models, in Keras's order."""
     is_forward = name is None and type(trainer).forward is not Trainer.forward
-    layers = Inventory(trainer).own_layers if is_forward else [named(trainer, name or MODEL)]
+    layers = Inventory(trainer).own_layers if is_forward else [keras_model(trainer, name or MODEL)]
     return [weight for layer in layers for weight in layer.weights]
 
 
@@ -321,10 +322,12 @@ def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
 
 def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
     """Assigns whole values to a run's variables, on all replicas, and to their averages."""
-    averages: list[Any] = [each.weight_average for each in Inventory(run.trainer).optimizers.values()]
-    averages = [each for each in averages if each is not None]
+    averages: list[Any] = [optimizer.weight_average for optimizer in Inventory(run.trainer).optimizers.values()]
+    averages = [average for average in averages if average is not None]
     shadows = {
-        id(own): [shadow] for each in averages for own, shadow in zip(each.all_variables, each.shadows, strict=True)
+        id(variable): [shadow]
+        for average in averages
+        for variable, shadow in zip(average.all_variables, average.shadows, strict=True)
     }
     for variable, value in pairs:
         for target in [variable, *shadows.get(id(variable), ())]:
@@ -343,17 +346,17 @@ def hand_over_averages(trainer: Trainer) -> None:
             optimizer.weight_average.hand_over()
 
 
-def alone(run: BaseRun) -> Trainer:
+def unsharded_trainer(run: BaseRun) -> Trainer:
     """Returns the run's trainer; if weights are sharded over a mesh, a whole copy on this process's device."""
-    return copied(run) if any(map(shards.variable_sharding, _weights(run.trainer))) else run.trainer
+    return copy_trainer(run) if any(map(shards.variable_sharding, _all_weights(run.trainer))) else run.trainer
 
 
-def copied(run: BaseRun) -> Trainer:
+def copy_trainer(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device, with its weights and their averages."""
-    trainer = fresh(run)
+    trainer = fresh_trainer(run)
     try:
-        for to, theirs in zip(_weights(trainer), _weights(run.trainer), strict=True):
-            to.assign(shards.whole(theirs))
+        for copied, theirs in zip(_all_weights(trainer), _all_weights(run.trainer), strict=True):
+            copied.assign(shards.whole(theirs))
     except ValueError as error:
         raise UsageError(
             f"{error}, so no process has the model; make it of the run's checkpoint, in one process: crankshaft train "
@@ -362,48 +365,48 @@ def copied(run: BaseRun) -> Trainer:
     return trainer
 
 
-def _layers(trainer: Trainer) -> list:
+def _layer_variables(trainer: Trainer) -> list:
     """Lists the layers' variables."""
     return [variable for _, layer in sorted(Inventory(trainer).layers.items()) for variable in layer.variables]
 
 
-def _weights(trainer: Trainer) -> list:
+def _all_weights(trainer: Trainer) -> list:
     """Lists the variables of layers and of tables, which ids have their rows too, and the weights' averages.
 
     Also those of a compiled model's optimizer, with which Keras can train a copy further.
     """
     inventory = Inventory(trainer)
-    of_tables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
+    table_variables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
     compiled = trainer.optimizer_variables if isinstance(trainer, KerasTrainer) else []
-    return _layers(trainer) + of_tables + shadows + compiled
+    return _layer_variables(trainer) + table_variables + shadows + compiled
 
 
-def fresh(run: BaseRun) -> Trainer:
+def fresh_trainer(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device, with initial weights."""
     with isolation.Isolation(run.config.keras).entered():
         context = dataclasses.replace(run.trainer.run_context, in_place=False)
         return prepare(type(run.trainer)(**run.config.configured_arguments("model_arg")), context)
 
 
-def _load(prefix: str, components: Mapping[str, Any], may_grow: bool = False) -> list[str]:
+def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool = False) -> list[str]:
     """Loads a checkpoint's weights into components of a trainer, by their paths in it; returns variables' names."""
-    taken = list[str]()
+    names = list[str]()
     for path, component in components.items():
         if component.variables:
-            taken += load_weights(prefix, component, f"trainer.{path}", may_grow)
-    return taken
+            names += load_weights(prefix, component, f"trainer.{path}", may_grow)
+    return names
 
 
-def take(trainer: Trainer, prefix: str) -> Trainer:
+def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
     """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place.
 
     Returns:
       The trainer.
     """
     inventory = Inventory(trainer)
-    _load(prefix, {**inventory.layers, **inventory.tables})
+    _load_components(prefix, {**inventory.layers, **inventory.tables})
     for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
