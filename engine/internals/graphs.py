@@ -36,16 +36,16 @@ _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
 _AFFINE_OPS = {"Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
 
 
-def called(op: tf.Operation, name: str) -> tf.Graph:
-    """Returns the graph of the function that an op calls by this name."""
-    return function_graph(op.graph, name)
+def called(op: tf.Operation, attribute: str) -> tf.Graph:
+    """Returns the graph that an attribute of an op names."""
+    return function_graph(op.graph, op.get_attr(attribute).name)
 
 
 def all_called(op: tf.Operation) -> list[tf.Graph]:
     """Returns the graphs of all functions that an op's attributes name, in these attributes' alphabetical order."""
     attributes = [attribute for _, attribute in sorted(op.node_def.attr.items())]  # of no order that processes share
     functions = [each for attribute in attributes for each in (attribute.func, *attribute.list.func)]
-    return [called(op, function.name) for function in functions if function.name]
+    return [function_graph(op.graph, function.name) for function in functions if function.name]
 
 
 def operations(graph: tf.Graph) -> Iterator[tf.Operation]:

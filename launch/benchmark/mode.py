@@ -14,6 +14,7 @@ from typing import Any
 from ...engine.checkpoints import RunDir
 from ..cluster import children
 from ..plan import cost, machine
+from ..plan.graph import NotCountableError
 from ..run.base import BaseRun
 from ..run.modes.outcome import Outcome, run_result
 from ..run.training import choose_jit
@@ -82,7 +83,7 @@ def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[st
     limits["machine"] = machine.probe(device, tuple(dict.fromkeys(("float32", "bfloat16", config.precision))))
     try:
         step = cost.step_cost(strategy, run.state, config.global_batch_size)
-    except cost.NotCountableError as error:
+    except NotCountableError as error:
         return limits, [f"a step's operations could not be counted: {error}"]
     limits |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
     limits["roofline"] = cost.roofline(step, limits["machine"], steps_per_sec, shared_by)

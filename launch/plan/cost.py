@@ -21,7 +21,8 @@ from ...engine.inventory import Inventory
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.state import TrainState
 from ...engine.trainer import Trainer
-from .quantities import Product
+from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, server, tensor_bytes, trips
+from .quantities import Product, flops_by_dtype
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
 _MATMULS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -33,21 +34,12 @@ _BACKWARD_CONVOLUTIONS = (
     "DepthwiseConv2dNativeBackpropInput",
     "DepthwiseConv2dNativeBackpropFilter",
 )
-# Ops that call another graph, and the attributes that name it.
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-LOOPS = ("While", "StatelessWhile")
-
 
 # Ops that only name, reshape or describe values.
 FREE = {
     *("Const", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "NoOp", "Placeholder", "PreventGradient"),
     *("ReadVariableOp", "Reshape", "Shape", "ShapeN", "Size", "Squeeze", "StopGradient", "VarHandleOp"),
 }
-
-
-class NotCountableError(ValueError):
-    """A graph's amount of computation is unknown. One line: the op, and the unknown length or shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +61,6 @@ class Cost:
     @property
     def total_flops(self) -> float:
         return sum(self.flops.values())
-
-    def __add__(self, other: Cost) -> Cost:
-        flops = {name: self.flops.get(name, 0.0) + other.flops.get(name, 0.0) for name in self.flops | other.flops}
-        return Cost(flops, self.bytes + other.bytes, self.resident_bytes + other.resident_bytes)
-
-    def __mul__(self, times: float) -> Cost:
-        flops = {name: times * count for name, count in self.flops.items()}
-        return Cost(flops, times * self.bytes, times * self.resident_bytes)
-
-
-NOTHING = Cost({}, 0.0, 0.0)
 
 
 def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
@@ -107,68 +88,70 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
         graph = strategy.program("train", strategy.repeated(batch, batch_size)).one_step(0).graph
     except NotImplementedError as error:
         raise NotCountableError(str(error)) from error
-    local_replicas = strategy.num_replicas // strategy.num_hosts
-    update = update_cost(state.trainer) * local_replicas if strategy.updates_here else NOTHING
-    return (graph_cost(graph) + update) * strategy.num_hosts
+    hosts = strategy.num_hosts
+    updates = strategy.num_replicas // hosts if strategy.updates_here else 0
+    moved, resident = (updates * size for size in update_bytes(state.trainer))
+    listed = products(graph)
+    tensors = {id(tensor): tensor for op, *_ in _products(graph) for tensor in (*op.inputs, *op.outputs)}
+    return Cost(
+        {dtype: hosts * flops for dtype, flops in flops_by_dtype(listed).items()},
+        hosts * (moved + sum(product.count * product.bytes for product in listed)),
+        float(hosts * (resident + sum(map(_product_bytes, tensors.values())))),
+    )
 
 
-def update_cost(trainer: Trainer) -> Cost:
-    """Counts one replica's dense update: gradients read, variables and the optimizer's variables read and written.
+def update_bytes(trainer: Trainer) -> tuple[float, float]:
+    """Counts one replica's dense update: the bytes that it moves, and those of what it touches.
 
-    Tables and their slots are left out: their updates touch a few rows.
+    It reads gradients, and reads and writes variables and the optimizer's variables. Tables and their slots are left
+    out: their updates touch a few rows.
     """
     inventory = Inventory(trainer)
-    sparse, shapes = ({of(shard) for shard in inventory.shards} for of in (id, lambda shard: tuple(shard.shape)))
-    moved = held = 0
+    sparse = {id(shard) for shard in inventory.shards}
+    sparse_shapes = {tuple(shard.shape) for shard in inventory.shards}
+    moved = touched = 0
     for optimizer in inventory.optimizers.values():
         updated = optimizer.updated_variables
-        kept = list(optimizer.variables)
+        state = list(optimizer.variables)
         if isinstance(optimizer, KerasOptimizer):
-            kept += [variable.value for variable in optimizer.keras_optimizer.variables]
-        known = {id(variable) for variable in updated}
+            state += [variable.value for variable in optimizer.keras_optimizer.variables]
+        ids = {id(variable) for variable in updated}
         dense = sum(variable_bytes(v) for v in updated if id(v) not in sparse)
-        slots = sum(variable_bytes(v) for v in kept if id(v) not in known and tuple(v.shape) not in shapes)
+        slots = sum(variable_bytes(v) for v in state if id(v) not in ids and tuple(v.shape) not in sparse_shapes)
         moved += 3 * dense + 2 * slots
-        held += dense + slots
-    return Cost({}, float(moved), float(held))
-
-
-def graph_cost(graph: tf.Graph) -> Cost:
-    """Counts the products in a function's graph, and in those that it calls; see `executed`."""
-    seen: set[int] = set()
-    cost = NOTHING
-    for op, times in executed(graph):
-        if (count := _operations(op)) is not None:
-            tensors = [*op.inputs, *op.outputs]
-            new = {id(tensor): tensor for tensor in tensors if id(tensor) not in seen}
-            seen.update(new)
-            cost += Cost(
-                {op.outputs[0].dtype.name: times * count},
-                times * sum(map(_tensor_bytes, tensors)),
-                float(sum(map(_tensor_bytes, new.values()))),
-            )
-    return cost
+        touched += dense + slots
+    return float(moved), float(touched)
 
 
 def products(graph: tf.Graph) -> tuple[Product, ...]:
     """Lists the products in a function's graph, and in those that it calls, those of one size together."""
     counts: dict[Product, float] = {}
+    for op, flops, times in _products(graph):
+        size = float(sum(map(_product_bytes, [*op.inputs, *op.outputs])))
+        product = Product(op.outputs[0].dtype.name, float(flops), size)
+        counts[product] = counts.get(product, 0.0) + times
+    return tuple(dataclasses.replace(product, count=count) for product, count in counts.items())
+
+
+def _products(graph: tf.Graph) -> Iterator[tuple[tf.Operation, int, float]]:
+    """Yields each product that a function executes, the operations of one, and how often."""
     for op, times in executed(graph):
-        if (count := _operations(op)) is not None:
-            size = float(sum(map(_tensor_bytes, [*op.inputs, *op.outputs])))
-            one = Product(op.outputs[0].dtype.name, float(count), size)
-            counts[one] = counts.get(one, 0.0) + times
-    return tuple(dataclasses.replace(one, count=count) for one, count in counts.items())
+        if (flops := _operations(op)) is not None:
+            yield op, flops, times
+
+
+def _total_flops(graph: tf.Graph) -> float:
+    return sum(flops * times for _, flops, times in _products(graph))
 
 
 def passes(graph: tf.Graph) -> tuple[float, float]:
     """Counts a worker's ops, and the bytes that they read and write: (ops, bytes). Ops of no data are left out.
 
-    Optimizers' kernels count as ops; what they move is `update_cost`'s.
+    Optimizers' kernels count as ops; what they move is in `update_bytes`.
     """
     ops = moved = 0.0
     for op, times in executed(graph):
-        if op.type in FREE or server_of(op) or not (size := sum(map(bytes_of, [*op.inputs, *op.outputs]))):
+        if op.type in FREE or server(op) or not (size := sum(map(tensor_bytes, [*op.inputs, *op.outputs]))):
             continue
         ops += times
         moved += 0.0 if op.type.startswith("ResourceApply") else times * size
@@ -186,35 +169,14 @@ def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation
     """
     for op in needed(graph):
         if op.type in CALLS:
-            yield from executed(callee(op, "f"), times)
+            yield from executed(graphs.called(op, "f"), times)
         elif op.type in BRANCHES:
-            yield from executed(max(graphs.all_called(op), key=lambda each: graph_cost(each).total_flops), times)
+            yield from executed(max(graphs.all_called(op), key=_total_flops), times)
         elif op.type in LOOPS:
-            body = callee(op, "body")
-            yield from executed(body, times * (trips(op) if graph_cost(body).flops else 1.0))
+            body = graphs.called(op, "body")
+            yield from executed(body, times * (trips(op) if _total_flops(body) else 1.0))
         else:
             yield op, times
-
-
-def needed(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """Yields the ops that a function's outputs and effects need.
-
-    Of an op without effects that others only come after, TensorFlow computes nothing: only what it follows counts.
-    """
-    values = dict.fromkeys(tensor.op for tensor in graph.outputs)  # each a set, in an order that plans do not differ by
-    queue = [*values, *graph.control_outputs]
-    reached = dict.fromkeys(queue)
-    while queue:
-        op = queue.pop()
-        if op in values or op.op_def.is_stateful:
-            used = [tensor.op for tensor in op.inputs if tensor.op not in values]
-            values.update(dict.fromkeys(used))
-            queue += used
-        for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
-            if before not in reached:
-                reached[before] = None
-                queue.append(before)
-    yield from (op for op in reached if op in values or op.op_def.is_stateful)
 
 
 def _operations(op: tf.Operation) -> int | None:
@@ -258,75 +220,6 @@ def _einsum_operations(op: tf.Operation) -> int | None:
     return 2 * math.prod(sizes.values())
 
 
-def trips(op: tf.Operation) -> int:
-    """Returns how often a loop runs, if it counts by ones up to a constant of the graph.
-
-    Raises:
-      NotCountableError: it does not.
-    """
-    condition = callee(op, "cond")
-    ends = [_trips_by(op, condition, each) for each in _conjuncts(condition.outputs[0])]
-    if not (known := [end for end in ends if end is not None]):
-        raise NotCountableError(f"{op.name} is a loop whose length is not in its graph")
-    return min(known)
-
-
-def _conjuncts(tensor: tf.Tensor) -> list[tf.Operation]:
-    """Returns the comparisons that all have to hold."""
-    op = tensor.op
-    if op.type in ("LogicalAnd", "Identity"):
-        return [each for part in op.inputs for each in _conjuncts(part)]
-    return [op]
-
-
-def _trips_by(op: tf.Operation, condition: tf.Graph, less: tf.Operation) -> int | None:
-    """Returns how often a loop runs if this comparison, in its condition, ends it; None if that is unknown."""
-    if less.type != "Less" or (index := _index_of(condition.inputs, less.inputs[0])) is None:
-        return None
-    first, last = _counts_from(op, index), tf.get_static_value(less.inputs[1])
-    if (outside := _index_of(condition.inputs, less.inputs[1])) is not None:  # handed in, and the same in each turn
-        body = callee(op, "body")
-        if through_identities(body.outputs[outside]) is body.inputs[outside]:
-            last = _value(op.inputs[outside])
-    return None if first is None or last is None else max(0, int(last) - first)
-
-
-def _counts_from(op: tf.Operation, index: int) -> int | None:
-    """Returns the first value of a loop's variable, if it is known and each turn adds one."""
-    body = callee(op, "body")
-    after = through_identities(body.outputs[index]).op
-    others = [part for part in after.inputs if part is not body.inputs[index]]
-    if after.type not in ("Add", "AddV2") or len(others) != 1 or tf.get_static_value(others[0]) != 1:
-        return None
-    first = tf.get_static_value(op.inputs[index])
-    return None if first is None else int(first)
-
-
-def _value(tensor: tf.Tensor) -> int | None:
-    """Returns a scalar known from the graph: a constant, or another loop's count, as a gradient's loop needs."""
-    known = tf.get_static_value(tensor)
-    if known is None and tensor.op.type in LOOPS:
-        first = _counts_from(tensor.op, tensor.value_index)
-        return None if first is None else first + trips(tensor.op)
-    return known
-
-
-def _index_of(tensors, wanted: tf.Tensor) -> int | None:
-    return next((i for i, tensor in enumerate(tensors) if tensor is wanted), None)
-
-
-def through_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """Follows a tensor to the op that computes it."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
-def callee(op: tf.Operation, attribute: str) -> tf.Graph:
-    """Returns the graph that an attribute of an op names."""
-    return graphs.called(op, op.get_attr(attribute).name)
-
-
 def _shape(tensor: tf.Tensor) -> list[int]:
     if not tensor.shape.is_fully_defined():
         raise NotCountableError(f"{tensor.op.name} is of shape {tensor.shape}, known only by running it")
@@ -342,46 +235,8 @@ def _constant_shape(tensor: tf.Tensor) -> list[int]:
     return [int(size) for size in shape]
 
 
-def _tensor_bytes(tensor: tf.Tensor) -> int:
+def _product_bytes(tensor: tf.Tensor) -> int:
     return tensor.dtype.size * math.prod(_shape(tensor))
-
-
-def bytes_of(tensor: tf.Tensor) -> int:
-    """Returns the bytes of a tensor, at most where its number of rows depends on the data; 0 of a handle or text."""
-    if tensor.dtype in (tf.resource, tf.variant, tf.string):
-        return 0
-    if tensor.shape.rank is None:  # of an op that a function's caller knows more of
-        return tensor.dtype.size * _rows(tensor)
-    return tensor.dtype.size * math.prod(_rows(tensor) if size is None else size for size in tensor.shape)
-
-
-def _rows(tensor: tf.Tensor) -> int:
-    """Returns the most rows of a tensor whose number depends on the data: those of what it is computed from."""
-    queue, seen, most = [(tensor, 1)], {id(tensor)}, 1
-    for each, parts in queue:
-        if each.shape.rank and each.shape[0] is not None:
-            most = max(most, -(-each.shape[0] // parts))
-            continue
-        op = each.op
-        parts *= op.get_attr("num_partitions") if op.type == "DynamicPartition" else 1
-        new = [x for x in op.inputs if x.dtype != tf.resource and x.shape.rank != 0 and id(x) not in seen]
-        seen.update(map(id, new))
-        queue += [(x, parts) for x in new]
-    return most
-
-
-def server_of(op: tf.Operation) -> str:
-    """Returns the parameter server that executes an op, its own or its variable's; "" of a worker's."""
-    devices = [op.device, *(_home(each) for each in op.inputs if each.dtype == tf.resource)]
-    return next((device for device in devices if "/job:ps" in device), "")
-
-
-def _home(handle: tf.Tensor) -> str:
-    """Returns the device of a variable by its handle, perhaps one that functions capture."""
-    for outside, inside in getattr(handle.graph, "captures", ()):
-        if inside is handle:
-            return _home(outside)
-    return handle.device
 
 
 def variable_bytes(variable: tf.Variable) -> int:

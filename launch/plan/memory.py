@@ -9,18 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from ...engine.internals import graphs
-from .cost import (
-    BRANCHES,
-    CALLS,
-    LOOPS,
-    NotCountableError,
-    bytes_of,
-    callee,
-    needed,
-    server_of,
-    through_identities,
-    trips,
-)
+from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, server, tensor_bytes, through_identities, trips
 
 # Ops whose outputs are their inputs' memory, or a variable's, or the caller's.
 VIEWS = {
@@ -74,13 +63,13 @@ def peak(graph: tf.Graph, gradients: Collection[int] = (), runs_in_parallel: boo
     ops = [op for op in graph.get_operations() if op in copies or (op in wanted and op.type not in OUTSIDE)]
     predecessors = _predecessors(ops)
     ops = _in_turn(predecessors)
-    held = _Held(gradients, runs_in_parallel, _copies_by_updates(ops, predecessors) if runs_in_parallel else {})
+    holder = _Holder(gradients, runs_in_parallel, _copies_by_updates(ops, predecessors) if runs_in_parallel else {})
     for op in ops:
-        held.uses.update(id(tensor) for tensor in op.inputs)
-    held.uses.update(id(tensor) for tensor in graph.outputs)
+        holder.uses.update(id(tensor) for tensor in op.inputs)
+    holder.uses.update(id(tensor) for tensor in graph.outputs)
     for op in ops:
-        held.execute(op)
-    return dataclasses.replace(held.peak, uncertain=tuple(sorted(held.uncertain)))
+        holder.execute(op)
+    return dataclasses.replace(holder.peak, uncertain=tuple(sorted(holder.uncertain)))
 
 
 def _predecessors(ops: Sequence[tf.Operation]) -> dict[tf.Operation, set[tf.Operation]]:
@@ -128,14 +117,14 @@ def _copies_by_updates(
         if op.type.startswith(_UPDATES):
             reads = [read for read in op.control_inputs if read.type == "ReadVariableOp"]
             values = [read.outputs[0] for read in reads if read.inputs[0] is op.inputs[0]]
-            sizes[op], users[op] = max(map(bytes_of, values), default=0), []
+            sizes[op], users[op] = max(map(tensor_bytes, values), default=0), []
             for value in values:
                 for user in value.consumers():
                     if user.type in VIEWS:
                         values += user.outputs
                     elif user in predecessors:
                         users[op].append(user)
-    bits = {user: 1 << number for number, user in enumerate({user for each in users.values() for user in each})}
+    bits = {user: 1 << number for number, user in enumerate({user for using in users.values() for user in using})}
     ended: dict[tf.Operation, int] = {}  # bits of the users that have ended once an op has
     for op in in_turn:
         ended[op] = bits.get(op, 0)
@@ -144,8 +133,8 @@ def _copies_by_updates(
     return {op: sizes[op] for op, using in users.items() if any(bits[user] & ~ended[op] for user in using)}
 
 
-def _added_to_lists(loop: tf.Operation) -> dict[int, int]:
-    """Returns the bytes that a loop's turns add to its lists, by the number of the loop's output.
+def _bytes_added_to_lists(loop: tf.Operation) -> dict[int, int]:
+    """Computes the bytes that a loop's turns add to its lists, by the number of the loop's output.
 
     A tensor that several lists have, or that the next turn starts from, is in memory once; variables, and what is the
     same in each turn, are there anyway.
@@ -153,88 +142,89 @@ def _added_to_lists(loop: tf.Operation) -> dict[int, int]:
     Raises:
       NotCountableError: the number of turns is unknown.
     """
-    body = callee(loop, "body")
+    body = graphs.called(loop, "body")
     inputs = {id(tensor): number for number, tensor in enumerate(body.inputs)}
 
-    def source(tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns what has the memory of a turn's tensor; None if the turn does not make it."""
-        tensor = _origin(tensor)
+    def owner(tensor: tf.Tensor) -> tf.Tensor | None:
+        """Finds the tensor with the memory of a turn's tensor; None if the turn does not make it."""
+        tensor = _owner(tensor)
         if (number := inputs.get(id(tensor))) is not None:
-            tensor = _origin(body.outputs[number])  # of the turn before
+            tensor = _owner(body.outputs[number])  # of the turn before
         return None if tensor.op.type in OUTSIDE else tensor
 
-    found: list[tuple[int, int, tf.Tensor]] = []
+    items: list[tuple[int, int, tf.Tensor]] = []
     for number, output in enumerate(body.outputs):
         queue = [output.op] if output.dtype == tf.variant else []
         for op in queue:  # back to the list as the turn got it
-            if op.type in _ADD and (item := source(op.inputs[-1])) is not None:
-                found.append((_ADD.index(op.type), number, item))
+            if op.type in _ADD and (item := owner(op.inputs[-1])) is not None:
+                items.append((_ADD.index(op.type), number, item))
             if op.type not in (*LOOPS, *BRANCHES, *CALLS):
                 lists = op.inputs[:1] if op.type in _ADD else op.inputs
-                queue += [each.op for each in lists if each.dtype == tf.variant and each.op not in queue]
+                queue += [tensor.op for tensor in lists if tensor.dtype == tf.variant and tensor.op not in queue]
     added, seen = collections.defaultdict[int, int](int), set[int]()
-    for _, number, item in sorted(found, key=lambda each: each[:2]):
-        added[number] += 0 if id(item) in seen else _item_bytes(item)
-        seen.add(id(item))
+    for _, number, item in sorted(items, key=lambda found: found[:2]):
+        if id(item) not in seen:
+            seen.add(id(item))
+            is_list = item.dtype == tf.variant and item.op.type in LOOPS  # of a loop within
+            inner = _bytes_added_to_lists(item.op) if is_list else {item.value_index: tensor_bytes(item)}
+            added[number] += inner.get(item.value_index, 0)
     return {number: size * trips(loop) for number, size in added.items() if size}
 
 
-def _origin(tensor: tf.Tensor) -> tf.Tensor:
+def _owner(tensor: tf.Tensor) -> tf.Tensor:
+    """Finds the tensor whose memory a view has."""
     while tensor.op.type in VIEWS:
         tensor = tensor.op.inputs[min(tensor.value_index, len(tensor.op.inputs) - 1)]
     return tensor
 
 
-def _item_bytes(item: tf.Tensor) -> int:
-    """Returns the bytes of a list's item, which may be a list of a loop within."""
-    is_list = item.dtype == tf.variant and item.op.type in LOOPS
-    return _added_to_lists(item.op).get(item.value_index, 0) if is_list else bytes_of(item)
+class _Holder:
+    """Holds tensors' buffers as a graph's ops are executed in turn.
 
+    Args:
+      gradients, runs_in_parallel: as for `peak`.
+      copies: bytes that updates copy.
 
-class _Held:
-    """The tensors that are held as a graph's ops are executed in turn."""
+    Attributes:
+      uses: of each tensor, by its `id`, that are still to come.
+      peak, uncertain: so far.
+    """
 
     def __init__(self, gradients: Collection[int], runs_in_parallel: bool, copies: Mapping[tf.Operation, int]):
         self.peak, self.uncertain = Peak(0.0, 0.0), set[str]()
-        self.uses: collections.Counter[int] = collections.Counter()  # that are still to come
-        self._gradients, self._runs_in_parallel = gradients, runs_in_parallel
-        self._copies = copies  # that updates make, in bytes
+        self.uses: collections.Counter[int] = collections.Counter()
+        self._gradients, self._runs_in_parallel, self._copies = gradients, runs_in_parallel, copies
         self._buffer: dict[int, int] = {}  # of a tensor, the one whose memory it shares
         self._left: collections.Counter[int] = collections.Counter()  # uses of each buffer
         self._bytes: dict[int, int] = {}  # of held buffers
-        self._is_gradient: set[int] = set()
-        self._now = self._of_gradients = 0
+        self._gradient_buffers: set[int] = set()
+        self._held_bytes = self._gradient_bytes = 0
 
     def execute(self, op: tf.Operation) -> None:
-        is_here, inputs = not server_of(op), [self._buffer.get(id(each), id(each)) for each in op.inputs]
-        if is_here:
-            for tensor in op.inputs:  # from a server
-                if server_of(tensor.op) and id(tensor) not in self._buffer and bytes_of(tensor):
-                    self._make(tensor)
-            inputs = [self._buffer.get(id(each), id(each)) for each in op.inputs]
+        if not server(op):
+            for tensor in op.inputs:
+                if server(tensor.op) and id(tensor) not in self._buffer and tensor_bytes(tensor):
+                    self._allocate(tensor)
+        inputs = [self._buffer.get(id(tensor), id(tensor)) for tensor in op.inputs]
+        if not server(op):
             called = graphs.all_called(op) if op.type in (*CALLS, *BRANCHES, *LOOPS) else ()
-            peaks = [peak(each, self._gradients, self._runs_in_parallel) for each in called]
-            self.uncertain.update(line for each in peaks for line in each.uncertain)
-            if inner := max(peaks, key=lambda each: each.total, default=None):
-                self._note(inner.total, inner.gradients)
-            self._note(self._copies.get(op, 0))
+            peaks = [peak(graph, self._gradients, self._runs_in_parallel) for graph in called]
+            self.uncertain.update(line for inner in peaks for line in inner.uncertain)
+            if peaks:
+                inner = max(peaks, key=lambda one: one.total)
+                self._note_peak(inner.total, inner.gradients)
+            self._note_peak(self._copies.get(op, 0))
             if op.type in LOOPS:
                 self._end_loop(op, inputs)
                 return
-            self._outputs(op, inputs)
+            self._make_outputs(op, inputs)
         self._release(inputs)
-
-    def _release(self, inputs: Iterable[int]) -> None:
-        for buffer in inputs:
-            self._left[buffer] -= 1
-            if self._left[buffer] == 0:
-                self._free(buffer)
 
     def _end_loop(self, loop: tf.Operation, inputs: list[int]) -> None:
         """Replaces what a loop begins with by what it ends with: turns free the one as they make the other."""
-        body = callee(loop, "body")
+        body = graphs.called(loop, "body")
         try:
-            added = _added_to_lists(loop)
+            added = _bytes_added_to_lists(loop)
         except NotCountableError:
             added = {}
             without = f"without what turns of {loop.name} keep: their number is not in the graph"
@@ -245,51 +235,57 @@ class _Held:
         self._release(inputs)
         for number, tensor in enumerate(loop.outputs):
             if id(tensor) not in self._buffer:
-                self._make(tensor, added.get(number))
+                self._allocate(tensor, added.get(number))
         self._free_unused(loop)
 
-    def _outputs(self, op: tf.Operation, inputs: list[int]) -> None:
+    def _make_outputs(self, op: tf.Operation, inputs: list[int]) -> None:
         uses = collections.Counter(inputs)
         for number, tensor in enumerate(op.outputs):
             if op.type in VIEWS:
                 self._share(tensor, inputs[min(number, len(inputs) - 1)])
                 continue
-            size = bytes_of(tensor)
             reused = None
             if number == 0 and op.type in _IN_PLACE:
-                fits = (each for each in inputs if self._bytes.get(each) == size and self._left[each] == uses[each])
-                reused = next(fits, None)
+                size = tensor_bytes(tensor)
+                fitting = (b for b in inputs if self._bytes.get(b) == size and self._left[b] == uses[b])
+                reused = next(fitting, None)
             if reused is None:
-                self._make(tensor)
+                self._allocate(tensor)
             else:
                 self._share(tensor, reused)
         self._free_unused(op)
+
+    def _allocate(self, tensor: tf.Tensor, size: int | None = None) -> None:
+        self._bytes[id(tensor)] = size = tensor_bytes(tensor) if size is None else size
+        self._held_bytes += size
+        self._share(tensor, id(tensor))
+        self._note_peak()
+
+    def _share(self, tensor: tf.Tensor, buffer: int) -> None:
+        self._buffer[id(tensor)] = buffer
+        self._left[buffer] += self.uses[id(tensor)]
+        if id(tensor) in self._gradients and buffer in self._bytes and buffer not in self._gradient_buffers:
+            self._gradient_buffers.add(buffer)
+            self._gradient_bytes += self._bytes[buffer]
+
+    def _release(self, buffers: Iterable[int]) -> None:
+        for buffer in buffers:
+            self._left[buffer] -= 1
+            if self._left[buffer] == 0:
+                self._free(buffer)
 
     def _free_unused(self, op: tf.Operation) -> None:
         for tensor in op.outputs:
             if not self.uses[id(tensor)] and self._buffer.get(id(tensor)) == id(tensor):
                 self._free(id(tensor))
 
-    def _make(self, tensor: tf.Tensor, size: int | None = None) -> None:
-        self._bytes[id(tensor)] = size = bytes_of(tensor) if size is None else size
-        self._now += size
-        self._share(tensor, id(tensor))
-        self._note()
-
-    def _share(self, tensor: tf.Tensor, buffer: int) -> None:
-        self._buffer[id(tensor)] = buffer
-        self._left[buffer] += self.uses[id(tensor)]
-        if id(tensor) in self._gradients and buffer in self._bytes and buffer not in self._is_gradient:
-            self._is_gradient.add(buffer)
-            self._of_gradients += self._bytes[buffer]
-
     def _free(self, buffer: int) -> None:
         size = self._bytes.pop(buffer, 0)
-        self._now -= size
-        if buffer in self._is_gradient:
-            self._is_gradient.discard(buffer)
-            self._of_gradients -= size
+        self._held_bytes -= size
+        if buffer in self._gradient_buffers:
+            self._gradient_buffers.discard(buffer)
+            self._gradient_bytes -= size
 
-    def _note(self, more: float = 0.0, of_gradients: float = 0.0) -> None:
-        if self._now + more > self.peak.total:
-            self.peak = Peak(float(self._now + more), float(self._of_gradients + of_gradients))
+    def _note_peak(self, more: float = 0.0, more_gradients: float = 0.0) -> None:
+        if self._held_bytes + more > self.peak.total:
+            self.peak = Peak(float(self._held_bytes + more), float(self._gradient_bytes + more_gradients))

@@ -24,7 +24,8 @@ from ..command_line.config import Config
 from ..errors import UsageError
 from ..run.building import parallel_micro_batches
 from . import cost
-from .cost import bytes_of, server_of, variable_bytes
+from .cost import variable_bytes
+from .graph import NotCountableError, server, tensor_bytes
 from .memory import OUTSIDE, peak
 from .quantities import Memory, Message, Work
 from .rehearsal import Layout, Rehearsal, rehearse
@@ -52,11 +53,11 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     try:
         products = cost.products(rehearsal.graph)
         operations, moved = cost.passes(rehearsal.graph)
-    except cost.NotCountableError as error:
+    except NotCountableError as error:
         raise UsageError(f"{config.model_entry.name} can't be planned: {error}") from None
     layout, strategy = rehearsal.layout, rehearsal.strategy
     if strategy.updates_here:
-        moved += cost.update_cost(rehearsal.state.trainer).bytes
+        moved += cost.update_bytes(rehearsal.state.trainer)[0]
     messages = [*rehearsal.messages, *_crossing(rehearsal)]
     memory, uncertain = _memory(rehearsal, kind)
     if kind == "cpu" and memory.activations > memory.total / 2:
@@ -99,7 +100,7 @@ def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
     here = [v for v in rehearsal.variables if "/job:ps" not in v.device]
     optimizer = sum(variable_bytes(v) for v in here if id(v) in of_optimizer)
     weights = sum(variable_bytes(v) for v in here if id(v) not in of_optimizer)
-    weights += sum(map(bytes_of, _pulled(rehearsal)))
+    weights += sum(map(tensor_bytes, _pulled(rehearsal)))
     activations = most.total - most.gradients
     return Memory(float(weights), float(optimizer), most.gradients, activations, _data(rehearsal)), most.uncertain
 
@@ -151,7 +152,7 @@ def _pulled(rehearsal: Rehearsal) -> list[tf.Tensor]:
     return [
         each
         for each in rehearsal.graph.outputs
-        if server_of(each.op) or any(server_of(before.op) for before in each.op.inputs)
+        if server(each.op) or any(server(before.op) for before in each.op.inputs)
     ]
 
 
@@ -164,14 +165,14 @@ def _crossing(rehearsal: Rehearsal) -> Iterator[Message]:
     turns = _turns(rehearsal.graph)
 
     def note(tensor: tf.Tensor, target: str) -> None:
-        source = server_of(tensor.op)
-        if source != target and tensor.op.type not in OUTSIDE - {"ReadVariableOp"} and (size := bytes_of(tensor)):
+        source = server(tensor.op)
+        if source != target and tensor.op.type not in OUTSIDE - {"ReadVariableOp"} and (size := tensor_bytes(tensor)):
             turn = 1 + turns.get(id(tensor.op), 0)
             sent[id(tensor), target] = Message("push" if target else "pull", size, servers, "hosts", turn=turn)
 
     for op, _ in cost.executed(rehearsal.graph):
         for tensor in op.inputs:
-            note(tensor, server_of(op))
+            note(tensor, server(op))
     for tensor in rehearsal.graph.outputs:
         note(tensor, "")
     yield from sent.values()
@@ -190,8 +191,8 @@ def _turns(graph: tf.Graph) -> dict[int, int]:
         if unknown := [each for each in before if id(each) not in turns]:
             waiting += unknown
             continue
-        here = server_of(waiting.pop())
-        turns[id(op)] = max((turns[id(each)] + (server_of(each) != here) for each in before), default=0)
+        here = server(waiting.pop())
+        turns[id(op)] = max((turns[id(each)] + (server(each) != here) for each in before), default=0)
     return turns
 
 

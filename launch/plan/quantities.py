@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Literal
 
 
@@ -122,7 +123,12 @@ class Work:
     @property
     def flops(self) -> dict[str, float]:
         """{dtype: operations} of one device's products."""
-        flops: dict[str, float] = {}
-        for product in self.products:
-            flops[product.dtype] = flops.get(product.dtype, 0.0) + product.count * product.flops
-        return flops
+        return flops_by_dtype(self.products)
+
+
+def flops_by_dtype(products: Iterable[Product]) -> dict[str, float]:
+    """Sums products' operations by dtype."""
+    flops: dict[str, float] = {}
+    for product in products:
+        flops[product.dtype] = flops.get(product.dtype, 0.0) + product.count * product.flops
+    return flops

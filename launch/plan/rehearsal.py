@@ -39,7 +39,7 @@ from ..errors import UsageError
 from ..run import building
 from ..run.data import inputs as run_inputs
 from ..run.data import loading
-from .cost import bytes_of
+from .graph import tensor_bytes
 from .quantities import Message
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -141,7 +141,7 @@ class _RehearsedAxis(Axis):
         return value if self.size == 1 else self._sent("reduce_scatter", value, tf.raw_ops.DeepCopy(x=value))
 
     def _sent(self, kind: str, value: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
-        size = bytes_of(result if kind == "all_gather" else value)
+        size = tensor_bytes(result if kind == "all_gather" else value)
         if self._is_local:
             self._record.add(kind, size, self.size, "devices")
         elif kind == "reduce_scatter":  # each device of a host sends to all others

@@ -13,7 +13,7 @@ from crankshaft.engine.strategies.syncs import Syncs
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import parsing
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.plan.cost import bytes_of
+from crankshaft.launch.plan.graph import tensor_bytes
 from crankshaft.launch.plan.memory import peak
 from crankshaft.launch.plan.quantify import quantify
 from crankshaft.launch.run import building
@@ -117,7 +117,7 @@ def sent_by_the_engine(config):
         traced.append(Syncs(strategy.distribution, state.trainer.reduction).sync.get_concrete_function().graph)
     ops = [op for graph in traced for op in graphs.operations(graph)]
     ours = [op for op in ops if op.type.startswith("Collective") and op.device.endswith("CPU:0")]
-    return Counter(bytes_of(op.inputs[0]) for op in ours)
+    return Counter(tensor_bytes(op.inputs[0]) for op in ours)
 
 
 @pytest.mark.parametrize(
