@@ -20,8 +20,7 @@ help: ## what there is to make
 install: $(INSTALLED) ## set up .venv: . .venv/bin/activate finds the commands then
 
 train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume that run
-	@$(VENV_PYTHON) -m crankshaft train --model=cnn --input=digits --run_dir=runs/digits-cnn \
-		--train_epochs=50 --learning_rate_schedule=cosine $(ARGS)
+	@$(VENV_PYTHON) -m crankshaft train --model=cnn --input=digits --train_epochs=10 --run_dir=runs/first $(ARGS)
 
 test: $(INSTALLED) ## run the tests, but for the slow ones
 	@$(VENV_PYTHON) -m pytest -q -m "not slow and not clusters" $(TEST_OPTIONS) $(ARGS)
