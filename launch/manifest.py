@@ -140,7 +140,7 @@ def _job(target: str, flags: Flags, command: Sequence[str]) -> Job:
     if flags.evaluator and not flags.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     program, words = command_flags.split_program(command)
-    command_flags.check_task_flags(words, has_own=bool(program))
+    command_flags.check_task_flags(words, has_others=bool(program))
     run_dir = next((word.partition("=")[2] for word in words if re.match("--?run_dir=", word)), "")
     if not run_dir:
         raise UsageError("the command has no run_dir=FOLDER, where a restart finds the checkpoints; add one after --")

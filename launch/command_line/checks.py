@@ -88,11 +88,11 @@ def decide(config: Config, by_data: Mapping[str, Any]) -> None:
 
 def _check_fitted(config: Config, before: Mapping[str, Any]) -> None:
     """Raises `UsageError` for arguments that would have no effect, since a trained run's preprocessing is used."""
-    entry, known = config.input_entry, config.trained_on
-    if not (entry and known and (known.preprocessing.columns or known.tokens)):
+    entry, trained_on = config.input_entry, config.trained_on
+    if not (entry and trained_on and (trained_on.preprocessing.columns or trained_on.tokens)):
         return
-    arguments = (plain(entry.defaults) | each["input_arg"] for each in (before["deciding"], config.deciding()))
-    if changed := differences(*({name: each[name] for name in entry.fitted} for each in arguments)):
+    then, now = (plain(entry.defaults) | values["input_arg"] for values in (before["deciding"], config.deciding()))
+    if changed := differences(*({name: values[name] for name in entry.fitted} for values in (then, now))):
         raise UsageError(
             f"the preprocessing of run_dir={config.run_dir} was fitted with another input_arg ({'; '.join(changed)}), "
             "and is not fitted again; use the run's value, or another run_dir"
@@ -193,8 +193,8 @@ def check_placement(config: Config) -> None:
 
 def fits(config: Config, workers: int) -> bool:
     """Returns whether the batch, and a mesh, divide over the replicas of so many workers with GPUs as here."""
-    own, mesh = config.gpu_numbers, rules.mesh_shape(config.mesh)
-    gpus = len(resources.visible_gpus(os.environ) if own is None else own)
+    numbers, mesh = config.gpu_numbers, rules.mesh_shape(config.mesh)
+    gpus = len(resources.visible_gpus(os.environ) if numbers is None else numbers)
     data, left = divmod(workers * max(1, gpus), mesh.get("model", 1))
     return data > 0 and not left and mesh.get("data", data) == data and _is_divided(config, data)
 
@@ -222,7 +222,7 @@ def _check_checkpoints(config: Config) -> None:
 
 
 def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
-    """Returns what `RunDir.steps` does. Raises `UsageError`."""
+    """Lists the steps of a run's checkpoints, as `RunDir.steps` does. Raises `UsageError`."""
     layout = RunDir(run_dir)
     try:
         return layout.steps(which)
@@ -299,7 +299,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     for name in ("seed",) if config.mode == "generate" else config.awaited & now.keys():
         now[name] = then[name]
     if config.mode == "predict":  # which needs no labels
-        then, now = ({**each, "input_arg": {**each["input_arg"], "label": None}} for each in (then, now))
+        then, now = ({**values, "input_arg": {**values["input_arg"], "label": None}} for values in (then, now))
     if changed := differences(then, now):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); use another run_dir, the same flags, "

@@ -26,7 +26,7 @@ def read(
     has_tasks: bool = False,
     takes_others: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the values that a command line gives a command's flags, and its words; for --help, shows them and exits.
+    """Reads the values that a command line gives a command's flags, and its words; for --help, shows them and exits.
 
     Args:
       argv: the program's name and what follows.
@@ -41,15 +41,15 @@ def read(
     Raises:
       UsageError: a flag is unknown or its value wrong, or a word is not a flag.
     """
-    own = fields(command)
+    command_fields = fields(command)
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
         parts = [help.introduction(doc), "", f"usage: {usage}", ""]
-        help.show("\n".join([*parts, *map(help.flag_help, own.values())]))
+        help.show("\n".join([*parts, *map(help.flag_help, command_fields.values())]))
     for name in parsing.names(argv[1:]) if has_tasks else ():
-        if name not in own and {name, name.removeprefix("no")} & FIELDS.keys():
+        if name not in command_fields and {name, name.removeprefix("no")} & FIELDS.keys():
             raise UsageError(f"{name} is a flag of the tasks; write it after --, see --help")
-    given = parsing.without_flagfiles(argv[1:])
-    values, rest = parsing.read(given, own, known_only=takes_others, between=takes_words or takes_others)
+    given, between = parsing.without_flagfiles(argv[1:]), takes_words or takes_others
+    values, rest = parsing.read(given, command_fields, known_only=takes_others, between=between)
     if rest and not (takes_words or takes_others):
         raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
     return values, rest
@@ -92,14 +92,15 @@ def check_script_exists(program: Sequence[str]) -> None:
         raise UsageError(f"the script {program[0]} does not exist; give its path from {os.getcwd()}")
 
 
-def check_task_flags(words: Sequence[str], has_own: bool) -> None:
+def check_task_flags(words: Sequence[str], has_others: bool) -> None:
     """Raises `UsageError` for a mistake in the tasks' flags; files that they name are not read.
 
     Args:
       words: flags of crankshaft train.
-      has_own: whether the tasks' program may have flags of its own too.
+      has_others: whether the tasks' program may have other flags too.
     """
-    own = [word for word in words if word.partition("=")[0] not in ("--flagfile", "-flagfile", "--config", "-config")]
-    _, rest = parsing.read(own, FIELDS, known_only=has_own, between=True)
-    if rest and not has_own:
+    files = ("--flagfile", "-flagfile", "--config", "-config")
+    words = [word for word in words if word.partition("=")[0] not in files]
+    _, rest = parsing.read(words, FIELDS, known_only=has_others, between=True)
+    if rest and not has_others:
         raise UsageError(f"{rest[0]!r} is not a flag of crankshaft train; write --NAME=VALUE")

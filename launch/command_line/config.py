@@ -26,15 +26,15 @@ from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
 from . import parsing, paths, registry, rules, user_files
-from .flags import ARGUMENTS, FIELDS, FLAG_INFO, GROUPS, USES, Flags, named, replaced_by
+from .flags import ARGUMENTS, FIELDS, FLAG_INFO, GROUPS, USES, Flags, flags_with, replaced_by
 from .rules import coerce, frozen
 from .values import differences, plain, shown
 
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 
-DECIDING = named(lambda flag: flag.decides)
-PERIODS = named(lambda flag: flag.is_period)
-CALL_FLAGS = named(lambda flag: flag.of_call)
+DECIDING = flags_with(lambda flag: flag.decides)
+PERIODS = flags_with(lambda flag: flag.is_period)
+CALL_FLAGS = flags_with(lambda flag: flag.of_call)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 WITHOUT_DATA = ("export", "generate")  # those of them that read the run's description of its data instead of data
 _CURE = (
@@ -66,7 +66,7 @@ class Config(Flags):
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
       is_endless: whether only the run's caller knows its length.
-      taken: names of the flags that have the values of the run that is read.
+      from_run: names of the flags that have the values of the run that is read.
       awaited: names of the flags that the data decides, once it is loaded: `Data.flags`.
     """
 
@@ -76,7 +76,7 @@ class Config(Flags):
     owns_process: bool = True
     remote: RemoteFolder | None = None
     is_endless: bool = False
-    taken: frozenset[str] = frozenset()
+    from_run: frozenset[str] = frozenset()
     awaited: frozenset[str] = frozenset()
 
     @property
@@ -253,7 +253,7 @@ class Config(Flags):
         try:
             return registry.coerce_arguments(flag, values, self._entry(flag))
         except UsageError as error:
-            if flag not in self.taken:
+            if flag not in self.from_run:
                 raise
             raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {_CURE}") from None
 
@@ -329,9 +329,9 @@ class Config(Flags):
         if not (path := self.init_from or ""):
             return "", {}
         checkpoints = [manifests.manifest_at(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
-        of_weights: dict[str, Any] = next((manifest.about.get("keras", {}) for manifest in checkpoints if manifest), {})
+        saved_with = next((manifest.about.get("keras", {}) for manifest in checkpoints if manifest), {})
         # By this one a weight belongs to a pixel. The others are for each run to choose, as its precision is.
-        return path, {name: value for name, value in of_weights.items() if name == "image_data_format"}
+        return path, {name: value for name, value in saved_with.items() if name == "image_data_format"}
 
     def as_json(self) -> dict[str, Any]:
         """Returns all values, those that decide, and Keras's defaults, as config.json holds them. Plain JSON."""
@@ -342,7 +342,7 @@ class Config(Flags):
 
 def configure_program(
     passed: Mapping[str, Any],
-    own: Mapping[str, Any],
+    script_values: Mapping[str, Any],
     trainer_class: type | None,
     has_data: bool,
     may_change: Collection[str],
@@ -350,15 +350,19 @@ def configure_program(
 ) -> Config:
     """Configures a program that calls Crankshaft; its script may define flags. Raises `UsageError`.
 
-    `own` are values of the script's flags for this run alone; the flags named by `may_change` do not decide a run's
-    numbers. The rest is as in `configure`.
+    `script_values` are those of the script's flags for this run alone; the flags named by `may_change` do not decide a
+    run's numbers. The rest is as in `configure`.
     """
     script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
-    values = {name: own.get(name, script[name].value) for name in script.keys() - set(may_change)}
-    set_by_caller = [name for name, flag in script.items() if name in own or flag.present]
-    remote = remote_folder(passed.get("run_dir"))
     return configure(
-        passed, trainer_class, has_data, os.environ, values, by_caller=set_by_caller, remote=remote, **options
+        passed,
+        trainer_class,
+        has_data,
+        os.environ,
+        {name: script_values.get(name, script[name].value) for name in script.keys() - set(may_change)},
+        by_caller=[name for name, flag in script.items() if name in script_values or flag.present],
+        remote=remote_folder(passed.get("run_dir")),
+        **options,
     )
 
 
@@ -374,7 +378,7 @@ def configure(
     may_be_endless: bool = False,
     awaited: Collection[str] = (),
 ) -> Config:
-    """Returns the configuration that flags' values ask for; imports nothing that it names. Raises `UsageError`.
+    """Makes the configuration from flags' values; imports nothing that they name. Raises `UsageError`.
 
     Args:
       passed: the values, of a command line or of a call, each in its flag's type.
@@ -389,14 +393,14 @@ def configure(
       awaited: see `Config`.
     """
     values = {**vars(Flags()), **passed}
-    script, taken = dict(script_flags or {}), dict[str, Any]()
+    script, from_run = dict(script_flags or {}), dict[str, Any]()
     if remote:
         values["run_dir"] = remote.folder
     paths.check(values)
     if values["mode"] in READING:
-        taken, script_of_run = _values_of_run(passed, values, environment)
-        values |= taken
-        script |= {name: value for name, value in script_of_run.items() if name in script.keys() - {*by_caller}}
+        from_run, script_in_run = _values_from_run(passed, values, environment)
+        values |= from_run
+        script |= {name: value for name, value in script_in_run.items() if name in script.keys() - {*by_caller}}
         if trainer_class is None and values["model"] is None:
             _refuse_without_model(values["run_dir"], values["mode"])
     cluster = _cluster(passed, values, environment)  # which may set the strategy
@@ -419,7 +423,7 @@ def configure(
         owns_process=owns_process,
         remote=remote,
         is_endless=may_be_endless and not has_length,
-        taken=frozenset(taken),
+        from_run=frozenset(from_run),
         awaited=frozenset(awaited),
     )
 
@@ -441,15 +445,15 @@ def _check_names(values: Mapping[str, Any], trainer_class: type | None, has_data
 
 
 def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
-    """Returns the run's cluster, if it has one; with an evaluator it only trains.
+    """Makes the run's cluster, if it has one; with an evaluator the run only trains.
 
     Without a strategy, several tasks train as workers, or around their servers.
     """
     tasks = _tasks(passed, values, environment)
     has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
     if "strategy" not in passed and values["strategy"] not in _CLUSTERED and (tasks or has_config):
-        of_config = tf_config.kind_of_strategy(environment) if has_config else "multi_worker"
-        values["strategy"] = "parameter_server" if values["num_ps"] else of_config
+        configured = tf_config.strategy_name(environment) if has_config else "multi_worker"
+        values["strategy"] = "parameter_server" if values["num_ps"] else configured
     if (strategy := values["strategy"]) not in _CLUSTERED:
         return None
     if tasks is None and not has_config:
@@ -476,7 +480,7 @@ def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Map
 
 
 def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
-    """Returns a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
+    """Finds a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
     servers, evaluator = values["num_ps"], values["evaluator"]
     if evaluator and not servers:
         raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
@@ -520,10 +524,10 @@ def whole_periods(steps: int, period_steps: int) -> int:
     return -(-steps // period_steps) * period_steps
 
 
-def _values_of_run(
+def _values_from_run(
     passed: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the values that the caller leaves to the run which is read, and those of the script's own flags."""
+    """Reads, of the run at run_dir, the values that the caller does not give, and those of the script's own flags."""
     if not values["run_dir"]:
         raise UsageError(f"mode={values['mode']} needs run_dir, the folder of a run")
     if not os.path.isdir(values["run_dir"]):
@@ -538,43 +542,42 @@ def _values_of_run(
     if saved["flags"].get("strategy") in _CLUSTERED and is_alone:
         by_caller.add("strategy")  # one process can read what several have written
     before = {**saved["flags"], **saved["deciding"]}  # "deciding" names the model of a script too
-    for name, of_it in _BELONGS_TO.items():
-        now, then = (str(user_files.portable_name(each)).lower() for each in (values[name], before.get(name)))
+    for name, dependents in _BELONGS_TO.items():
+        now, then = (str(user_files.portable_name(value)).lower() for value in (values[name], before.get(name)))
         if name in by_caller and now != then:
-            by_caller |= set(of_it)  # the run's belong to another model, input, ...
+            by_caller |= set(dependents)  # the run's belong to another model, input, ...
     by_caller |= replaced_by(by_caller)
     path = RunDir(values["run_dir"]).config
-    taken = _taken(path, saved, values.keys() - by_caller)
-    if not isinstance(of_script := saved["deciding"].get("script_flags", {}), dict):
-        raise UsageError(f"{path} has script_flags={shown(of_script)}, which is not an object; {_CURE}")
-    if taken.get("restore_best", values["restore_best"]) and "eval_checkpoint" not in passed:
-        taken["eval_checkpoint"] = "best"  # which the run has ended with
-    return taken, of_script
+    from_run = _saved_values(path, saved, values.keys() - by_caller)
+    if not isinstance(script_flags := saved["deciding"].get("script_flags", {}), dict):
+        raise UsageError(f"{path} has script_flags={shown(script_flags)}, which is not an object; {_CURE}")
+    if from_run.get("restore_best", values["restore_best"]) and "eval_checkpoint" not in passed:
+        from_run["eval_checkpoint"] = "best"  # which the run has ended with
+    return from_run, script_flags
 
 
 def data_config(run_dir: str) -> Config:
     """Returns a configuration with a run's flags of its data, and defaults otherwise. Raises `UsageError`."""
     path, saved = RunDir(run_dir).config, read(run_dir)
-    return Config(**_taken(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]]), run_dir=run_dir, mode="predict")
+    values = _saved_values(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]])
+    return Config(**values, run_dir=run_dir, mode="predict")
 
 
-def _taken(path: str, saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the values of flags by these names that a run has, each in its flag's type. Raises `UsageError`."""
+def _saved_values(path: str, saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Converts those of a run's flags that `names` lists to their types. Raises `UsageError`."""
     values = {name: value for name, value in saved["flags"].items() if name in names}
     user_files.refuse_unnamed_code(path, values)
     try:
-        return {name: _coerce_saved(name, value) for name, value in values.items()}
+        return {
+            name: None if value is None and FIELDS[name].default is None else coerce(FIELDS[name], value)
+            for name, value in values.items()
+        }
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}; {_CURE}") from None
 
 
-def _coerce_saved(name: str, value: Any) -> Any:
-    field = FIELDS[name]
-    return None if value is None and field.default is None else coerce(field, value)
-
-
 def read(run_dir: str) -> dict[str, Any] | None:
-    """Returns the configuration that a run_dir was made with, or None if it has none. Raises `UsageError`."""
+    """Reads the configuration that a run_dir was made with; None if it has none. Raises `UsageError`."""
     path = RunDir(run_dir).config
     if not os.path.lexists(path):
         return None
@@ -590,7 +593,7 @@ def read(run_dir: str) -> dict[str, Any] | None:
 
 
 def saved_settings(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's flags, those that decide, and Keras's defaults, as config.json and each manifest keep them.
+    """Checks a run's flags, those that decide, and Keras's defaults, as config.json and each manifest have them.
 
     Runs of earlier versions are without these defaults.
 
@@ -602,18 +605,17 @@ def saved_settings(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(saved.get(part), dict):
             problem = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
             raise UsageError(f"{source} {problem}; {_CURE}")
-    flags_of_run = saved["flags"]
     # A flag that no longer exists decides nothing if it was off or had today's behavior. A flag that did not decide
     # when the run began keeps the value that it had; one that did not exist has its default.
     is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in saved["deciding"].items()}
     deciding = {name: value for name, value in saved["deciding"].items() if name in FLAG_INFO or not is_off[name]}
-    deciding = {**{name: flags_of_run.get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}
+    deciding = {**{name: saved["flags"].get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}
     for name in ARGUMENTS & deciding.keys():
-        if not isinstance(own := deciding[name] or {}, dict):
-            raise UsageError(f"{source} has {name}={shown(own)}, which is not an object; {_CURE}")
+        if not isinstance(arguments := deciding[name] or {}, dict):
+            raise UsageError(f"{source} has {name}={shown(arguments)}, which is not an object; {_CURE}")
         entry = registry.ENTRIES.get(name)
-        deciding[name] = {**entry.defaults, **own} if entry else own
-    return {"flags": flags_of_run, "deciding": deciding, **keras}
+        deciding[name] = {**entry.defaults, **arguments} if entry else arguments
+    return {"flags": saved["flags"], "deciding": deciding, **keras}
 
 
 def _check_uses(passed: Mapping[str, Any], values: Mapping[str, Any]) -> None:

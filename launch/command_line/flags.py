@@ -527,17 +527,18 @@ class Flags:
 FIELDS = fields(Flags)
 FLAG_INFO: dict[str, FlagInfo] = {name: field.metadata["info"] for name, field in FIELDS.items()}
 GROUPS = {
-    info.group: [name for name, each in FLAG_INFO.items() if each.group == info.group] for info in FLAG_INFO.values()
+    group: [name for name, info in FLAG_INFO.items() if info.group == group]
+    for group in dict.fromkeys(info.group for info in FLAG_INFO.values())
 }
 USES = {name: info.use for name, info in FLAG_INFO.items() if info.use}
 ARGUMENTS = [name for name, info in FLAG_INFO.items() if info.takes_arguments]
 
 
 def replaced_by(names: Collection[str]) -> set[str]:
-    """Returns the flags that are replaced by flags of these names, which set the same in another way."""
+    """Lists the flags that are replaced by flags of these names, which set the same in another way."""
     return {name for pair in EITHER if not {*pair}.isdisjoint(names) for name in pair if name not in names}
 
 
-def named(is_meant: Callable[[FlagInfo], bool]) -> list[str]:
-    """Returns the names of the flags with a property."""
-    return [name for name, info in FLAG_INFO.items() if is_meant(info)]
+def flags_with(has_property: Callable[[FlagInfo], bool]) -> list[str]:
+    """Lists the names of the flags with a property."""
+    return [name for name, info in FLAG_INFO.items() if has_property(info)]

@@ -26,24 +26,27 @@ ESSENTIAL = (  # what --helpshort has
 
 
 def module_doc(module: str) -> str:
-    """Returns a module's docstring; from its source if Python omits docstrings (-OO)."""
+    """Reads a module's docstring; from its source if Python omits docstrings (-OO)."""
     loaded = sys.modules[module]
     path = getattr(loaded, "__file__", None)
     return loaded.__doc__ or (path and ast.get_docstring(ast.parse(pathlib.Path(path).read_bytes()))) or ""
 
 
-def help_text(program: str, doc: str, own: list[str], words: Sequence[str]) -> str:
+def help_text(program: str, doc: str, script_flags: list[str], words: Sequence[str]) -> str:
     """Lists all flags, by group, with their defaults, and the arguments of the model and the input that are named.
 
     Args:
       program: the command's name.
       doc: its description.
-      own: flags that the user's script defined.
+      script_flags: names of flags that the user's script defined.
       words: of the command line: `--model=NAME` and `--input=NAME` among them are looked up.
     """
     parts = [introduction(doc), "", f"usage: {program} [flags]"]
-    if own:
-        parts += ["", "This script:", *(_script_flag_help(flags.FLAGS[name]) for name in own)]
+    if script_flags:
+        parts += ["", "This script:"]
+    for flag in (flags.FLAGS[name] for name in script_flags):
+        shown = "" if flag.default in (None, "", []) else f" [{flag.default}]"
+        parts.append(described(f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=...", f"{flag.help}{shown}"))
     for title, names in GROUPS.items():
         parts += ["", f"{title}:", *(flag_help(FIELDS[name]) for name in names)]
     for kind, names in registry.NAMES.items():
@@ -99,19 +102,13 @@ def flag_help(field: dataclasses.Field) -> str:
     return described(f"--{usage(field)}", field.metadata["info"].help + _default(field))
 
 
-def _script_flag_help(flag: flags.Flag) -> str:
-    """Describes a script's own flag for --help."""
-    shown = "" if flag.default in (None, "", []) else f" [{flag.default}]"
-    return described(f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}=...", f"{flag.help}{shown}")
-
-
 def _default(field: dataclasses.Field) -> str:
     default = default_value(field)
     return "" if default in (None, "", [], {}) else f" [{as_typed(default)}]"
 
 
 def usage(field: dataclasses.Field) -> str:
-    """Returns how a flag is written, without its dashes."""
+    """Shows how a flag is written, without its dashes."""
     kind = field.metadata["info"].kind
     if isinstance(kind, Boolean):
         return f"[no]{field.name}"

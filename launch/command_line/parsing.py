@@ -1,7 +1,7 @@
 """From a command line, keywords in Python, and files to flags' values by name, each in its type.
 
-absl reads the text that a command line gives each flag; a script's own flags are absl's. Nothing here starts
-TensorFlow.
+absl splits a command line into flags and their texts, which `rules` converts; a script's own flags are absl's. Nothing
+here starts TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def from_argv(argv: Sequence[str]) -> Values:
       UsageError: a mistake in the command line, or in a file.
     """
     words = without_flagfiles(argv[1:])
-    of_files = _read_files(words)
-    for name, value in (each for _, own in of_files for each in own.items()):
-        flags.FLAGS[name].parse(value)
-    passed, rest = read(words, FIELDS, of=flags.FLAGS)
+    files = _read_files(words)
+    for _, script_values in files:
+        for name, value in script_values.items():
+            flags.FLAGS[name].parse(value)
+    passed, rest = read(words, FIELDS, script_flags=flags.FLAGS)
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; write --NAME=VALUE, see --help")
-    return _merged([*(values for values, _ in of_files), passed])
+    return _merged([*(values for values, _ in files), passed])
 
 
 def train_flags(words: Sequence[str]) -> Values:
@@ -64,18 +65,18 @@ def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
 
     None leaves a flag at its default. Raises `UsageError`.
     """
-    passed, own = _typed(keywords)
+    passed, script_values = _typed(keywords)
     if "config" not in passed:
-        return passed, own
-    of_file, own_of_file = _read_file(passed["config"], passed)
-    return _merged([of_file, passed]), own_of_file | own
+        return passed, script_values
+    in_file, script_values_in_file = _read_file(passed["config"], passed)
+    return _merged([in_file, passed]), script_values_in_file | script_values
 
 
 def read(
     words: Sequence[str],
     fields: Mapping[str, Any],
     *,
-    of: flags.FlagValues | None = None,
+    script_flags: flags.FlagValues | None = None,
     known_only: bool = False,
     between: bool = False,
 ) -> tuple[Values, list[str]]:
@@ -84,7 +85,7 @@ def read(
     Args:
       words: of the command line.
       fields: of the flags, by name.
-      of: flags of a script, which are set.
+      script_flags: a script's, which are set.
       known_only: whether other flags are words.
       between: whether flags may follow other words.
 
@@ -95,59 +96,55 @@ def read(
     for name, field in fields.items():
         is_boolean = isinstance(field.default, bool)
         absl[name] = flags.MultiFlag(flags.ArgumentParser(), None, name, None, "", boolean=is_boolean)
-    for name in [*(of or ())]:
+    for name in [*(script_flags or ())]:
         if name in fields:
             raise UsageError(
                 f"{name} is a flag of Crankshaft's, and the script defines it too; give its own another name"
             )
-    if of is not None:
-        absl.append_flag_values(of)
-        of.mark_as_parsed()
+    if script_flags is not None:
+        absl.append_flag_values(script_flags)
+        script_flags.mark_as_parsed()
     absl.set_gnu_getopt(between)
     try:
         rest = absl(["", *words], known_only)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise _unknown(error.flagname, [*fields, *(script_flag_names() if of is not None else ())]) from None
+        raise _unknown(error.flagname, [*fields, *(script_flag_names() if script_flags is not None else ())]) from None
     except (flags.Error, ValueError) as error:
         raise UsageError(f"{' '.join(str(error).removeprefix('flag ').split())}; see --help") from None
-    passed = {name: absl[name].value for name in fields if absl[name].present}
-    return {name: _coerce_texts(fields[name], texts) for name, texts in passed.items()}, rest
+    passed = {}
+    for name, field in fields.items():
+        if absl[name].present:
+            texts, info = absl[name].value, field.metadata["info"]
+            is_list = info.takes_arguments or info.several
+            passed[name] = coerce(field, texts) if is_list else [coerce(field, text) for text in texts][-1]
+    return passed, rest
 
 
-def _coerce_texts(field: Any, texts: Sequence[str]) -> Any:
-    info = field.metadata["info"]
-    return coerce(field, texts) if info.takes_arguments or info.several else [coerce(field, each) for each in texts][-1]
-
-
-def _unknown(name: str, known: Sequence[str]) -> UsageError:
-    cure = REPLACED.get(name) or nearest(name, known, "see --help")
+def _unknown(name: str, names: Sequence[str]) -> UsageError:
+    cure = REPLACED.get(name) or nearest(name, names, "see --help")
     return UsageError(f"{name} is unknown; {cure}")
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
     """Returns values in their flags' types, and those of a script's own flags. Raises `UsageError`."""
     passed: Values = {}
-    own: Values = {}
+    script_values: Values = {}
     for name, value in values.items():
         if value is None:
             continue
         if name in FIELDS:
             passed[name] = coerce(FIELDS[name], value)
-        elif name in flags.FLAGS:
-            own[name] = _coerce_own(flags.FLAGS[name], value)
-        else:
+        elif name not in flags.FLAGS:
             raise _unknown(name, [*FIELDS, *script_flag_names()])
-    return passed, own
+        elif isinstance(flag := flags.FLAGS[name], flags.MultiFlag):
+            items = value if isinstance(value, (list, tuple)) else [value]
+            script_values[name] = [_parse_script_value(flag, item) for item in items]
+        else:
+            script_values[name] = _parse_script_value(flag, value)
+    return passed, script_values
 
 
-def _coerce_own(flag: flags.Flag, value: Any) -> Any:
-    """Parses a value of a script's own flag by absl. Raises `UsageError`."""
-    if isinstance(flag, flags.MultiFlag):
-        return [_parse_own(flag, each) for each in (value if isinstance(value, (list, tuple)) else [value])]
-    return _parse_own(flag, value)
-
-
-def _parse_own(flag: flags.Flag, value: Any) -> Any:
+def _parse_script_value(flag: flags.Flag, value: Any) -> Any:
     try:
         try:
             return flag.parser.parse(value)
@@ -180,9 +177,9 @@ def to_words(values: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            words += [f"--{name}={key}={each}" for key, each in value.items()]
+            words += [f"--{name}={key}={argument}" for key, argument in value.items()]
         else:
-            words += [f"--{name}={each}" for each in (value if isinstance(value, list) else [value])]
+            words += [f"--{name}={item}" for item in (value if isinstance(value, list) else [value])]
     return words
 
 
@@ -192,9 +189,10 @@ def names(words: Sequence[str]) -> set[str]:
 
 
 def without_flagfiles(arguments: Sequence[str]) -> list[str]:
-    """Returns words with the lines of the files that `--flagfile=FILE` names in its place, as absl has them.
+    """Replaces each `--flagfile=FILE` by the lines of the file, as absl does.
 
-    A length in such a file is ignored if the command line sets the length by another flag.
+    A length in such a file is ignored if the command line sets the length by another flag. absl's own
+    `read_flags_from_files` would wait for a pipe's other end, and read a device without end.
     """
     left, read, opened = list(arguments), [], 0
     replaced = replaced_by(names(arguments))
@@ -249,12 +247,12 @@ def _read(path: str, by_caller: Collection[str]) -> Values:
     values = read_file("config", path, "flags", "learning_rate: 0.01")
     if not {"flags", "deciding"} <= set(values):
         return values
-    of_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
-    user_files.refuse_unnamed_code(f"config={path}", of_run, by_caller)
+    in_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
+    user_files.refuse_unnamed_code(f"config={path}", in_run, by_caller)
     script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
-    of_run = {name: value for name, value in script.items() if name not in FIELDS} | of_run
+    in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
     left_out = {*_CALL_FLAGS, *(() if "run_dir" in by_caller else _RUN_DIR_FLAGS)}
-    return {name: value for name, value in of_run.items() if name not in left_out}
+    return {name: value for name, value in in_run.items() if name not in left_out}
 
 
 def read_file(flag: str, path: str, content: str, example: str) -> Values:
@@ -271,7 +269,8 @@ def read_file(flag: str, path: str, content: str, example: str) -> Values:
     """
     text = paths.read_text(flag, path, f"give a YAML or JSON file of {content}")
     try:
-        values = _from_json(text) if path.endswith(".json") else _from_yaml(flag, path, text)
+        is_json = path.endswith(".json")
+        values = json.loads(text, object_pairs_hook=_without_repeats) if is_json else _from_yaml(flag, path, text)
     except RecursionError:
         raise _unreadable(flag, path, "it is nested too deep") from None
     except ValueError as error:
@@ -303,10 +302,6 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _from_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_without_repeats)
-
-
 def _from_yaml(flag: str, path: str, text: str) -> Any:
     """Reads YAML as text, but for null: which word is a number, and which is true, is the flag's to decide."""
     try:
@@ -324,7 +319,7 @@ def _from_yaml(flag: str, path: str, text: str) -> Any:
         if isinstance(node, yaml.MappingNode):
             return _without_repeats([(str(plain(name)), plain(value)) for name, value in node.value])
         if isinstance(node, yaml.SequenceNode):
-            return [plain(each) for each in node.value]
+            return [plain(item) for item in node.value]
         if node.style is not None:  # with quotes
             return node.value
         return None if node.value in ("", "~", "null", "Null", "NULL") else Written(node.value)

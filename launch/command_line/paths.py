@@ -16,7 +16,7 @@ _MOST_BYTES = 1 << 20  # of a file of flags or of Python
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
 
 
-def opened(flag: str, path: str, cure: str) -> BinaryIO:
+def open_file(flag: str, path: str, cure: str) -> BinaryIO:
     """Opens a regular file that a flag names; never waits, as for a pipe's other end, and reads no device.
 
     Args:
@@ -36,8 +36,8 @@ def opened(flag: str, path: str, cure: str) -> BinaryIO:
 
 
 def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> bytes:
-    """Returns a file's content, see `opened`. Raises `UsageError`, also if the file is too large to be meant."""
-    with opened(flag, path, cure) as file:
+    """Reads a file, opened by `open_file`. Raises `UsageError`, also if the file is too large to be meant."""
+    with open_file(flag, path, cure) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise UsageError(f"{flag}={path} has more than {most_bytes >> 20} MiB; {cure}")
@@ -45,7 +45,7 @@ def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> byte
 
 
 def read_text(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> str:
-    """Returns the text of a file in UTF-8, see `read`. Raises `UsageError`, also where it is not text."""
+    """Reads a file's text in UTF-8, see `read`. Raises `UsageError`, also where it is not text."""
     try:
         return read(flag, path, cure, most_bytes).decode()
     except UnicodeDecodeError as error:
@@ -55,16 +55,11 @@ def read_text(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) ->
 def check(values: Mapping[str, Any]) -> None:
     """Raises `UsageError` for the first path, of the flags' values, at which TensorFlow can't read checkpoints."""
     for name in ("run_dir", "init_from"):
-        _check_readable_by_tensorflow(name, values[name])
-
-
-def _check_readable_by_tensorflow(name: str, path: str | None) -> None:
-    """Raises `UsageError` unless TensorFlow can read checkpoints at this path."""
-    if special := next((character for character in path or "" if character in _PATTERN), None):
-        raise UsageError(
-            f"{name}={path} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a pattern, "
-            "reads no checkpoint there; use a path without"
-        )
+        if special := next((character for character in values[name] or "" if character in _PATTERN), None):
+            raise UsageError(
+                f"{name}={values[name]} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a "
+                "pattern, reads no checkpoint there; use a path without"
+            )
 
 
 def check_results(values: Mapping[str, Any]) -> None:
@@ -72,7 +67,8 @@ def check_results(values: Mapping[str, Any]) -> None:
     if path := values["result_json"]:
         if os.path.isdir(path) or path.endswith(os.sep):
             raise UsageError(f"result_json={path} is a folder; give the path of a file")
-        if values["run_dir"] and _is_of_the_run(path, values["run_dir"]):
+        layout = RunDir(values["run_dir"]) if values["run_dir"] else None
+        if layout and os.path.realpath(path) in map(os.path.realpath, (layout.config, layout.lock)):
             raise UsageError(f"result_json={path} is a file of the run's own; give another path")
         check_writable("result_json", os.path.dirname(path))
         _check_name("result_json", path)
@@ -91,12 +87,6 @@ def _check_name(flag: str, path: str) -> None:
             raise _TriedError
     except OSError as error:
         raise UsageError(f"{flag}={path} can't be written ({error.strerror}); give another path") from None
-
-
-def _is_of_the_run(path: str, run_dir: str) -> bool:
-    """Returns whether the run writes something else to this path."""
-    own = map(os.path.realpath, (RunDir(run_dir).config, RunDir(run_dir).lock))
-    return os.path.realpath(path) in own
 
 
 def check_writable(flag: str, folder: str) -> None:

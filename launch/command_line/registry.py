@@ -31,7 +31,7 @@ _FROM_FLAGS = ("eval_data_dir", "validation_split", "trained_on", "keeps_ids", "
 _PACKAGES = {"model": models, "input": inputs}
 NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.
-_OF_FLAGS = set(
+_ARGUMENTS_OF_FLAGS = set(
     "learning_rate weight_decay weight_decay_exclude global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
     "loss_scale_factor gradient_accumulation_steps name of_options".split()
 )
@@ -73,13 +73,13 @@ class Entry:
 
 def check_name(kind: str, name: str | None) -> None:
     """Raises `UsageError` unless --model or --input names one that is there; imports nothing."""
-    known = NAMES[kind]
+    names = NAMES[kind]
     if name is None:
-        raise UsageError(f"{kind} is missing; use one of {', '.join(known)}")
+        raise UsageError(f"{kind} is missing; use one of {', '.join(names)}")
     if user_files.is_path(name):
-        user_files.compiled(kind, name)
-    elif name not in known:
-        raise UsageError(f"{kind}={name} is unknown; {nearest(name, known)}")
+        user_files.compile_file(kind, name)
+    elif name not in names:
+        raise UsageError(f"{kind}={name} is unknown; {nearest(name, names)}")
 
 
 def find(kind: str, name: str | None) -> Entry:
@@ -90,12 +90,12 @@ def find(kind: str, name: str | None) -> Entry:
     """
     check_name(kind, name)
     if user_files.is_path(name):
-        path, module = name, user_files.module(kind, name)
+        path, module = name, user_files.run_file(kind, name)
         name = user_files.portable_name(path)
     else:
         path, module = None, importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
     entry = _model(module, path) if kind == "model" else _input(module, path)
-    return dataclasses.replace(entry, name=name, summary=_first_line(module), path=path)
+    return dataclasses.replace(entry, name=name, summary=_summary(module), path=path)
 
 
 def _model(module, path: str | None) -> Entry:
@@ -105,33 +105,32 @@ def _model(module, path: str | None) -> Entry:
     if model is None and callable(compiled := getattr(module, "model", None)):
         model = KerasTrainer.for_model(compiled)
     if model is None:
-        raise user_files.lacking("model", path)
+        raise user_files.missing_error("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):
-        raise user_files.lacking("model", path, "a Model that is not a Trainer")
+        raise user_files.missing_error("model", path, "a Model that is not a Trainer")
     return dataclasses.replace(class_entry(model), intervals={} if path else models.ARGUMENTS)
 
 
 def _input(module, path: str | None) -> Entry:
     load = getattr(module, "load", None)
     if not callable(load):
-        raise user_files.lacking("input", path)
-    parameters = _named(load)
-    if sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters) < 2:
-        raise user_files.lacking("input", path, "a load without the arguments data_dir and seed")
-    arguments = parameters[2:]
-    own = [each for each in arguments if each.name not in _FROM_FLAGS]
-    from_flags = tuple(each.name for each in arguments if each.name in _FROM_FLAGS)
+        raise user_files.missing_error("input", path)
+    parameters = _parameters(load)
+    if sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters) < 2:
+        raise user_files.missing_error("input", path, "a load without the arguments data_dir and seed")
+    arguments = [parameter for parameter in parameters[2:] if parameter.name not in _FROM_FLAGS]
+    from_flags = tuple(parameter.name for parameter in parameters[2:] if parameter.name in _FROM_FLAGS)
     fitted = getattr(module, "FITTED", ())
-    return Entry("", "", *_arguments(own), from_flags=from_flags, fitted=fitted, make=load)
+    return Entry("", "", *_arguments(arguments), from_flags=from_flags, fitted=fitted, make=load)
 
 
 def class_entry(trainer_class: type) -> Entry:
     """Makes the entry of a Trainer."""
     constructor = trainer_class.__init__  # type: ignore[misc]
-    parameters = _named(constructor)[1:]
+    parameters = _parameters(constructor)[1:]
     if constructor.__qualname__.split(".")[0] == "Module":
         parameters = []  # tf.Module's own `name` is not an argument of the model's
-    return Entry(trainer_class.__name__, _first_line(trainer_class), *_arguments(parameters), make=trainer_class)
+    return Entry(trainer_class.__name__, _summary(trainer_class), *_arguments(parameters), make=trainer_class)
 
 
 def optimizers() -> Mapping[str, Entry]:
@@ -141,10 +140,11 @@ def optimizers() -> Mapping[str, Entry]:
 
     entries = {}
     for name, rule in engine.named().items():
-        own = [each for each in parameters_of(rule).values() if each.name not in _OF_FLAGS | CLIPS.keys()]
-        of_any = {**dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE, "ema_warmup": True}
-        defaults = {**_arguments(own)[0], **of_any}
-        entries[name] = Entry(name, _first_line(rule), defaults, intervals=ARGUMENTS)
+        elsewhere = _ARGUMENTS_OF_FLAGS | CLIPS.keys()
+        parameters = [parameter for parameter in parameters_of(rule).values() if parameter.name not in elsewhere]
+        common = {**dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE, "ema_warmup": True}
+        defaults = {**_arguments(parameters)[0], **common}
+        entries[name] = Entry(name, _summary(rule), defaults, intervals=ARGUMENTS)
     return entries
 
 
@@ -153,7 +153,7 @@ def schedules() -> Mapping[str, Entry]:
     from ...engine.optimizers import schedules as engine
 
     return {
-        name: Entry(name, "", _arguments(_named(make)[2:])[0], intervals=engine.ARGUMENTS)
+        name: Entry(name, "", _arguments(_parameters(make)[2:])[0], intervals=engine.ARGUMENTS)
         for name, make in engine.named().items()
     }
 
@@ -204,39 +204,40 @@ ENTRIES = {
 
 
 def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
-    """Returns arguments in the types of the entry's defaults. Raises `UsageError`.
+    """Converts arguments to the types of the entry's defaults. Raises `UsageError`.
 
     Args:
       flag: that gives them.
       values: by name, as `rules.coerce` returns them.
       entry: the model, input, ... that takes them.
     """
-    known = {*entry.defaults, *entry.required}
-    made = {}
+    names = {*entry.defaults, *entry.required}
+    arguments = {}
     for name, value in values.items():
-        if not known:
+        if not names:
             raise UsageError(f"{flag} {name}={value}: {entry.name} takes no arguments; leave it out")
-        if name not in known:
-            raise UsageError(f"{flag} {name}: {entry.name} has no such argument; {nearest(name, known)}")
-        made[name] = coerce_argument(flag, name, value, entry.defaults.get(name))
-        if fault := outside(entry.intervals, name, made[name]):
+        if name not in names:
+            raise UsageError(f"{flag} {name}: {entry.name} has no such argument; {nearest(name, names)}")
+        arguments[name] = coerce_argument(flag, name, value, entry.defaults.get(name))
+        if fault := outside(entry.intervals, name, arguments[name]):
             raise UsageError(f"{flag} {fault}; give {entry.name} one that is")
-    if missing := [name for name in entry.required if name not in made]:
+    if missing := [name for name in entry.required if name not in arguments]:
         raise UsageError(f"{entry.name} needs {flag} {missing[0]}=VALUE")
-    return made
+    return arguments
 
 
 def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
-    """Returns a value in the type of its default; if that is not a plain value, the object itself. Raises `UsageError`.
+    """Converts a value to the type of its default; without a plain default it stays as it is. Raises `UsageError`.
 
     Text of a command line or of YAML has a number, list or word guessed where the default has no type.
     """
     try:
         if isinstance(default, (tuple, list)):
             kind = type(default[0]) if default else None
-            return tuple(_coerce(kind, each) for each in _items(value))
-        if type(default) not in _TYPES and (type(value) is list or _is_list(value)):
-            return tuple(_coerce(None, each) for each in _items(value))
+            return tuple(_coerce(kind, item) for item in _items(value))
+        is_list = isinstance(value, Written) and ("," in value or _BRACKETS.fullmatch(value) is not None)
+        if type(default) not in _TYPES and (type(value) is list or is_list):
+            return tuple(_coerce(None, item) for item in _items(value))
         return _coerce(type(default), value)
     except ValueError:
         name_of_kind = {bool: "a boolean", int: "an integer", float: "a number", str: "text"}
@@ -246,12 +247,8 @@ def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
         raise UsageError(f"{flag} {name}={value!s:.60} is not {expected}; {hint}") from None
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Written) and ("," in value or _BRACKETS.fullmatch(value) is not None)
-
-
 def _items(value: Any) -> Sequence[Any]:
-    """Returns a list's items; in text with commas between, maybe in brackets. Raises ValueError for an empty one."""
+    """Splits a list into items; text at its commas, maybe within brackets. Raises ValueError for an empty one."""
     if not isinstance(value, str):
         if not isinstance(value, (list, tuple)) and getattr(value, "ndim", None) != 1:
             value = [value]
@@ -270,7 +267,7 @@ _NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}  #
 
 
 def _coerce(kind: type | None, value: Any) -> Any:
-    """Returns a value of a plain kind; of another kind the object itself, text by its looks. Raises ValueError."""
+    """Converts a value to a plain type, text of no type by its looks; else it stays as it is. Raises ValueError."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
         value = value.item()
     if kind is str and isinstance(value, (Real, os.PathLike)) and not isinstance(value, bool):
@@ -294,19 +291,19 @@ def _coerce(kind: type | None, value: Any) -> Any:
     return {"true": True, "false": False, "none": None}.get(value.strip().lower(), str(value.strip()))
 
 
-def _named(function: Callable) -> list[inspect.Parameter]:
-    """Returns the parameters that can be passed by name."""
-    parameters = inspect.signature(function).parameters.values()
-    return [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+def _parameters(function: Callable) -> list[inspect.Parameter]:
+    """Lists the parameters that can be passed by name."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in by_name]
 
 
 def _arguments(parameters: Sequence[inspect.Parameter]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns (defaults by name, names without a default)."""
     return (
-        {each.name: each.default for each in parameters if each.default is not each.empty},
-        tuple(each.name for each in parameters if each.default is each.empty),
+        {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
+        tuple(parameter.name for parameter in parameters if parameter.default is parameter.empty),
     )
 
 
-def _first_line(documented) -> str:
+def _summary(documented) -> str:
     return (documented.__doc__ or "").strip().split("\n")[0]

@@ -1,4 +1,8 @@
-"""The type, range or rule of each flag's values, in text as in Python. Nothing here starts TensorFlow."""
+"""The type, range or rule of each flag's values, in text as in Python. Nothing here starts TensorFlow.
+
+absl's parsers are not used: they take `nan`, `0x10` and `1_0` for numbers. And they know only text, not values of
+Python, JSON and YAML, which keep the same rules here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -167,7 +171,7 @@ class FilePaths(ValueType):
     def coerce(self, value: Any) -> str:
         """See `ValueType`; a list has one path each."""
         if isinstance(value, (list, tuple)):
-            parts = [_text(each) for each in value]
+            parts = [_text(path) for path in value]
             if wrong := next((part for part in parts if "," in part), None):
                 raise ValueError(f"{wrong} has a comma in it, which separates values; use another name")
             value = ",".join(parts)
@@ -179,17 +183,17 @@ class OneOf(ValueType):
     """One of some names, or of those that a function returns on use.
 
     Args:
-      known: the names.
+      names: the names.
       counted: one of them that may have a number after it, of 1 or more: NAME:N.
     """
 
-    def __init__(self, known: Collection[str] | Callable[[], Collection[str]], counted: str = ""):
-        self._known, self._counted = known, counted
+    def __init__(self, names: Collection[str] | Callable[[], Collection[str]], counted: str = ""):
+        self._names, self._counted = names, counted
 
     @property
     def choices(self) -> Collection[str]:  # type: ignore[override]
         """The names."""
-        return self._known() if callable(self._known) else self._known
+        return self._names() if callable(self._names) else self._names
 
     @property
     def expected(self) -> str:  # type: ignore[override]
@@ -293,24 +297,21 @@ def coerce(field: dataclasses.Field, value: Any) -> Any:
     """
     info: FlagInfo = field.metadata["info"]
     if info.takes_arguments and isinstance(value, Mapping):
-        return {_one(field, name, Text("a name")): each for name, each in value.items()}
+        return {_coerce_one(field, name, Text("a name")): argument for name, argument in value.items()}
+    items = value if isinstance(value, (list, tuple)) else [value]
     if info.takes_arguments:
         values: dict[str, Any] = {}
-        for name, each in (_one(field, pair, info.kind) for pair in _listed(value)):
+        for name, argument in (_coerce_one(field, item, info.kind) for item in items):
             if name in values:
-                raise UsageError(f"{field.name} {name} is set twice, {values[name]} and {each}; omit one")
-            values[name] = each
+                raise UsageError(f"{field.name} {name} is set twice, {values[name]} and {argument}; omit one")
+            values[name] = argument
         return values
     if info.several:
-        return [_one(field, each, info.kind) for each in _listed(value)]
-    return _one(field, value, info.kind)
+        return [_coerce_one(field, item, info.kind) for item in items]
+    return _coerce_one(field, value, info.kind)
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
+def _coerce_one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
     name = field.name if field.metadata["info"].group else f"--{field.name}"
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
         value = value.item()
@@ -450,7 +451,7 @@ def mesh(text: str) -> None:
 def bucket_by(text: str) -> None:
     """Checks, as a rule, that the text is buckets of lengths: axis:boundaries[:most]."""
     _, boundaries, most = buckets(text)
-    if any(later <= each for each, later in itertools.pairwise((0, *boundaries))):
+    if any(later <= earlier for earlier, later in itertools.pairwise((0, *boundaries))):
         raise ValueError("its boundaries do not ascend from 1 on; use e.g. 0:100,200,400")
     if most is not None and most < boundaries[-1]:
         raise ValueError(f"its bound of {most} is below the last boundary, so that no example fits; use a larger one")

@@ -59,7 +59,7 @@ def portable_name(name: str | None) -> str | None:
     return os.path.basename(name) if is_path(name) else name
 
 
-def compiled(kind: str, path: str) -> CodeType:
+def compile_file(kind: str, path: str) -> CodeType:
     """Compiles the file's source. Raises `UsageError` if it does not exist, can't be read, or is not Python.
 
     Args:
@@ -76,12 +76,12 @@ def compiled(kind: str, path: str) -> CodeType:
         raise UsageError(f"{kind}={path} is not Python ({error}); mend it") from None
 
 
-def lacking(kind: str, path: str, fault: str = "") -> UsageError:
-    """Returns the error that a file has no `Model` or `load`, or one that can't be used."""
+def missing_error(kind: str, path: str, fault: str = "") -> UsageError:
+    """Makes the error that a file has no `Model` or `load`, or one that can't be used."""
     return UsageError(f"{kind}={path} has {fault or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
 
 
-def module(kind: str, path: str) -> ModuleType:
+def run_file(kind: str, path: str) -> ModuleType:
     """Runs the file of --model or --input, again where another run has used it, as a script would.
 
     Its folder joins the end of the search path, so that a file may import those beside it.
@@ -90,15 +90,15 @@ def module(kind: str, path: str) -> ModuleType:
       kind: model or input.
       path: from the root.
     """
-    code = compiled(kind, path)
+    code = compile_file(kind, path)
     folder = os.path.dirname(path)
     if folder not in sys.path:
         sys.path.append(folder)
     name = f"{os.path.basename(path).removesuffix('.py')}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-    made = sys.modules[name] = ModuleType(name)  # for dataclasses and pickle
-    made.__file__ = path
-    exec(code, made.__dict__)
-    return made
+    module = sys.modules[name] = ModuleType(name)  # for dataclasses and pickle
+    module.__file__ = path
+    exec(code, module.__dict__)
+    return module
 
 
 def check_trainer(trainer_class) -> None:

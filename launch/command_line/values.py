@@ -12,17 +12,14 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(i
 
 
 def number(text: str, whole: bool) -> float:
-    """Returns the number that a text is in decimal; 010, 0x10 and 1_0, which not all read alike, are none.
-
-    Raises ValueError.
-    """
+    """Reads a decimal number. Raises ValueError, also for 010, 0x10 and 1_0, which not all read alike."""
     if not (_WHOLE if whole else _NUMBER).fullmatch(text):
         raise ValueError(f"{text} is not a number")
     return int(text) if whole else float(text)
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values as read back from JSON; what JSON can't express becomes its name, the same in each process."""
+    """Converts values to those that JSON gives back; others become their names, the same in each process."""
 
     def name(value) -> str:
         if hasattr(value, "__qualname__"):
@@ -33,13 +30,13 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown(value) -> str:
-    """Returns a value that was read from a file as JSON, short enough for a line."""
+    """Formats a value that was read from a file as JSON, short enough for a line."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns `name: before -> now` for each deciding value that changed, arguments one by one."""
+    """Lists `name: before -> now` of the deciding values that changed, arguments one by one."""
     changed = []
     for name in [*before, *(n for n in now if n not in before)]:
         old, new = before.get(name), now.get(name)
@@ -51,6 +48,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def short(value) -> str:
-    """Returns a value as text, short enough for a line."""
+    """Formats a value as text, short enough for a line."""
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -339,7 +339,7 @@ def test_no_flag_waits_for_a_pipe_or_reads_a_device(tmp_path):
         for flag, name in (("config", "config"), ("flagfile", "--flagfile")):
             with pytest.raises(UsageError, match=rf"^{name}={path} can't be read \(it is not a regular file\); give a"):
                 values_of(f"--{flag}={path}")
-        for find in (functools.partial(user_files.compiled, "model"), read_baseline, checks.check_init_from):
+        for find in (functools.partial(user_files.compile_file, "model"), read_baseline, checks.check_init_from):
             with pytest.raises(UsageError, match="it is not a regular file"):
                 find(str(path))
     with pytest.raises(UsageError, match="it is not a regular file"):
