@@ -92,17 +92,17 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
         return None
     if value in ((), []):
         return f"{name}= is empty and not {interval}"
-    for each in value if isinstance(value, (tuple, list)) else (value,):
-        if each not in interval:
-            return f"{name}={each!s:.60} is not {interval}"
+    for number in value if isinstance(value, (tuple, list)) else (value,):
+        if number not in interval:
+            return f"{name}={number!s:.60} is not {interval}"
     return None
 
 
-def unknown(kind, name, known):
-    """Returns a ValueError that names an unknown `kind` and the nearest of `known`."""
-    known = sorted(known)
-    nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(known) or '-'}"
+def unknown(kind, name, names):
+    """Returns a ValueError that names an unknown `kind` and the nearest of the `names` that there are."""
+    names = sorted(names)
+    nearest = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(names) or '-'}"
     return UsageError(f"unknown {kind} {name!r}; {cure}")
 
 
@@ -117,16 +117,16 @@ def parameters(function):
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {
         name: parameter
-        for each in functions
-        for name, parameter in inspect.signature(each).parameters.items()
+        for function in functions
+        for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind in named and name != "self"
     }
 
 
-def check_arguments(owner, arguments, known, intervals):
-    """Raises a ValueError for the first of `arguments` that is not in `known`, or outside its interval."""
+def check_arguments(owner, arguments, names, intervals):
+    """Raises a ValueError for the first of `arguments` that is not among `names`, or outside its interval."""
     for name, value in arguments.items():
-        if name not in known:
-            raise unknown(f"argument of {owner}", name, known)
+        if name not in names:
+            raise unknown(f"argument of {owner}", name, names)
         if fault := outside(intervals, name, value):
             raise UsageError(f"{owner}: {fault}")

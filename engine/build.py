@@ -48,7 +48,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         trainer.loss_scale.build()
     # Keras samples an initializer's seed when a layer is constructed, so the seed is set before the model. The run
     # restores the generators' states when it ends.
-    with PROCESS, _layers_of(trainer), declared() as aggregated:
+    with PROCESS, _layer_precision(trainer), declared() as aggregated:
         tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
@@ -61,7 +61,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     _build_keras_optimizers(inventory)
     for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):
         inventory.options_of[id(optimizer)] = optimizers.applied_options(optimizer, trainer.run_context.options)
-    updated = [v for each in inventory.optimizers.values() for v in each.updated_variables]
+    updated = [v for optimizer in inventory.optimizers.values() for v in optimizer.updated_variables]
     reduction.build(updated, inventory.aggregated)
     return trainer
 
@@ -77,7 +77,7 @@ def _build_keras_optimizers(inventory: Inventory) -> None:
 
 
 @contextlib.contextmanager
-def _layers_of(trainer: Any) -> Iterator[None]:
+def _layer_precision(trainer: Any) -> Iterator[None]:
     """Sets the precision of Keras layers made in this context, and restores Keras's policy afterwards."""
     before, precision = tf.keras.config.dtype_policy(), trainer.run_context.options.precision
     if precision != "float32":
@@ -117,7 +117,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape, dtype=tf.as_dtype(x.dtype)), specs)
     try:
         keras.call_symbolically(model, inputs)
-        if not all(each.built for each in keras.layers_in(model)):
+        if not all(layer.built for layer in keras.layers_in(model)):
             keras.call_symbolically(model, inputs, training=True)  # which may call more, such as an auxiliary head
     except (TypeError, ValueError) as error:  # from the model's first layer
         if isinstance(model, tf.keras.Sequential) and isinstance(specs, (dict, tuple)):
@@ -150,10 +150,10 @@ def build_embeddings(trainer) -> None:
       >>> def build(self):  # in a Trainer that builds nothing else
       ...     build_embeddings(self)
     """
-    known = trainer.run_context
+    context = trainer.run_context
     for table in Inventory(trainer).tables.values():
-        table.check_accumulation(known.options.accumulate_steps)
-        table.build(known.options.seed, known.num_servers)
+        table.check_accumulation(context.options.accumulate_steps)
+        table.build(context.options.seed, context.num_servers)
 
 
 def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.Optimizer:

@@ -11,19 +11,19 @@ import itertools
 import re
 import traceback
 
-_OPERANDS_ARE_IN = ("tensorflow.", "crankshaft.engine.")  # modules
+_MODULES_WITH_OPERANDS = ("tensorflow.", "crankshaft.engine.")  # modules
 
 # Lines that TensorFlow and Keras put around the cause: where an operation was made, and how many have failed.
 _AROUND = (
     *("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack"),
     "Could not automatically infer",
 )
-_OF_KERAS = "Exception encountered when calling"  # the beginning of its own error for one raised in a layer's call
+_KERAS_PREFIX = "Exception encountered when calling"  # the beginning of its own error for one raised in a layer's call
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
 _WRAPPED = r"(?<=[\w,;])\n[ \t]*(?=[a-z])"  # a line break within a sentence
 _BOLD = r"\x1b\[[0-9;]*m"
 _NUMBER = r"^\(\d+\) [A-Z_]+: +"  # of several errors
-_OF_PIPELINE = r"^Error in user-defined function passed to \S+ transformation with iterator: \S+: +"
+_PIPELINE_PREFIX = r"^Error in user-defined function passed to \S+ transformation with iterator: \S+: +"
 # Characters that a terminal obeys or hides: C0 and C1 except tab and line feed, and marks that change the direction of
 # text; C1 also as bytes that are not UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
@@ -48,7 +48,7 @@ class CrankshaftError(Exception):
     exit_code = EXIT_FAILED
 
     def __init__(self, message: str = ""):
-        if message.startswith(_OF_KERAS):
+        if message.startswith(_KERAS_PREFIX):
             message = _line(message)
         super().__init__(message)
         self.message = message
@@ -167,7 +167,7 @@ def _line(text: str) -> str:
     lines = [line.strip() for line in re.sub(_WRAPPED, " ", re.sub(_BOLD, "", text)).splitlines()]
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
     first = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
-    return re.sub(_OF_PIPELINE, "", re.sub(_NUMBER, "", first))
+    return re.sub(_PIPELINE_PREFIX, "", re.sub(_NUMBER, "", first))
 
 
 def free_frames(error: BaseException) -> None:
@@ -180,7 +180,7 @@ def free_frames(error: BaseException) -> None:
     while following is not None and following not in errors:  # an error may be its own cause
         errors.append(following)
         following = following.__cause__ or following.__context__
-    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(each.__traceback__) for each in errors):
-        if frame.f_globals.get("__name__", "").startswith(_OPERANDS_ARE_IN):
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(raised.__traceback__) for raised in errors):
+        if frame.f_globals.get("__name__", "").startswith(_MODULES_WITH_OPERANDS):
             with contextlib.suppress(RuntimeError):  # it is still running
                 frame.clear()

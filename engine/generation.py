@@ -94,8 +94,8 @@ def choose(logits, temperature, top_k, seed) -> tf.Tensor:
         return tf.where(logits < least, -float("inf"), logits)
 
     def sample():
-        kept = tf.cond(top_k > 0, top_k_only, lambda: logits)
-        return tf.random.stateless_categorical(kept / temperature, 1, seed, tf.int32)[:, 0]
+        allowed = tf.cond(top_k > 0, top_k_only, lambda: logits)
+        return tf.random.stateless_categorical(allowed / temperature, 1, seed, tf.int32)[:, 0]
 
     return tf.cond(temperature > 0, sample, lambda: tf.argmax(logits, 1, tf.int32))
 
@@ -131,19 +131,19 @@ def generate(
 
     @tf.function(autograph=False)
     def step(row, reading, *scalars):
-        tokens, reading = distribution.run(lambda *args: _next(model, *args), args=(row, reading, *scalars))
+        tokens, reading = distribution.run(lambda *args: _next_tokens(model, *args), args=(row, reading, *scalars))
         return distribution.experimental_local_results(tokens)[0][0], reading
 
     row, spec = list(row), tf.TensorSpec([1, None], tf.int32)
     reading = begin.get_concrete_function(spec)(tf.constant([row], tf.int32))
-    next_of = step.get_concrete_function(spec, reading, *scalars)  # one for any length
+    next_token = step.get_concrete_function(spec, reading, *scalars)  # one for any length
     while True:
-        token, reading = next_of(tf.constant([row], tf.int32), reading, *scalars)
+        token, reading = next_token(tf.constant([row], tf.int32), reading, *scalars)
         row.append(int(token))
         yield row[-1]
 
 
-def _next(
+def _next_tokens(
     model: Generates, row, reading: GenerationState, temperature, top_k, seed
 ) -> tuple[tf.Tensor, GenerationState]:
     """Returns the token that follows each row, int32 [batch], and the state at the rows' end."""
@@ -177,7 +177,7 @@ def signatures(model: Generates) -> dict[str, Callable]:
     )
     def generated(tokens, num_tokens, temperature, top_k, seed):
         def body(row, reading):
-            token, reading = _next(model, row, reading, temperature, top_k, seed)
+            token, reading = _next_tokens(model, row, reading, temperature, top_k, seed)
             return tf.concat([row, token[:, tf.newaxis]], 1), reading
 
         tokens = _checked(tokens)

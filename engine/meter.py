@@ -232,13 +232,13 @@ class Meter:
             newest += 1
             self._spans[newest] = Totals()
         window.start = newest
-        starts, kept = {each.start for each in self._windows}, {}
+        starts, spans = {window.start for window in self._windows}, {}
         for number, span in self._spans.items():
             if number in starts or number == newest:
-                kept[number] = last = span
-            elif kept:  # no window begins here any more
+                spans[number] = last = span
+            elif spans:  # no window begins here any more
                 last.extend(span)
-        self._spans = kept
+        self._spans = spans
 
     def forget(self) -> None:
         """Drops the calls in named windows, since the metrics are of other data."""
@@ -247,7 +247,7 @@ class Meter:
 
     def host_state(self) -> dict:
         """Returns the metrics' sums of each named window, as plain JSON. Waits for the calls."""
-        return {name: sums for name, each in self._named.items() if (sums := each.totals.host_state())}
+        return {name: sums for name, window in self._named.items() if (sums := window.totals.host_state())}
 
     def restore_host_state(self, values: Mapping[str, Mapping[str, Sequence]]) -> None:
         """Restores the result of `host_state`; windows that it lacks begin with the next call."""
@@ -259,7 +259,7 @@ class Meter:
 def unused(name: str, names: Iterable[str]) -> str:
     """Returns a name, numbered if it is among `names`: `log-2`."""
     numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(each for each in numbered if each not in names)
+    return next(candidate for candidate in numbered if candidate not in names)
 
 
 class _Rows(Merged[list[dict[str, float]]]):

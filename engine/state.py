@@ -29,7 +29,7 @@ from .trainer import Trainer
 RULES = 9
 
 
-class OfHooks(TrackableNode):
+class HookState(TrackableNode):
     """State of hooks in a checkpoint besides plain JSON: scalar string variables, by name. Host code."""
 
     optional_in_checkpoint = True  # a run may continue with other hooks
@@ -77,10 +77,10 @@ class TrainState:
             step_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=aggregation)
         step_variable.assign(0)
         self.step_variable = step_variable
-        own = weakref.proxy(self)  # the trainer may outlive the state and its data
-        self.freezing.step = lambda: own.step
+        state = weakref.proxy(self)  # the trainer may outlive the state and its data
+        self.freezing.step = lambda: state.step
         self.input = Position()
-        self.of_hooks = OfHooks()
+        self.of_hooks = HookState()
         others = {"step": self.step_variable, "input": self.input, "of_hooks": self.of_hooks}
         self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, **others)
 
@@ -114,8 +114,8 @@ class TrainState:
         Raises:
           UsageError: it reads a trainable variable that is not among the trainer's.
         """
-        held = {id(each.handle) for variable in self.variables() for each in per_replica.components(variable)}
-        others = [each for each in variables_read(graph) if each.trainable and id(each.handle) not in held]
+        held = {id(copy.handle) for variable in self.variables() for copy in per_replica.components(variable)}
+        others = [v for v in variables_read(graph) if v.trainable and id(v.handle) not in held]
         if others:
             first = min(others, key=variable_path)
             raise UsageError(
@@ -136,14 +136,14 @@ class TrainState:
         """Returns the paths of trainable variables that a step reads and no optimizer updates; each only once."""
 
         def handles(variables: Iterable) -> set[int]:
-            return {id(each.handle) for v in variables for each in per_replica.components(tf_variable(v))}
+            return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
 
         inventory = self.trainer.inventory
-        updated = handles(v for each in inventory.optimizers.values() for v in each.all_variables)
-        of_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
+        updated = handles(v for optimizer in inventory.optimizers.values() for v in optimizer.all_variables)
+        in_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
         weights = handles(v for v in inventory.all_weights if self.trainer.learning_rate_multiplier(v) != 0)
-        done = self._named | updated | (of_layers - weights)
-        idle = [each for each in read if each.trainable and id(each.handle) not in done]
+        done = self._named | updated | (in_layers - weights)
+        idle = [v for v in read if v.trainable and id(v.handle) not in done]
         self._named |= handles(idle)
         return sorted({*map(variable_path, idle)})
 
@@ -157,7 +157,7 @@ class TrainState:
           replicas: their number.
         """
         inventory = self.trainer.inventory
-        undeclared = [each for each in inventory.undeclared if id(each) not in averaged]
+        undeclared = [variable for variable in inventory.undeclared if id(variable) not in averaged]
         aggregation.check(graph, batch, replicas, inventory.aggregated, undeclared, inventory.kept_by_replicas)
 
     def check_added(self, graph: tf.Graph) -> None:
@@ -192,9 +192,9 @@ class TrainState:
         """
         components = [component for variable in self.variables() for component in per_replica.components(variable)]
         step, is_whole, before = self.step, self.is_whole, []
-        settings = [(each, each.settings) for each in Inventory(self.trainer).optimizers.values()]
+        settings = [(optimizer, optimizer.settings) for optimizer in Inventory(self.trainer).optimizers.values()]
         for component in components:
-            with tf.device(host_of(component.device)):  # a parameter server's host has its variables' copies
+            with tf.device(host_device(component.device)):  # a parameter server's host has its variables' copies
                 before.append(tf.identity(component))
 
         def restore() -> None:
@@ -208,20 +208,16 @@ class TrainState:
 
     def updated(self) -> dict[str, list[str]]:
         """Returns the names of the variables of each optimizer and each weights' average, in its order."""
+        owners: dict[str, Any] = {}  # by their paths in the trainer
+        for path, optimizer in Inventory(self.trainer).optimizers.items():
+            owners[path] = optimizer
+            if optimizer.weight_average is not None:
+                owners[f"{path}.weight_average"] = optimizer.weight_average
         names = {id(tf_variable(node)): graph.key_prefix(path) for path, node in graph.walk(self.checkpoint)}
         return {
-            path: [names.get(id(tf_variable(variable)), variable_path(variable)) for variable in whole.all_variables]
-            for path, whole in self._updating().items()
+            path: [names.get(id(tf_variable(variable)), variable_path(variable)) for variable in owner.all_variables]
+            for path, owner in owners.items()
         }
-
-    def _updating(self) -> dict[str, Any]:
-        """Returns optimizers and averages by their paths in the trainer."""
-        optimizers: dict[str, Any] = {}
-        for path, optimizer in Inventory(self.trainer).optimizers.items():
-            optimizers[path] = optimizer
-            if optimizer.weight_average is not None:
-                optimizers[f"{path}.weight_average"] = optimizer.weight_average
-        return optimizers
 
     def matching(self, manifest: Manifest, may_grow: bool = False) -> Matching:
         """Returns how this state matches by name a checkpoint of a run that may have trained other variables.
@@ -241,15 +237,15 @@ class TrainState:
         moved: dict[str, graph.Moved] = {}
         averaged = [_averaged_prefix(path) for path in Inventory(self.trainer).averaged]
         tops, together = [memory, graph.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
-        of_one_form: list[str] = []
+        one_form: list[str] = []
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
             tops.append(graph.key_prefix(at))
             # Local SGD's replicas have counts of their own: neither kind of slots can use the other's.
-            of_one_form += [
+            one_form += [
                 graph.checkpoint_key((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
             ]
-            together += [*_slots_of(at, optimizer), graph.key_prefix((*at, "keras_optimizer"))]
+            together += [*_slot_prefixes(at, optimizer), graph.key_prefix((*at, "keras_optimizer"))]
             theirs = before.get(path, now[path])
             moved |= _moved_slots(at, optimizer, theirs, now[path], growing)
             if _by_table(theirs).keys() != _by_table(now[path]).keys():
@@ -257,18 +253,18 @@ class TrainState:
             average = f"{path}.weight_average"
             for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
-                moved[_shadow_key(at, str(position))] = graph.Moved(tuple(_shadow_key(at, each) for each in there))
-        return Matching(moved, tuple(tops), together, of_one_form, self._settle)
+                moved[_shadow_key(at, str(position))] = graph.Moved(tuple(_shadow_key(at, shadow) for shadow in there))
+        return Matching(moved, tuple(tops), together, one_form, self._reset_unrestored)
 
-    def _settle(self, is_new: Callable[[str], bool]) -> None:
+    def _reset_unrestored(self, is_new: Callable[[str], bool]) -> None:
         """Resets the counts of slots, and the averages, that were not restored."""
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
-            of_keras = is_new(graph.key_prefix((*at, "keras_optimizer")))
-            new = [of_keras or is_new(slots) for slots in _slots_of(at, optimizer)]
+            is_keras_new = is_new(graph.key_prefix((*at, "keras_optimizer")))
+            new = [is_keras_new or is_new(slots) for slots in _slot_prefixes(at, optimizer)]
             if any(new):
                 optimizer.update_counts.assign(np.where(new, 0, optimizer.update_counts.numpy()))
-            if of_keras and isinstance(optimizer, KerasOptimizer):
+            if is_keras_new and isinstance(optimizer, KerasOptimizer):
                 optimizer.keras_optimizer.iterations.assign(optimizer.iterations)
             if average is not None:
                 average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, str(n)))])
@@ -280,7 +276,7 @@ class TrainState:
         """Returns the plain JSON part of the state."""
         optimizers = Inventory(self.trainer).optimizers.items()
         check_extra(self.extra)  # the program may have changed it since
-        settings = {path: changed for path, each in optimizers if (changed := each.changed_settings)}
+        settings = {path: changed for path, optimizer in optimizers if (changed := optimizer.changed_settings)}
         content = {"settings": settings, "extra": self.extra}
         return {"jit": self.jit, "rules": RULES, **{name: values for name, values in content.items() if values}}
 
@@ -305,7 +301,7 @@ def _averaged_prefix(path: str) -> str:
     return graph.key_prefix(("trainer", *path.split(".")))
 
 
-def _slots_of(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
+def _slot_prefixes(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
     """Returns the key prefixes of the slots of each variable of an optimizer."""
     variables = enumerate(optimizer.all_variables)
     return [graph.key_prefix((*at, "slots", state_key(variable, position))) for position, variable in variables]
@@ -331,7 +327,7 @@ def _moved_slots(
             variable, there = variables[number], theirs.get(name, [])
             key, grows = state_key(variable, number), id(variable) in growing
             leaf = key.partition("_")[2]
-            slots = tuple(graph.key_prefix((*at, "slots", f"{each:04d}_{leaf}")) for each in there)
+            slots = tuple(graph.key_prefix((*at, "slots", f"{position:04d}_{leaf}")) for position in there)
             if before != now or grows:
                 moved[graph.key_prefix((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers), may_grow=grows)
             positions[number] = there[0] if there else None
@@ -353,7 +349,7 @@ def _by_table(names: list[str]) -> dict[str, list[int]]:
     return positions
 
 
-def host_of(device: str) -> str:
+def host_device(device: str) -> str:
     """Returns the CPU of a device's task, in whose memory the device's values can be kept."""
     spec = tf.DeviceSpec.from_string(device)
     return device if spec.device_type in (None, "CPU") else spec.replace(device_type="CPU", device_index=0).to_string()

@@ -120,7 +120,7 @@ class WeightAverage(tf.Module, Shadows):
         self.shadows = shadows
         pairs = list(zip(map(tf_variable, variables), shadows, strict=True))
         Shadows.__init__(self, pairs)
-        self._shadow_of = {id(variable): shadow for variable, shadow in pairs}.get
+        self._shadow_by_id = {id(variable): shadow for variable, shadow in pairs}.get
         self.reset()  # each replica of a sharded variable has the first one's shard so far
 
     @property
@@ -138,7 +138,7 @@ class WeightAverage(tf.Module, Shadows):
         # 1 - min(decay, (1 + t) / (10 + t)); in float32, 1 - 0.9999 would have a relative error of 2e-4.
         least = 9.0 / (10.0 + tf.cast(updates, tf.float32)) if self.warmup else 0.0
         rate = tf.maximum(1.0 - self.decay, least)
-        pairs = [(each, self._shadow_of(id(each))) for each in map(tf_variable, variables)]
+        pairs = [(variable, self._shadow_by_id(id(variable))) for variable in map(tf_variable, variables)]
         self.move([pair for pair in pairs if pair[1] is not None], rate)
 
 
@@ -187,8 +187,8 @@ class Averaged(tf.keras.Model):
         self.model = _clone(model) if copy is None else copy
         self.model.trainable = False
         pairs = list(zip(map(tf_variable, model.weights), map(tf_variable, self.model.weights), strict=False))
-        alike = len(model.weights) == len(self.model.weights)
-        if not alike or any(variable.shape != shadow.shape for variable, shadow in pairs):
+        same_count = len(model.weights) == len(self.model.weights)
+        if not same_count or any(variable.shape != shadow.shape for variable, shadow in pairs):
             raise UsageError(
                 f"Averaged: {model.name} has {len(model.weights)} weights, and its copy {len(self.model.weights)}, or "
                 "others; build the model first (crankshaft.build_layers), and pass a copy=self.build_model() that is "

@@ -81,12 +81,12 @@ class ByExamples(tf.keras.optimizers.schedules.LearningRateSchedule):
     def from_config(cls, config):
         values = {**config["order"], "origin": Origin(**config["order"]["origin"])}
         kind = SharedOrder if "shares" in values else Order
-        order = kind(**{each.name: values[each.name] for each in dataclasses.fields(kind)})
+        order = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
         return cls(_deserialized(config["schedule"]), order)
 
 
 def _deserialized(config):
-    return _keras.deserialize(config, custom_objects={each.__name__: each for each in (Constant, WarmUp, ByExamples)})
+    return _keras.deserialize(config, custom_objects={kind.__name__: kind for kind in (Constant, WarmUp, ByExamples)})
 
 
 def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
@@ -127,8 +127,8 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
         )
     make = _SCHEDULES[schedule_name]
     positional = {"learning_rate", "remaining_steps"}
-    known = parameters(make).keys() - positional
-    check_arguments(f"schedule {schedule_name}", arguments, known, ARGUMENTS)
+    names = parameters(make).keys() - positional
+    check_arguments(f"schedule {schedule_name}", arguments, names, ARGUMENTS)
     schedule = make(float(learning_rate), total_steps - warmup_steps, **arguments)
     return WarmUp(schedule, warmup_steps) if warmup_steps else schedule
 

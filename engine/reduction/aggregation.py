@@ -22,7 +22,7 @@ from . import per_replica
 
 MEAN, SUM = tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM
 _LOW = 1 << 12  # integers are sent as two float32, whose sums over thousands of replicas are exact
-_OF_RNN = "rnn_state"  # Keras's name for a stateful layer's state
+_RNN_STATE = "rnn_state"  # Keras's name for a stateful layer's state
 
 
 class Aggregated(NamedTuple):
@@ -46,7 +46,7 @@ def declared() -> Iterator[dict[int, Aggregated]]:
     by_id: dict[int, Aggregated] = {}
 
     def create(next_creator, **keywords):
-        if keywords.get("name") == _OF_RNN:
+        if keywords.get("name") == _RNN_STATE:
             return per_replica.create_own(next_creator, **keywords)
         by = keywords.get("aggregation") or tf.VariableAggregation.NONE
         on_read = keywords.get("synchronization") == tf.VariableSynchronization.ON_READ
@@ -91,7 +91,7 @@ def shares(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, t
         value = _exact_float32(value)
         return tf.where(is_first, value, tf.zeros_like(value))
 
-    return [share(*each) for each in state]
+    return [share(variable, by) for variable, by in state]
 
 
 def assign(
@@ -134,7 +134,7 @@ def _exact_float32(value: tf.Tensor) -> tf.Tensor:
 
 
 def _value(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Undoes `_exact_float32`."""
+    """Converts the sum of results of `_exact_float32` back."""
     if dtype.is_floating:
         return tf.cast(total, dtype)
     high, low = tf.unstack(tf.cast(total, tf.int64))
@@ -147,7 +147,7 @@ def check(
     replicas: int,
     state: Sequence[Aggregated],
     undeclared: Sequence[tf.Variable],
-    own: Sequence[tf.Variable],
+    kept_by_replicas: Sequence[tf.Variable],
 ) -> None:
     """Checks that each variable that a step assigns from its replica's examples is aggregated.
 
@@ -157,14 +157,15 @@ def check(
       replicas: their number.
       state: variables that the reduction aggregates.
       undeclared: untrained variables without a declared aggregation.
-      own: those of which each replica keeps its own value.
+      kept_by_replicas: those of which each replica keeps its own value.
 
     Raises:
       UsageError: a variable has no aggregation, or one that is impossible.
     """
-    known = Assignments(graph, batch, [each.handle for v in own for each in per_replica.components(v)])
+    copies = [component for variable in kept_by_replicas for component in per_replica.components(variable)]
+    assignments = Assignments(graph, batch, [copy.handle for copy in copies])
     for variable in undeclared:
-        if any(known.depend_on_batch(each.handle) for each in per_replica.components(variable)):
+        if any(assignments.depend_on_batch(copy.handle) for copy in per_replica.components(variable)):
             raise UsageError(
                 f"{variable_path(variable)} {variable.shape.as_list()}: each of {replicas} replicas assigns it by its "
                 "own examples, and it declares no aggregation of these values; make it with aggregation='sum' if the "
@@ -178,7 +179,7 @@ def check(
                 f"{variable_path(variable)}: its aggregation is the mean, and its dtype is {variable.dtype.name}; use "
                 "'sum', 'only_first_replica', or make it float32"
             )
-        if by == SUM and not all(known.only_add(each.handle) for each in per_replica.components(variable)):
+        if by == SUM and not all(assignments.only_add(copy.handle) for copy in per_replica.components(variable)):
             raise UsageError(
                 f"{variable_path(variable)} {variable.shape.as_list()}: its aggregation is the sum of what replicas "
                 "add, and the step assigns it something other than itself plus something; use assign_add, or sum the "

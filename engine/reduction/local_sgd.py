@@ -74,24 +74,24 @@ class LocalSgd(Reduction):
     ) -> tuple[Gradients, tf.Tensor]:
         """Returns this replica's own (gradients, count); zeros if it has no examples."""
         step_context().applied.mark(*self.changed)
-        own, present = Gradients(gradients), step_context().present
+        local, present = Gradients(gradients), step_context().present
         self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._counted(count))
-        return own if present is None else own.with_values(_zeros_unless(present, own.values)), count
+        return local if present is None else local.with_values(_zeros_unless(present, local.values)), count
 
     def begin_period(self) -> None:
         self._period.begin()
 
     def sync(self) -> None:
-        now = self._period
-        weight = tf.convert_to_tensor(now.examples)
-        moved = [Item((start - read_local(own)) * weight, exact=False) for start, own in now.pairs()]
-        before = {key: tf.identity(start) for key, start in now.summed.items()}
-        exact = [Item(share, exact=True) for share in (*shares(now.state, weight, before), weight)]
+        period = self._period
+        weight = tf.convert_to_tensor(period.examples)
+        moved = [Item((start - read_local(variable)) * weight, exact=False) for start, variable in period.pairs()]
+        before = {key: tf.identity(start) for key, start in period.summed.items()}
+        exact = [Item(share, exact=True) for share in (*shares(period.state, weight, before), weight)]
         sums = self._sum_in_buckets(step_context().mesh.data, moved + exact)
-        self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), now.starts)
-        assign(now.state, sums[len(moved) : -1], sums[-1], before)
-        now.resume_work()
+        self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), period.starts)
+        assign(period.state, sums[len(moved) : -1], sums[-1], before)
+        period.begin_next()
 
 
 class _Period:
@@ -104,7 +104,7 @@ class _Period:
     def __init__(self, variables: Sequence, state: Sequence[Aggregated]):
         self.state = list(state)
         self._variables = list(map(tf_variable, variables))
-        self.starts = [_make_copy(each) for each in variables]
+        self.starts = [_make_copy(variable) for variable in variables]
         added_to = [variable for variable, by in state if by == SUM]
         self._summed = [(variable, _make_copy(variable)) for variable in added_to]
         self.summed = {id(variable): start for variable, start in self._summed}
@@ -116,19 +116,19 @@ class _Period:
 
     def begin(self) -> None:
         """Begins the first period with the current weights."""
-        for start, own in self.pairs():
-            assign_local(start, read_local(own))
+        for start, variable in self.pairs():
+            assign_local(start, read_local(variable))
         self._begin_sums()
 
-    def resume_work(self) -> None:
+    def begin_next(self) -> None:
         """Begins the next period with the current weights."""
-        for start, own in self.pairs():
-            assign_local(own, tf.identity(start))
+        for start, variable in self.pairs():
+            assign_local(variable, tf.identity(start))
         self._begin_sums()
 
     def _begin_sums(self) -> None:
-        for own, start in self._summed:
-            assign_local(start, read_local(own))
+        for variable, start in self._summed:
+            assign_local(start, read_local(variable))
         assign_local(self.examples, tf.constant(0.0))
 
 

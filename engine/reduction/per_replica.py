@@ -67,7 +67,7 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
 
     # Not eager: TensorFlow would trace each of them, and warn.
     rows = tf.function(lambda: strategy.run(replica_rows), autograph=False)()
-    return [strategy.experimental_local_results(each)[0] for each in rows]
+    return [strategy.experimental_local_results(copies)[0] for copies in rows]
 
 
 def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:

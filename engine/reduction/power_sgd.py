@@ -85,17 +85,17 @@ class PowerSgd(Reduction):
     ) -> tuple[Gradients, tf.Tensor]:
         if variables:  # even if the compressed ones are still frozen
             step_context().applied.mark(*self.changed)
-        keys = self._keys_of(gradients, variables)
+        keys = self._compressed_keys(gradients, variables)
         if not keys:
             return super().sum(gradients, count, averages)
         axis = step_context().mesh.data
         replicas = axis.size
-        own_count = self._counted(count)
+        local_count = self._counted(count)
         if replicas > 1:
-            gradients = [zero_without_examples(g, own_count) if isinstance(g, tf.Tensor) else g for g in gradients]
-            self._watch_norm(gradients, own_count)
+            gradients = [zero_without_examples(g, local_count) if isinstance(g, tf.Tensor) else g for g in gradients]
+            self._watch_norm(gradients, local_count)
             meanwhile = [g for g in gradients if isinstance(g, tf.Tensor)]
-            (count,) = self._sum_in_buckets(axis, [Item(own_count, exact=True)], meanwhile)
+            (count,) = self._sum_in_buckets(axis, [Item(local_count, exact=True)], meanwhile)
             state = self._aggregated_state(averages)
         else:
             state = ()
@@ -107,10 +107,10 @@ class PowerSgd(Reduction):
         }
         rest = [index for index, g in enumerate(local.values) if isinstance(g, tf.Tensor) and index not in keys]
         others = [Item(local.values[index], exact=False) for index in rest]
-        others += aggregation_items(state, own_count)
+        others += aggregation_items(state, local_count)
         products, others = self._sum_products(axis, matrices, keys, others)
 
-        summed = [self._gather_slices(g, own_count) for g in local.values]
+        summed = [self._gather_slices(g, local_count) for g in local.values]
         for index, total in zip(rest, others, strict=False):
             summed[index] = total
         assign(state, others[len(rest) :], count, step_context().readings.summed)
@@ -122,13 +122,14 @@ class PowerSgd(Reduction):
         sums = self._sum_in_buckets(axis, p + others)
         # Householder's: orthonormal even if P has a lower rank (a batch of few examples), unlike Gram-Schmidt.
         bases = [tf.linalg.qr(total).q for total in sums[: len(p)]]
-        own = [
-            self._rounded_to_wire(tf.matmul(basis, m, transpose_a=True))
+        # Rounded as on the wire, so that the memory includes the rounding error.
+        local_q = [
+            tf.cast(tf.cast(tf.matmul(basis, m, transpose_a=True), self.reduce_dtype), tf.float32)
             for basis, m in zip(bases, matrices.values(), strict=True)
         ]
-        q = self._sum_in_buckets(axis, [Item(value, exact=False) for value in own])
+        q = self._sum_in_buckets(axis, [Item(value, exact=False) for value in local_q])
         means = [total / axis.size for total in q] if axis.size > 1 else q
-        return dict(zip(matrices, map(_Products, bases, own, means), strict=True)), sums[len(p) :]
+        return dict(zip(matrices, map(_Products, bases, local_q, means), strict=True)), sums[len(p) :]
 
     def _finish(self, matrices: dict, keys: dict, products: dict, summed: Gradients, count: tf.Tensor) -> Gradients:
         """Decompresses the gradients; keeps each replica's error, unless the step is skipped.
@@ -144,9 +145,9 @@ class PowerSgd(Reduction):
         applied = tf.math.is_finite(tf.linalg.global_norm([q for _, _, q in products.values()] + rest)) & (count > 0)
 
         def keep():
-            for index, (basis, own_q, q) in products.items():
+            for index, (basis, local_q, q) in products.items():
                 key = keys[index]
-                assign_local(self.memory[key], matrices[index] - tf.matmul(basis, own_q))
+                assign_local(self.memory[key], matrices[index] - tf.matmul(basis, local_q))
                 # A row of zeros would stay zero for ever: such a row keeps its old direction.
                 nonzero = tf.reduce_any(q != 0, axis=1, keepdims=True)
                 assign_local(self.q[key], tf.where(nonzero, q, self.q[key]))
@@ -154,11 +155,7 @@ class PowerSgd(Reduction):
         tf.cond(applied, keep, lambda: None)
         return Gradients(values, (count,) if scale is None else (count, scale))
 
-    def _rounded_to_wire(self, value: tf.Tensor) -> tf.Tensor:
-        """Rounds a value as on the wire, so that the memory includes the rounding error."""
-        return tf.cast(tf.cast(value, self.reduce_dtype), tf.float32)
-
-    def _keys_of(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
+    def _compressed_keys(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
         """Returns {index in the list: key of its memory} for the compressed gradients."""
         if not variables:
             return {}
@@ -173,7 +170,7 @@ class _Products(NamedTuple):
     """One matrix's orthonormal P, this replica's P^T M as sent, and its mean across replicas."""
 
     basis: tf.Tensor
-    own_q: tf.Tensor
+    local_q: tf.Tensor
     q: tf.Tensor
 
 

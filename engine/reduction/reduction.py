@@ -156,8 +156,8 @@ class Reduction(tf.Module):
         """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
         if averages is None:
             return self._state()
-        step_context().applied.averaged.update(id(tf_variable(each)) for each in averages)
-        return [Aggregated(each) for each in averages]
+        step_context().applied.averaged.update(id(tf_variable(variable)) for variable in averages)
+        return [Aggregated(variable) for variable in averages]
 
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shares_out: bool):
         """Sums gradients of sharded variables over `data`, and those of copies across all replicas.
@@ -177,7 +177,7 @@ class Reduction(tf.Module):
             if isinstance(gradient, tf.IndexedSlices):
                 by_rows = not shardings[i] and not mesh.shard_optimizer
                 summed[i] = self._gather_slices(gradient, shared) if by_rows else tf.convert_to_tensor(gradient)
-        own = [i for i, sharding in enumerate(shardings) if sharding and isinstance(summed[i], tf.Tensor)]
+        sharded = [i for i, sharding in enumerate(shardings) if sharding and isinstance(summed[i], tf.Tensor)]
         copied = [i for i, sharding in enumerate(shardings) if not sharding and isinstance(summed[i], tf.Tensor)]
 
         def reduce(axis: Axis, indices: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
@@ -187,9 +187,9 @@ class Reduction(tf.Module):
                 summed[i] = total
             return sums[len(indices) :]
 
-        for axis, indices, counted in ((mesh.data, own, count), (mesh.everyone, copied, shared)):
+        for axis, indices, counted in ((mesh.data, sharded, count), (mesh.everyone, copied, shared)):
             reduce(axis, [i for i in indices if pieces[i]], counted)
-        reduce(mesh.data, [i for i in own if not pieces[i]], count)
+        reduce(mesh.data, [i for i in sharded if not pieces[i]], count)
         exact = [*aggregation_items(state, shared), Item(shared, exact=True)]
         *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
         assign(state, totals, total, step_context().readings.summed)
@@ -295,7 +295,7 @@ class Reduction(tf.Module):
         dtypes = [tf.float32 if item.exact else self.reduce_dtype for item in bucket]
         halves = [to_halves(item.value, dtype) for item, dtype in zip(bucket, dtypes, strict=True)]
         lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_gather))
-        sums = [tf.reduce_sum(from_halves(*each), 0) for each in zip(lanes, dtypes, strict=True)]
+        sums = [tf.reduce_sum(from_halves(lane, dtype), 0) for lane, dtype in zip(lanes, dtypes, strict=True)]
         return _shaped(sums, [item.value.shape for item in bucket])
 
     def _sum_item_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
@@ -345,8 +345,8 @@ def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def zero_without_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Returns the gradient, or zeros if this replica has no examples, since its batch normalization gives NaN."""
-    known = tf.get_static_value(count)
-    if known is not None and known > 0:
+    static = tf.get_static_value(count)
+    if static is not None and static > 0:
         return gradient
     return tf.where(count > 0, gradient, tf.zeros([], gradient.dtype))
 
@@ -363,4 +363,4 @@ class Item(NamedTuple):
 
 
 def _shaped(sums: Sequence[tf.Tensor], shapes: Sequence) -> list[tf.Tensor]:
-    return [tf.reshape(*each) for each in zip(sums, shapes, strict=True)]
+    return [tf.reshape(total, shape) for total, shape in zip(sums, shapes, strict=True)]

@@ -53,7 +53,7 @@ def send(
       (exact, rounded), float32, on the server.
     """
     step_context().applied.mark("reduce_dtype")
-    layout = WireLayout([each.shape for each in exact], shapes, reduce_dtype, bucket_bytes)
+    layout = WireLayout([tensor.shape for tensor in exact], shapes, reduce_dtype, bucket_bytes)
     buckets = layout.join(exact, rounded)
     with tf.device(server):
         return layout.split(buckets)
@@ -138,12 +138,12 @@ class Buckets:
             sizes = [self._size(p.tensor) if p.whole else p.stop - p.first for p in spans]
             for span, part in zip(spans, tf.split(bucket, sizes, num=len(sizes)), strict=True):
                 parts[span.tensor].append(part)
-        return [tf.concat(each, 0) if len(each) > 1 else each[0] for each in parts]
+        return [tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0] for pieces in parts]
 
     def _size(self, index: int):
         shape = self._shapes[index]
-        known = isinstance(shape, tf.TensorShape)
-        return self._lanes[index] * (shape.num_elements() if known else tf.reduce_prod(shape))
+        values = shape.num_elements() if isinstance(shape, tf.TensorShape) else tf.reduce_prod(shape)
+        return self._lanes[index] * values
 
 
 class _Span(NamedTuple):

@@ -147,8 +147,8 @@ def _norms_on_mesh(groups) -> list[tf.Tensor]:
             for g, sharding in group
             if g is not None and counts(sharding)
         ]
-        own = [2.0 * tf.nn.l2_loss(values) for values in held]
-        return tf.add_n(own) if own else tf.constant(0.0)
+        sums = [2.0 * tf.nn.l2_loss(values) for values in held]
+        return tf.add_n(sums) if sums else tf.constant(0.0)
 
     return tf.unstack(tf.sqrt(mesh.everyone.all_reduce(tf.stack([squares(group) for group in groups]))))
 
@@ -183,7 +183,7 @@ class Update:
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
         options, observed, gradients = trainer.run_context.options, step_context().observed, Gradients(gradients)
         pairs, updates = zip(gradients.values, variables, strict=True), trainer.inventory.freezing.updates
-        gradients = gradients.with_values([each if updates(variable) else None for each, variable in pairs])
+        gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
         sums_up = bool(gradients.shardings) and observed is not None  # across replicas, which may not be in a condition
         if options.needs_norm or sums_up:
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
@@ -205,10 +205,10 @@ class Update:
 
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
-        if others := [variable_path(each) for each in variables if id(tf_variable(each)) not in self._positions]:
+        if others := [variable_path(v) for v in variables if id(tf_variable(v)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
         step_context().applied.mark("skipping")
-        values = [self.gradients.values[self._positions[id(tf_variable(each))]] for each in variables]
+        values = [self.gradients.values[self._positions[id(tf_variable(variable))]] for variable in variables]
         gradients = self.gradients.with_values(values)
         if self.finite is None:
             optimizer.apply(gradients, variables)
@@ -267,12 +267,12 @@ def minimize(
 
     def compute(micro_batch):
         pairs: dict[str, Any] = {}
-        for name, own in losses(micro_batch).items():
-            whole = as_losses(own, f"{owner}: {name!r}") if isinstance(own, dict) else {"loss": own}
-            for each, pair in ((name, whole.pop("loss")), *whole.items()):
-                if each in pairs:
-                    raise UsageError(f"{owner}: two metrics have the name {each!r}; give each its own")
-                pairs[each] = pair
+        for name, loss in losses(micro_batch).items():
+            means = as_losses(loss, f"{owner}: {name!r}") if isinstance(loss, dict) else {"loss": loss}
+            for metric, pair in ((name, means.pop("loss")), *means.items()):
+                if metric in pairs:
+                    raise UsageError(f"{owner}: two metrics have the name {metric!r}; give each its own")
+                pairs[metric] = pair
         if missing := [name for name in optimizers if name not in pairs]:
             raise UsageError(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
@@ -282,17 +282,17 @@ def minimize(
     variables = [optimizer.trainable for optimizer in optimizers.values()]
     gradients, metrics = differentiate(trainer, batch, compute, variables)
     means, averages = [], None  # moving statistics are averaged with the first sum
-    for name, own, its in zip(optimizers, gradients, variables, strict=True):
-        summed, count = trainer.reduction.sum(own, metrics[name].count, averages, its)
+    for name, local, group in zip(optimizers, gradients, variables, strict=True):
+        summed, count = trainer.reduction.sum(local, metrics[name].count, averages, group)
         means.append(summed.over(count).unscaled())
         averages = ()
     whole = means[0]
     if len(means) > 1:
-        shardings = [sharding for each in means for sharding in each.shardings]
-        whole = Gradients([value for each in means for value in each], shardings=shardings)
-    update = Update(trainer, whole, [each for its in variables for each in its])
-    for optimizer, its in zip(optimizers.values(), variables, strict=True):
-        update.apply(optimizer, its)
+        shardings = [sharding for mean in means for sharding in mean.shardings]
+        whole = Gradients([value for mean in means for value in mean], shardings=shardings)
+    update = Update(trainer, whole, [variable for group in variables for variable in group])
+    for optimizer, group in zip(optimizers.values(), variables, strict=True):
+        update.apply(optimizer, group)
     return update.end(metrics)
 
 
@@ -329,8 +329,13 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
                 tape.watch(list(map(tf_variable, sources)))
             with diagnosis.numbers_out_of_range() as outside:
                 pairs, metrics = losses(batch)
-            if is_whole:
-                pairs = [_as_mean(pair, reduction) if isinstance(pair, SumOfMeans) else pair for pair in pairs]
+            if is_whole:  # each sum of means as one pair with the same gradient in the global batch
+                pairs = [
+                    Mean(tf.reduce_sum(pair.total[:, 0] * _factors(_counts(pair), reduction)), pair.count)
+                    if isinstance(pair, SumOfMeans)
+                    else pair
+                    for pair in pairs
+                ]
             totals: list[list[tf.Tensor]] = []  # to differentiate: of each loss one, or one for each of its means
             for pair in pairs:
                 if isinstance(pair, SumOfMeans):
@@ -385,7 +390,7 @@ def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gra
     Returns:
       The gradients, of these variables None.
     """
-    replaced = [getattr(each, "overwrite_with_gradient", False) for each in variables]
+    replaced = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
     if not any(replaced):
         return gradients
     if not is_whole or tf.distribute.get_strategy().num_replicas_in_sync > 1:
@@ -396,7 +401,9 @@ def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gra
     for variable, value, is_next in zip(variables, gradients.values, replaced, strict=True):
         if is_next and value is not None:
             assign_local(tf_variable(variable), value)
-    return gradients.with_values([None if own else each for own, each in zip(replaced, gradients.values, strict=True)])
+    return gradients.with_values(
+        [None if is_next else value for is_next, value in zip(replaced, gradients.values, strict=True)]
+    )
 
 
 class _MeansLoss(NamedTuple):
@@ -437,11 +444,6 @@ def _factors(counts: tf.Tensor, reduction) -> tf.Tensor:
     """
     counts = reduction.sum_counts(tf.stop_gradient(counts))
     return tf.math.divide_no_nan(counts[-1], counts[:-1])
-
-
-def _as_mean(pair: SumOfMeans, reduction) -> Mean:
-    """Returns one pair with the same gradient in the global batch."""
-    return Mean(tf.reduce_sum(pair.total[:, 0] * _factors(_counts(pair), reduction)), pair.count)
 
 
 # The index of zero gradients that belong to no row and update none: padding, since as many rows are exchanged as there

@@ -218,8 +218,8 @@ class Program:
         """The steps whose rows are collected at once: all if there are none, one if they are not traced."""
         if self.row_specs is None or self.steps_per_call == 1:
             return 1 if self.row_specs is None else _STEPS_OF_ROWS
-        each = sum(x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.row_specs))
-        return max(1, _ROWS_BYTES // (each * self.feed.order.batch_size)) if each else math.inf
+        row_bytes = sum(x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.row_specs))
+        return max(1, _ROWS_BYTES // (row_bytes * self.feed.order.batch_size)) if row_bytes else math.inf
 
     def trace(self) -> Sequence[RowSpec]:
         """Traces its step, if possible before its first call, and describes its rows of metrics."""
@@ -459,9 +459,9 @@ class Strategy(Processes, abc.ABC):
     @property
     def computes_on(self) -> tuple[str, int]:
         """A device that computes gradients, and how many such devices share the work."""
-        own = self.distribution.extended.worker_devices
-        there = tf.config.get_visible_devices(tf.DeviceSpec.from_string(own[0]).device_type)
-        return own[0], min(len(own), len(there)) * self.num_hosts
+        devices = self.distribution.extended.worker_devices
+        physical = tf.config.get_visible_devices(tf.DeviceSpec.from_string(devices[0]).device_type)
+        return devices[0], min(len(devices), len(physical)) * self.num_hosts
 
     @property
     def sync_period_steps(self) -> int:

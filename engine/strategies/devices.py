@@ -39,10 +39,12 @@ def create(name: str, **settings: Any) -> Strategy:
     graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None)
     if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
         graphics.make_deterministic()
-    made = {**_BUILT_IN, **registry.registered()}[name](options)
-    if not isinstance(made, Strategy):
-        raise UsageError(f"what was registered as the strategy {name} makes a {type(made).__name__}; make a Strategy")
-    return made
+    strategy = {**_BUILT_IN, **registry.registered()}[name](options)
+    if not isinstance(strategy, Strategy):
+        raise UsageError(
+            f"what was registered as the strategy {name} makes a {type(strategy).__name__}; make a Strategy"
+        )
+    return strategy
 
 
 def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mesh:
@@ -158,11 +160,11 @@ def split(kind: str, count: int) -> None:
         return
     if kind == "GPU":
         # Leaves a tenth of the free memory for libraries' workspace.
-        each = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / count))
+        share = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / count))
     else:
-        each = tf.config.LogicalDeviceConfiguration()
+        share = tf.config.LogicalDeviceConfiguration()
     try:
-        tf.config.set_logical_device_configuration(physical[0], [each] * count)
+        tf.config.set_logical_device_configuration(physical[0], [share] * count)
     except RuntimeError:
         raise UsageError(
             f"num_virtual_devices={count} came too late: models and tensors that exist have started TensorFlow, after "

@@ -25,7 +25,7 @@ from .base import LoopResult, Stop
 from .feed_options import FeedOptions
 from .inner_loop import InnerLoop
 from .replicated import Replicated
-from .workers import OWN, WorkersLoop
+from .workers import LOCAL, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
 _SHORT_BYTES = 4096  # a process's, exchanged in one round, if all processes' together have at most
@@ -110,7 +110,7 @@ class MultiWorker(Replicated):
         Workers that build from the same seed make the same values, which one exchange shows. If a program draws numbers
         of its own, the first worker's are sent to the others, variable by variable.
         """
-        made, digest = list[tf.Variable](), 0
+        variables, digest = list[tf.Variable](), 0
 
         def note(value: tf.Tensor) -> None:
             nonlocal digest
@@ -119,13 +119,13 @@ class MultiWorker(Replicated):
             digest = zlib.crc32(data, digest)
 
         def create(next_creator, **keywords) -> tf.Variable:
-            made.append(next_creator(**keywords))
-            return made[-1]
+            variables.append(next_creator(**keywords))
+            return variables[-1]
 
         with self.scope(), tf.variable_creator_scope(create), own_initial_values(self.distribution, note):
             state = make()
         if len({*self.exchange(digest)}) > 1:
-            for variable in made:
+            for variable in variables:
                 if variable_sharding(variable) is None:
                     first, *_ = copies = self.distribution.experimental_local_results(variable)
                     value = broadcast_from_first_worker(self.distribution, first.read_value())
@@ -134,15 +134,15 @@ class MultiWorker(Replicated):
         return state
 
     def exchange(self, value: int) -> list[int]:
-        values = self.exchange_bytes(value.to_bytes(_WORD, "little", signed=True))
-        return [int.from_bytes(each, "little", signed=True) for each in values]
+        rows = self.exchange_bytes(value.to_bytes(_WORD, "little", signed=True))
+        return [int.from_bytes(row, "little", signed=True) for row in rows]
 
     def exchange_text(self, text: str) -> list[str]:
-        return [each.decode() for each in self.exchange_bytes(text.encode())]
+        return [row.decode() for row in self.exchange_bytes(text.encode())]
 
     def exchange_json(self, value: Any) -> list:
         text = json.dumps(value, default=lambda scalar: scalar.item())
-        return [json.loads(each) for each in self.exchange_text(text)]
+        return [json.loads(row) for row in self.exchange_text(text)]
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         short = max(_WORD, min(_SHORT_BYTES, _SHORT_BYTES_OF_ALL // self.num_hosts) // _WORD * _WORD)
@@ -188,7 +188,7 @@ class MultiWorker(Replicated):
         if self._stop is None and (together or self._stop_requested):
             reasons = self.exchange_text(self._stop_reason)
             if any(reasons):
-                first = next(worker for worker, each in enumerate(reasons) if each)
+                first = next(worker for worker, reason in enumerate(reasons) if reason)
                 is_shared = len(set(reasons)) == 1
                 self._stop = Stop(reasons[first], "" if is_shared else self.host_names[first])
         return self._stop
@@ -212,16 +212,14 @@ class MultiWorker(Replicated):
         pace.steps = program.agreed_steps
         result = super().run(program, limit, from_host)
         if self._before is not None:
-            self._follow(*self._before)
+            earlier, its_result = self._before
+            rows = its_result.workers.read()
+            earlier.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock sets the pace
+            for requests in (int(row["requests"]) for row in rows):
+                self._stop_requested |= bool(requests & 1)
+                self._agreed |= requests >> 1
         self._before = program, result
         return result
-
-    def _follow(self, program: WorkersLoop, result: LoopResult) -> None:
-        rows = result.workers.read()
-        program.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock sets the pace
-        for requests in (int(row["requests"]) for row in rows):
-            self._stop_requested |= bool(requests & 1)
-            self._agreed |= requests >> 1
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         super().bind(state, train_feed, eval_feed)
@@ -234,7 +232,7 @@ class MultiWorker(Replicated):
         # The mean of this worker's replicas.
         share = self.num_hosts / self.num_replicas
         figures = self.state.trainer.reduction.take_figures()
-        return {f"{OWN}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
+        return {f"{LOCAL}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
 
     def _program(self, step, feed, **more) -> InnerLoop:
         return WorkersLoop(

@@ -19,7 +19,7 @@ from ..metrics.sums import LoopSums, RowSpec, total_rows
 from .base import LoopResult
 from .inner_loop import InnerLoop
 
-OWN = "worker/"  # prefix of a step's metrics that are not summed across workers, but are part of the row
+LOCAL = "worker/"  # prefix of a step's metrics that are not summed across workers, but are part of the row
 # From the host; the rest is measured in the call.
 FROM_HOST = ("requests", "next_steps")  # the first: 1 to stop, plus 2 times the other requests, a bit each
 _MEASURED = ("seconds", "input_seconds", "steps")
@@ -88,31 +88,33 @@ class WorkersLoop(InnerLoop):
         return super().trace(*(from_host or (self._defaults,)))
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
-        sums, rows, of_examples = tensors
-        shared = [spec for spec in self._specs if not spec.name.startswith(OWN)]
-        own = [spec.name.removeprefix(OWN) for spec in self._specs if spec.name.startswith(OWN)]
-        rows = WorkerRows([*FROM_HOST, *self._measured, *own], rows)
-        return LoopResult(LoopSums(shared, sums), steps, input_seconds, rows, rows=of_examples)
+        sums, rows, example_rows = tensors
+        shared = [spec for spec in self._specs if not spec.name.startswith(LOCAL)]
+        local = [spec.name.removeprefix(LOCAL) for spec in self._specs if spec.name.startswith(LOCAL)]
+        workers = WorkerRows([*FROM_HOST, *self._measured, *local], rows)
+        return LoopResult(LoopSums(shared, sums), steps, input_seconds, workers, rows=example_rows)
 
     def _loop(self, operands, numbers, from_host):  # type: ignore[override]
         began = timestamp()
         with tf.control_dependencies([began]):
             numbers = tf.identity(numbers)
-        sums, of_examples = super()._loop(operands, numbers)
+        sums, example_rows = super()._loop(operands, numbers)
         sums, scores = sums[: total_rows(self._specs)], sums[total_rows(self._specs) :]
         with tf.control_dependencies([sums]):
             seconds, waited = seconds_since(began), self._arrivals.take_seconds()
-        own = tf.constant([spec.name.startswith(OWN) for spec in self._specs for _ in range(spec.rows)], tf.bool)
+        is_local = tf.constant([spec.name.startswith(LOCAL) for spec in self._specs for _ in range(spec.rows)], tf.bool)
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
-        row = tf.concat([from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, own)[:, 0]], 0)
-        sums, rows = self._over_workers(tf.boolean_mask(sums, ~own), row)
+        row = tf.concat(
+            [from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, is_local)[:, 0]], 0
+        )
+        sums, rows = self._over_workers(tf.boolean_mask(sums, ~is_local), row)
         if any(spec.keeps_scores for spec in self._specs):
             sums = tf.concat([sums, scores], 0)
-        return sums, rows, of_examples
+        return sums, rows, example_rows
 
     def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed across workers, [workers, figures])."""
-        sums.set_shape([total_rows([spec for spec in self._specs if not spec.name.startswith(OWN)]), 2])
+        sums.set_shape([total_rows([spec for spec in self._specs if not spec.name.startswith(LOCAL)]), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
         rows.set_shape(

@@ -162,14 +162,14 @@ class Leases:
         self._open[lease.number] = _Open(lease, loop, call_input.operands)
         self._dispatch(self._open[lease.number])
 
-    def _dispatch(self, each: _Open) -> None:
-        lease, loop = each.lease, each.loop
+    def _dispatch(self, opened: _Open) -> None:
+        lease, loop = opened.lease, opened.loop
         with tf.device("CPU:0"):
             # Python's conversion would copy an array to the worker while holding Python's lock: if the worker does not
             # answer, this whole process hangs.
             numbers = tf.constant(lease, tf.int64)
         try:
-            remote = self._coordinator.schedule(loop.function, args=(each.operands, numbers))
+            remote = self._coordinator.schedule(loop.function, args=(opened.operands, numbers))
         except Exception as error:
             if loop not in self._traced:
                 raise
@@ -198,27 +198,27 @@ class Leases:
         failed: list = []
         end = time.monotonic() + seconds
         while not completed and not failed and self._open and (left := end - time.monotonic()) > 0:
-            self._take(completed, failed, min(left, _PROBE_SECONDS))
+            self._receive(completed, failed, min(left, _PROBE_SECONDS))
             if not completed and not failed:
                 self._raise_if_lost()
         if failed:
             self._recover(completed, failed)
         return completed
 
-    def _take(self, completed: list[CompletedLease], failed: list, seconds: float) -> None:
-        """Waits for one lease, and takes all others that have completed."""
+    def _receive(self, completed: list[CompletedLease], failed: list, seconds: float) -> None:
+        """Waits for one lease, and receives all others that have ended."""
         try:
             lease, result, error = self._arrived.get(timeout=seconds)
             while True:
                 if error is None:
-                    completed.append(self._settle(lease, result))
+                    completed.append(self._complete(lease, result))
                 else:
                     failed.append((lease, error))
                 lease, result, error = self._arrived.get_nowait()
         except queue.Empty:
             return
 
-    def _settle(self, lease: Lease, fetched: tuple) -> CompletedLease:
+    def _complete(self, lease: Lease, fetched: tuple) -> CompletedLease:
         self._built.add(self._open.pop(lease.number).loop)
         vector, rows = fetched
         result = LeaseResult.unpacked(np.asarray(vector))
@@ -235,7 +235,7 @@ class Leases:
         with contextlib.suppress(Exception):  # the same error
             self._coordinator.join()  # TensorFlow cancels the others, and forgets the error
         while len(failed) < len(self._open):
-            self._take(completed, failed, 1.0)
+            self._receive(completed, failed, 1.0)
         for _, error in failed:
             if line := self._cluster.explain_lost_server(error):
                 raise LostPeerError(line) from error
@@ -244,10 +244,10 @@ class Leases:
                 continue
             if fault := self._fault_of_data(error):
                 raise fault from error
-            each = self._open[lease.number]
-            each.failures += 1
-            if each.failures > _MAX_RETRIES:
-                raise LeaseError(self._explain_failure(each, error)) from error
+            opened = self._open[lease.number]
+            opened.failures += 1
+            if opened.failures > _MAX_RETRIES:
+                raise LeaseError(self._explain_failure(opened, error)) from error
         for lease, _ in failed:
             self._dispatch(self._open[lease.number])
 
@@ -266,7 +266,7 @@ class Leases:
 
     @property
     def _timeout_factor(self) -> float:
-        return 1.0 if all(each.loop in self._built for each in self._open.values()) else FIRST_CALL_FACTOR
+        return 1.0 if all(opened.loop in self._built for opened in self._open.values()) else FIRST_CALL_FACTOR
 
     def _counted(self, lease: Lease, counts: np.ndarray) -> tuple[int, int]:
         """Returns a lease's number of completed steps and of starts."""
@@ -278,13 +278,13 @@ class Leases:
 
         TensorFlow does so for errors that it regards as consequences of others.
         """
-        for each in self._open.values():
-            steps, starts = self._counted(each.lease, counts)
-            if each.begun is None or each.begun[0] != steps:
-                each.begun = (steps, starts)
-            elif starts - each.begun[1] > _MAX_RETRIES:
-                each.failures = starts - each.begun[1]
-                raise LeaseError(self._explain_failure(each, None))
+        for opened in self._open.values():
+            steps, starts = self._counted(opened.lease, counts)
+            if opened.begun is None or opened.begun[0] != steps:
+                opened.begun = (steps, starts)
+            elif starts - opened.begun[1] > _MAX_RETRIES:
+                opened.failures = starts - opened.begun[1]
+                raise LeaseError(self._explain_failure(opened, None))
 
     def _explain_stuck(self, counts: np.ndarray) -> str:
         if quiet := server_probe.silent("ps", range(len(self._cluster.servers))):
@@ -292,9 +292,9 @@ class Leases:
         gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
         parts = [f"{self._named(worker)} is not there" for worker in gone]
         takers = self.counters.takers.numpy()
-        begun = [each for each in self._open.values() if self._counted(each.lease, counts)[1]]
-        held = {int(takers[each.lease.slot]): each for each in begun if takers[each.lease.slot] not in gone}
-        holds = {worker: self._describe(each.loop, each.lease, -1) for worker, each in held.items()}
+        begun = [opened for opened in self._open.values() if self._counted(opened.lease, counts)[1]]
+        held = {int(takers[opened.lease.slot]): opened for opened in begun if takers[opened.lease.slot] not in gone}
+        holds = {worker: self._describe(opened.loop, opened.lease, -1) for worker, opened in held.items()}
         parts += [f"{self._named(worker)} holds {lease}" for worker, lease in holds.items()]
         # A task stopped before it began its lease holds nothing up yet.
         for worker in server_probe.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
@@ -308,14 +308,14 @@ class Leases:
     def _named(self, worker: int) -> str:
         return f"worker {worker} ({self._cluster.workers[worker]})"
 
-    def _explain_failure(self, each: _Open, error: Exception | None) -> str:
-        lease, step, worker_name = each.lease, -1, "a worker"
-        if isinstance(each.loop, UpdateLoop):
+    def _explain_failure(self, opened: _Open, error: Exception | None) -> str:
+        lease, step, worker_name = opened.lease, -1, "a worker"
+        if isinstance(opened.loop, UpdateLoop):
             step = lease.first + self._counted(lease, self.counters.counts.numpy())[0]
             worker_name = f"worker {self.counters.takers.numpy()[lease.slot]}"
         error_text = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (
-            f"{worker_name} failed {counted(each.failures, 'time')} on {self._describe(each.loop, lease, step)}: "
+            f"{worker_name} failed {counted(opened.failures, 'time')} on {self._describe(opened.loop, lease, step)}: "
             f"{error_text}; correct the model or the data"
         )
 
@@ -330,15 +330,15 @@ class _InOneLine(Filter):
             record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (task,)
             return True
         # The last: each checkpoint is written by its own function, once.
-        known = ("encountered the following error", "tf_function_save")
-        return not (message.startswith(_REPEATED) or any(text in record.getMessage() for text in known))
+        repeated = ("encountered the following error", "tf_function_save")
+        return not (message.startswith(_REPEATED) or any(text in record.getMessage() for text in repeated))
 
 
 def quiet_tensorflow() -> None:
     """Shortens errors logged by the coordinator's threads, each a page of details, to a line or nothing. Once."""
     logger = tf.get_logger()
     with PROCESS:
-        if any(isinstance(each, _InOneLine) for each in logger.filters):
+        if any(isinstance(log_filter, _InOneLine) for log_filter in logger.filters):
             return
         logger.addFilter(_InOneLine())
     report = sys.unraisablehook

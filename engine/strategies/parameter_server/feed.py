@@ -209,9 +209,9 @@ class ReadByWorkersFeed(_InPieces):
         return FeedStats(self._bytes_read, self._steps_ahead)
 
     def count(self, stats: Sequence[InputStats]) -> None:
-        pieces = sum(each.pieces for each in stats)
-        self._bytes_read += int(sum(each.bytes for each in stats))
-        self._steps_ahead = sum(each.steps_ahead for each in stats) / pieces if pieces else None
+        pieces = sum(lease.pieces for lease in stats)
+        self._bytes_read += int(sum(lease.bytes for lease in stats))
+        self._steps_ahead = sum(lease.steps_ahead for lease in stats) / pieces if pieces else None
 
     def call_input(self, step: int, limit: int) -> CallInput:
         return CallInput((), step, step + limit)
@@ -223,7 +223,7 @@ class ReadByWorkersFeed(_InPieces):
     def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:
         steps = tf.clip_by_value((stop - first) // _PIECES, 1, self._most_steps)
 
-        def end_of(first):
+        def piece_end(first):
             return tf.minimum(tf.minimum(first + steps, self.order.epoch_from(first + 1)), stop)
 
         def read(first, end):
@@ -237,13 +237,13 @@ class ReadByWorkersFeed(_InPieces):
             return piece, tf.zeros([], tf.int64), tf.zeros([], tf.float64)
 
         def one_piece(first, end, piece, stats, state):
-            next_end = end_of(end)
+            next_end = piece_end(end)
             # Nothing here depends on the steps, so TensorFlow overlaps both.
             next_piece, size, there = tf.cond(end < stop, lambda: read(end, next_end), lambda: no_examples(piece))
             state, done = compute((piece, first), end, state)
             return end, next_end, next_piece, stats + _piece_stats(done, there, size, next_end - end), state
 
-        began, end = timestamp_after(first), end_of(first)
+        began, end = timestamp_after(first), piece_end(first)
         # If only a lease's result was lost, it is run again without steps. It still reads one example: the shuffle
         # needs at least one index.
         piece, size, there = read(first, tf.maximum(end, first + 1))
@@ -293,7 +293,8 @@ class SentFeed(_InPieces, StreamedFeed):
             call_input, size = first, 0
             with tf.device("CPU:0"):
                 while True:
-                    batches.append(_next_batch(call_input))
+                    (iterator,) = call_input.operands
+                    batches.append(tf.nest.flatten(next(iterator)))
                     size += sum(map(_bytes, batches[-1]))
                     if len(batches) == limit or size >= _READ_BYTES:
                         return self._piece(batches, step)
@@ -339,18 +340,13 @@ class CombinedOnWorkers(LeaseFeed, CombinedFeed):
     @property
     def operand_specs(self):
         feeds: Sequence[Any] = [*self.feeds.values()]
-        return [(each.operand_specs, tf.TensorSpec([], tf.int32)) for each in feeds]
+        return [(feed.operand_specs, tf.TensorSpec([], tf.int32)) for feed in feeds]
 
 
 def _on_coordinator(arrays) -> Any:
     """Returns arrays for a step of the coordinator itself."""
     with tf.device("CPU:0"):
         return tf.nest.map_structure(as_tensor, arrays)
-
-
-def _next_batch(call_input: CallInput) -> list[tf.Tensor]:
-    (iterator,) = call_input.operands
-    return tf.nest.flatten(next(iterator))
 
 
 def _piece_stats(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:

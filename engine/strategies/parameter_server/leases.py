@@ -141,25 +141,27 @@ class Pull:
         moved: Sequence[tf.keras.Variable] = (),
     ):
         self._moved = moved
-        floats = [each for each in variables if tf_variable(each).dtype == tf.float32]
-        placed = [(server_device(tf_variable(each)), each) for each in floats]
+        floats = [variable for variable in variables if tf_variable(variable).dtype == tf.float32]
+        placed = [(server_device(tf_variable(variable)), variable) for variable in floats]
         progressing = [(server_device(optimizer.iterations), optimizer) for optimizer in optimizers]
         self._servers = []  # each with its optimizers, its variables, and their layout
         for server in dict.fromkeys(server for server, _ in [*placed, *progressing] if server):
-            mine = [each for device, each in progressing if device == server]
-            held = [each for device, each in placed if device == server]
-            shapes = [tf.TensorShape(each.shape) for each in held]
-            progress = [tf.TensorShape([2 + len(each.all_variables), 2]) for each in mine]  # float64 as float32 lanes
-            self._servers.append((server, mine, held, wire.WireLayout(progress, shapes, reduce_dtype)))
+            counting = [optimizer for device, optimizer in progressing if device == server]
+            held = [variable for device, variable in placed if device == server]
+            shapes = [tf.TensorShape(variable.shape) for variable in held]
+            # float64 as float32 lanes
+            progress = [tf.TensorShape([2 + len(optimizer.all_variables), 2]) for optimizer in counting]
+            self._servers.append((server, counting, held, wire.WireLayout(progress, shapes, reduce_dtype)))
 
     def buckets(self) -> list[tf.Tensor]:
         """Reads the present values: vectors of each server, with the progress there."""
         buckets: list[tf.Tensor] = []
         for server, optimizers, variables, layout in self._servers:
             with tf.device(server):
-                handles = [tf_variable(each).handle for each in variables]
+                handles = [tf_variable(variable).handle for variable in variables]
                 reads = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
-                buckets += layout.join([tf.bitcast(each.read_progress(), tf.float32) for each in optimizers], reads)
+                progress = [tf.bitcast(optimizer.read_progress(), tf.float32) for optimizer in optimizers]
+                buckets += layout.join(progress, reads)
         return buckets
 
     def readings(self, buckets: Sequence[tf.Tensor]) -> Readings:

@@ -84,12 +84,12 @@ class Sources:
 
         return marked
 
-    def _read(self, wanted: bytes, *of_epoch: Any) -> list[np.ndarray]:
+    def _read(self, wanted: bytes, *request: Any) -> list[np.ndarray]:
         with self._lock:
             if wanted not in self._readers:
                 self._readers[wanted] = self._reader(json.loads(wanted))
             reader = self._readers[wanted]
-        stored = as_stored(reader.fetch(*of_epoch), reader.source.stored_spec)
+        stored = as_stored(reader.fetch(*request), reader.source.stored_spec)
         with self._lock:
             now = reader.bytes_read
             size, self._bytes_reported[wanted] = now - self._bytes_reported.get(wanted, 0), now
@@ -97,7 +97,7 @@ class Sources:
 
     def _describe(self) -> list[np.ndarray]:
         with self._lock:
-            return _as_text(describe(each) for each in self._all())
+            return _as_text(describe(source) for source in self._all())
 
     def _verify(self) -> list[np.ndarray]:
         for reader in [*self._readers.values()]:
@@ -107,14 +107,14 @@ class Sources:
 
     def _bad(self) -> list[np.ndarray]:
         with self._lock:
-            return _as_text([*each.bad] if isinstance(each, WithoutBadRecords) else [] for each in self._all())
+            return _as_text([*source.bad] if isinstance(source, WithoutBadRecords) else [] for source in self._all())
 
     def _dismiss(self) -> list[np.ndarray]:
         self.dismissed.set()
         return _as_text([])
 
     def _reader(self, wanted: dict) -> Reader:
-        described = [describe(each) for each in self._all()]
+        described = [describe(source) for source in self._all()]
         if wanted["source"] not in described:
             raise SourceError(difference(wanted["source"], described))
         index = wanted["index"]  # the coordinator's index: two splits may have equal descriptions
@@ -130,7 +130,7 @@ class Sources:
 
 
 def _as_text(values: Iterable) -> list[np.ndarray]:
-    return [np.array([json.dumps(each) for each in values], object)]
+    return [np.array([json.dumps(value) for value in values], object)]
 
 
 def describe(source: Source) -> dict:
@@ -144,19 +144,19 @@ def describe(source: Source) -> dict:
     }
 
 
-def difference(wanted: dict, own: Sequence[dict]) -> str:
-    """Describes how a task's `own` sources differ from the coordinator's `wanted` one."""
-    same_size = [each for each in own if each["examples"] == wanted["examples"]]
-    same_layout = [each for each in same_size if each["layout"] == wanted["layout"]]
-    if any({**each, "preprocessing": wanted["preprocessing"]} == wanted for each in same_layout):
+def difference(wanted: dict, described: Sequence[dict]) -> str:
+    """Describes how a task's sources, as `describe` returns them, differ from the coordinator's `wanted` one."""
+    same_size = [source for source in described if source["examples"] == wanted["examples"]]
+    same_layout = [source for source in same_size if source["layout"] == wanted["layout"]]
+    if any({**source, "preprocessing": wanted["preprocessing"]} == wanted for source in same_layout):
         return (
             "it has fitted words, classes or means to the data, and the coordinator has those of the run; give all "
             "tasks a run_dir that they see, and the same command line"
         )
-    if not own:
+    if not described:
         how = "its data is in memory, and the coordinator's in files"
     elif not same_size:
-        sizes = " and ".join(f"{each['examples']:,}" for each in own)
+        sizes = " and ".join(f"{source['examples']:,}" for source in described)
         how = f"its files have {sizes} examples, and the coordinator's {wanted['examples']:,}"
     elif not same_layout:
         how = f"its examples are {same_size[0]['layout']}, and the coordinator's {wanted['layout']}"
@@ -189,8 +189,8 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
     wanted = {"source": describe(source), "index": index, "order": dataclasses.asdict(order_of_all)}
     wanted_text = tf.constant(json.dumps({**wanted, "timeout_seconds": timeout_seconds}))
     dtypes = [*stored_dtypes(source.stored_spec), tf.int64]
-    of_epoch = (indices, order.epochs(step)[0], *order.chunks_ahead(step))
-    *stored, size = called_by_name(_READ, (wanted_text, *of_epoch), dtypes)
+    request = (indices, order.epochs(step)[0], *order.chunks_ahead(step))
+    *stored, size = called_by_name(_READ, (wanted_text, *request), dtypes)
     return packed(stored, source.stored_spec), tf.ensure_shape(size, [])
 
 
@@ -222,10 +222,8 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
 
 def undecodable(workers: int) -> CrankshaftError | None:
     """Returns the problem of an example that a worker can't decode, if any."""
-    return next(
-        (fault for each in _query(_VERIFY, _jobs_tasks(worker=workers), _ANSWER_SECONDS) if (fault := failure(each))),
-        None,
-    )
+    answers = _query(_VERIFY, _jobs_tasks(worker=workers), _ANSWER_SECONDS)
+    return next((fault for answer in answers if (fault := failure(answer))), None)
 
 
 def bad_records(index: int, workers: int) -> set[int]:
@@ -255,7 +253,8 @@ def _query(name: str, tasks: Sequence[str], seconds: float) -> list[list | Excep
         while answers[number] is None and not (seconds and time.monotonic() > end):
             try:
                 with tf.device(f"{tasks[number]}/device:CPU:0"):
-                    answers[number] = [json.loads(each) for each in called_by_name(name, (), [tf.string])[0].numpy()]
+                    (texts,) = called_by_name(name, (), [tf.string])
+                    answers[number] = [json.loads(text) for text in texts.numpy()]
             except (tf.errors.UnavailableError, tf.errors.AbortedError):  # it is being restarted
                 time.sleep(_PAUSE_SECONDS)
             except Exception as error:  # passed to the waiting thread

@@ -179,7 +179,7 @@ class ParameterServer(Strategy):
             "leases": dataclasses.asdict(self._leases.ledger),
             "staleness": self.staleness,
             "server_bytes": list(self.placement.loads),
-            "placement": [each._asdict() for each in self.placement.table],
+            "placement": [placed._asdict() for placed in self.placement.table],
         }
 
     def stop_new_work(self) -> None:
@@ -250,7 +250,7 @@ class ParameterServer(Strategy):
                 "methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them out, or give "
                 "a tf.data.Dataset, which the coordinator reads"
             )
-        index = next((index for index, each in enumerate(self._read_here) if each is split), len(self._read_here))
+        index = next((index for index, source in enumerate(self._read_here) if source is split), len(self._read_here))
         self._read_here[index:] = self._read_here[index:] or [split]
         self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
         return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds, padding)
@@ -273,7 +273,7 @@ class ParameterServer(Strategy):
     def computes_on(self) -> tuple[str, int]:
         """A device that computes gradients (the first worker's), and how many such devices share the work."""
         first = "/job:worker/replica:0/task:0/"
-        gpus = [each.name for each in tf.config.list_logical_devices("GPU") if each.name.startswith(first)]
+        gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU") if gpu.name.startswith(first)]
         return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedOnWorkers:
@@ -287,13 +287,13 @@ class ParameterServer(Strategy):
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Sets the programs' state. Nothing may be in progress."""
-        if read := [each.read_by_workers for each in (train_feed, eval_feed) if each and each.read_by_workers]:
+        if read := [feed.read_by_workers for feed in (train_feed, eval_feed) if feed and feed.read_by_workers]:
             sources.check(read, self.cluster.workers, self.step_timeout_seconds)
         self._leases = self._leases or Leases(
             self.coordinator,
             self.cluster,
             timeout_seconds=self.step_timeout_seconds,
-            describe=_described,
+            describe=_describe_lease,
             fault_of_data=self._fault_of_data,
         )
         self._inventory = inventory = state.trainer.inventory
@@ -306,8 +306,8 @@ class ParameterServer(Strategy):
         super().bind(state, train_feed, eval_feed)
 
     def combined(self, feeds: Mapping[str, Feed]) -> CombinedOnWorkers:
-        for name, each in feeds.items():
-            if not isinstance(each, (ResidentOnWorkers, ExternalWorkersFeed)):
+        for name, feed in feeds.items():
+            if not isinstance(feed, (ResidentOnWorkers, ExternalWorkersFeed)):
                 raise UsageError(
                     f"train[{name!r}] is read as steps go, and with strategy={self.name} several inputs per step are "
                     "arrays in memory; load it, or use another strategy"
@@ -390,21 +390,22 @@ class ParameterServer(Strategy):
         while True:
             if not (ending and not self.in_step):
                 self._fill(program, step, limit)
-            completed += self._collect()
+            arrived = self._leases.collect(_WAIT_SECONDS)
+            self._heard.note(self.worker_names[result.worker] for _, result, _ in arrived)
+            completed += arrived
             all_done = self.in_step and (ending or self._next_step >= step + limit)
-            is_due = sum(each.lease.steps for each in completed) >= limit
+            is_due = sum(lease.steps for lease, *_ in completed) >= limit
             if completed and (all_done or (not is_due and time.monotonic() - began >= _CALL_SECONDS)):
                 break
-        program.feed.count([each.result.input_stats for each in completed])
-        steps = sum(each.lease.steps for each in completed)
+        stats = [result.input_stats for _, result, _ in completed]
+        program.feed.count(stats)
+        steps = sum(lease.steps for lease, *_ in completed)
         program.advance(steps)
-        waited = (
-            sum(each.result.input_stats.seconds for each in completed) / len(self.cluster.workers) + self._lease_seconds
-        )
+        waited = sum(lease.seconds for lease in stats) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
         rows = self._count_updates(program, completed) if trains else None
-        of_examples = [each for lease in completed for each in lease.rows]
-        return LoopResult(_summed(program.specs, completed), steps, waited, rows, compiles, of_examples)
+        example_rows = [row for lease in completed for row in lease.rows]
+        return LoopResult(_sum_metrics(program.specs, completed), steps, waited, rows, compiles, example_rows)
 
     def _count_updates(self, program: LeaseLoop, completed: list[CompletedLease]) -> WorkerRows:
         rows = np.zeros([len(self.cluster.workers), len(_ROW)])
@@ -418,11 +419,6 @@ class ParameterServer(Strategy):
             if updates == program.pace.steps:  # of the present length
                 program.pace.fit(updates, result.steps_seconds, result.seconds - result.steps_seconds)
         return WorkerRows([*_ROW], rows)
-
-    def _collect(self) -> list[CompletedLease]:
-        completed = self._leases.collect(_WAIT_SECONDS)
-        self._heard.note(self.worker_names[each.result.worker] for each in completed)
-        return completed
 
     def _fill(self, program: LeaseLoop, step: int, limit: int) -> None:
         """Schedules steps from `step` while there is room; with bounded staleness, a round after all have completed."""
@@ -442,7 +438,7 @@ class ParameterServer(Strategy):
             self._next_step = call_input.stop
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
-        index = next(index for index, each in enumerate(self._read_here) if each is source)
+        index = next(index for index, held in enumerate(self._read_here) if held is source)
         return {*source.bad} | sources.bad_records(index, len(self.cluster.workers))
 
     def _fault_of_data(self, error: BaseException) -> CrankshaftError | None:
@@ -450,7 +446,7 @@ class ParameterServer(Strategy):
         return sources.failure(error) or (sources.undecodable(len(self.cluster.workers)) if self._sources else None)
 
 
-def _described(program: LeaseLoop, lease: Lease, step: int) -> str:
+def _describe_lease(program: LeaseLoop, lease: Lease, step: int) -> str:
     """Describes a lease for a message, with its present `step`, if it contains it."""
     order = program.feed.order
     steps = f"steps {lease.first} to {lease.stop - 1}"
@@ -460,8 +456,8 @@ def _described(program: LeaseLoop, lease: Lease, step: int) -> str:
     return steps
 
 
-def _summed(specs: list[RowSpec], completed: list[CompletedLease]) -> LoopSums:
-    sums, rows = [each.result.sums for each in completed], total_rows(specs)
+def _sum_metrics(specs: list[RowSpec], completed: list[CompletedLease]) -> LoopSums:
+    sums, rows = [result.sums for _, result, _ in completed], total_rows(specs)
     return LoopSums(specs, np.concatenate([np.sum([x[:rows] for x in sums], axis=0), *(x[rows:] for x in sums)]))
 
 

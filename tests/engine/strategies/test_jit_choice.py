@@ -5,7 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.state import host_of
+from crankshaft.engine.state import host_device
 from crankshaft.engine.strategies import jit_choice
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -87,4 +87,4 @@ def test_what_is_clearly_faster_is_not_timed_again(bench):
 )
 def test_values_are_kept_by_the_host_of_the_device_that_has_them(device, host):
     """Not on the device: it may have no room for a second copy of the variables."""
-    assert host_of(device) == host
+    assert host_device(device) == host
