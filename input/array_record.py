@@ -104,7 +104,7 @@ class ArrayRecords(ExampleSource):
             shard = int(shards[rows[0]])
             numbers = indices[rows] - self._starts[shard]
             self._files.check(shard)
-            for row, record in zip(rows.tolist(), self._of_shard(shard, numbers), strict=True):
+            for row, record in zip(rows.tolist(), self._read_shard(shard, numbers), strict=True):
                 records[row] = record
         return records
 
@@ -121,7 +121,7 @@ class ArrayRecords(ExampleSource):
             digest.update(as_bytes(f"{os.path.basename(path)} {size} {records}\n"))
         return f"{len(self._records)} shards {digest.hexdigest()} {self._files.sample}"
 
-    def _of_shard(self, shard: int, numbers: np.ndarray) -> list[bytes]:
+    def _read_shard(self, shard: int, numbers: np.ndarray) -> list[bytes]:
         try:
             path = self._files.paths[shard]
             return retried(path, lambda: self._shard(shard).read(numbers), self._shard.cache_clear)
@@ -131,12 +131,12 @@ class ArrayRecords(ExampleSource):
             for number in numbers:
                 try:
                     self._shard(shard).read(number[np.newaxis])
-                except RuntimeError as its_own:
+                except RuntimeError as problem:
                     self._files.check(shard)
                     index = int(self._starts[shard] + number)
                     raise BadRecordError(
                         index,
-                        f"{self.locate(index)} can't be read ({_first_line(its_own)}); restore the file, or leave such "
+                        f"{self.locate(index)} can't be read ({_first_line(problem)}); restore the file, or leave such "
                         "records out by max_bad_records",
                     ) from None
             raise error
@@ -144,14 +144,6 @@ class ArrayRecords(ExampleSource):
 
 def _opened(paths: list[str], number: int) -> _Shard:
     return _Shard(paths[number])
-
-
-def _check_opens(path: str) -> None:
-    """Raises `InputError` if a file can't be opened, which the library confuses with a damaged one."""
-    try:
-        open(path, "rb").close()
-    except OSError as error:
-        raise InputError(f"{path} can't be read ({error.strerror})") from None
 
 
 class _Shard:
@@ -165,7 +157,10 @@ class _Shard:
         except RuntimeError as error:
             raise InputError(f"{path} can't be read ({_first_line(error)}); restore the file") from None
         if not is_whole:
-            _check_opens(path)
+            try:  # the library confuses a file that can't be opened with a damaged one
+                open(path, "rb").close()
+            except OSError as error:
+                raise InputError(f"{path} can't be read ({error.strerror})") from None
             raise InputError(f"{path} is not a whole ArrayRecord file; restore it, or write it again")
         match = re.search(r"group_size:(\d+)", options)
         self.group = int(match[1]) if match else 1

@@ -110,14 +110,14 @@ def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarra
     pieces = []
     for _, table in records.tables(examples):
         integers = np.stack([table[name].fill_null(0).to_numpy() for name in _INTEGER_NAMES], 1)
-        values = np.stack([_hexadecimal(table[name]) for name in _CATEGORY_NAMES], 1)
+        values = np.stack([_numbers_from_hexadecimal(table[name]) for name in _CATEGORY_NAMES], 1)
         missing = np.stack([pc.equal(table[name], "").to_numpy() for name in _CATEGORY_NAMES], 1)
         pieces.append((integers, values, missing, table["label"].to_numpy().astype(np.float32)))
     return tuple(np.concatenate(column)[: examples or None] for column in zip(*pieces, strict=True))
 
 
-def _hexadecimal(column: Any) -> np.ndarray:
-    """Returns the values of hexadecimal digits, uint32; none are 0."""
+def _numbers_from_hexadecimal(column: Any) -> np.ndarray:
+    """Parses hexadecimal digits as uint32; an empty field is 0."""
     coded = column.combine_chunks().dictionary_encode()
     words = coded.dictionary.to_pylist()
     return np.fromiter((int(word or "0", 16) for word in words), np.uint32, len(words))[coded.indices]

@@ -103,7 +103,7 @@ def load(
     if eval_data_dir:
         others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=table_files)
         evaluation = CsvTable(others, delimiter, names, train.read_as, prepared_dir, like=train)
-    return columns.splits_of(train, evaluation, choice, trained_on)
+    return columns.make_splits(train, evaluation, choice, trained_on)
 
 
 class CsvTable(ParquetTable):
@@ -145,16 +145,16 @@ class CsvTable(ParquetTable):
         made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": texts, "keys": table_files.keys}
         made_by |= {"names": names} if names else {}
         made_by |= {"read_as": {**read_as}} if len(texts) < len(read_as) else {}
-        made = prepared(files, "csv", made_by, write, prepared_dir)
-        super().__init__(TableFiles(Files([made.path]), {}), {}, [_metadata(made)], os.path.dirname(made.path))
+        table = prepared(files, "csv", made_by, write, prepared_dir)
+        super().__init__(TableFiles(Files([table.path]), {}), {}, [_metadata(table)], os.path.dirname(table.path))
         self.read_as = read_as
-        self.kinds: dict[str, str] = made.metadata["kinds"]
-        self._records: list[int] = made.metadata["records"]
+        self.kinds: dict[str, str] = table.metadata["kinds"]
+        self._records: list[int] = table.metadata["records"]
         self.path = files.paths[0]
-        for name, why in made.metadata["why"].items():
+        for name, why in table.metadata["why"].items():
             self.columns[name] = Column("text", why=why)
-        self.problems = made.metadata["problems"]
-        self.identity = f"{sum(self._records)} records of {made.metadata['files']}"
+        self.problems = table.metadata["problems"]
+        self.identity = f"{sum(self._records)} records of {table.metadata['files']}"
         if table_files.keys:
             self.identity += f" {table_files.keys}"
         listing.log_empty([path for path, count in zip(files.paths, self._records, strict=True) if not count])
@@ -168,15 +168,15 @@ class CsvTable(ParquetTable):
         raise IndexError(row)
 
 
-def _metadata(made: Prepared) -> Any:
+def _metadata(table: Prepared) -> Any:
     """Reads the Parquet file's metadata, which precede the prepared file's own."""
     import pyarrow
     import pyarrow.parquet
 
-    offset, length, checksum = made.metadata["metadata"]
-    data = made.read(offset, length)
+    offset, length, checksum = table.metadata["metadata"]
+    data = table.read(offset, length)
     if zlib.crc32(data) != checksum:
-        raise SourceError(str(made.damaged("its index")))
+        raise SourceError(str(table.damaged("its index")))
     return pyarrow.parquet.read_metadata(pyarrow.BufferReader(data))
 
 
@@ -313,7 +313,7 @@ def _layouts(files: Files, delimiter: str, names: tuple[str, ...]) -> list[CsvLa
             raise InputError(f"{path}:1: expected a header, a name for each column, found {wrong}; mend it")
         layouts.append(layout._replace(names=tuple(named), header=tuple(raw)))
         first = first or (path if named else "")
-        wanted = next((each.names for each in layouts if each.names), ())
+        wanted = next((layout.names for layout in layouts if layout.names), ())
         if named and {*named} != {*wanted}:
             raise InputError(
                 f"{path}:1: the header is {', '.join(named)}, and that of {first} {', '.join(wanted)}; give files of "

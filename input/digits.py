@@ -38,7 +38,10 @@ def load(data_dir: str | None, seed: int) -> Data:
     del seed
     refuse_data_dir(data_dir, "digits")
     scans, labels = read_scans(_PATH)
-    features = _scale(scans)
+    weights = _bilinear_weights(_SCAN_SIZE, _SCALED_SIZE)
+    scaled = weights @ (scans / _MAX_VALUE) @ weights.T
+    margins = ((0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN))
+    features = np.pad(scaled.astype(np.float32), margins)[..., np.newaxis]  # [N, 28, 28, 1] in [0, 1]
     by_class = np.argsort(labels, kind="stable")
     is_eval = np.zeros(len(labels), bool)
     is_eval[by_class[::_EVAL_EVERY]] = True
@@ -62,14 +65,6 @@ def read_scans(path: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{path}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x{table.shape[1]}")
     scans = table[:, :-1].reshape(-1, _SCAN_SIZE, _SCAN_SIZE)
     return scans, table[:, -1].astype(np.int32)
-
-
-def _scale(scans: np.ndarray) -> np.ndarray:
-    """Scales [N, 8, 8] in 0..16 to float32 [N, 28, 28, 1] in [0, 1]."""
-    weights = _bilinear_weights(_SCAN_SIZE, _SCALED_SIZE)
-    scaled = weights @ (scans / _MAX_VALUE) @ weights.T
-    margins = ((0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN))
-    return np.pad(scaled.astype(np.float32), margins)[..., np.newaxis]
 
 
 def _bilinear_weights(size: int, new_size: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..engine.data.source import Source, Spec
 from ..engine.errors import BadRecordError
 from .checks import InputError, check_at_least
 from .files import image_headers, labelled_files, listing, storage
-from .known import as_bytes, ids_of
+from .known import as_bytes, numbering_digest
 
 _KIND = listing.FileKind(
     ".jpg, .jpeg, .jpe, .jfif, .png, .gif, .bmp",
@@ -88,7 +88,7 @@ def load(
         train=Images(train, form, min_area if augment else 0.0, flip=augment and flip),
         evaluation=Images(evaluation, form) if evaluation else None,
         num_classes=train.num_classes,
-        ids=ids_of(train.names) if train.names else None,
+        ids=numbering_digest(train.names) if train.names else None,
         classes=tuple(train.names) if train.names else None,
     )
 
@@ -161,15 +161,15 @@ class Images(Source):
             fault = f"has {header.pixels:,} pixels, and `max_pixels` allows {most:,}; raise that, if it is to be read"
             raise self._bad(example, fault)
         if not content.endswith(_ENDS) and not self._decodes[example]:
-            self._decode_all_of(example, content)  # probably truncated; a part of it may decode
+            self._decode_whole(example, content)  # probably truncated; a part of it may decode
         return bytes([header.orientation if self._form.orientation else 1]) + content
 
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         for example, content in zip(indices.tolist(), stored[0], strict=True):
             if not self._decodes[example]:
-                self._decode_all_of(example, content[1:])
+                self._decode_whole(example, content[1:])
 
-    def _decode_all_of(self, example: int, content: bytes) -> None:
+    def _decode_whole(self, example: int, content: bytes) -> None:
         import tensorflow as tf
 
         try:
@@ -213,7 +213,7 @@ class Images(Source):
         orientation = tf.cast(tf.io.decode_raw(tf.strings.substr(stored, 0, 1), tf.uint8)[0], tf.int32)
         content = tf.strings.substr(stored, 1, tf.int32.max)
 
-        def of_jpeg():  # decodes only the crop
+        def crop_jpeg():  # decodes only the crop
             shape = tf.image.extract_jpeg_shape(content)
             window = self._window(shape, orientation, seed)
 
@@ -225,19 +225,19 @@ class Images(Source):
             # libjpeg can't convert CMYK to grey.
             return tf.cond(shape[2] == 4, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
 
-        def of_others():
-            image = tf.cond(_begins_with(content, image_headers.PNG), of_png, of_gif_or_bmp)
+        def crop_others():
+            image = tf.cond(_begins_with(content, image_headers.PNG), decode_png, decode_gif_or_bmp)
             window = self._window(tf.shape(image), orientation, seed)
             return tf.slice(image, [*tf.unstack(window[:2]), 0], [*tf.unstack(window[2:]), channels])
 
-        def of_png():
+        def decode_png():
             return tf.io.decode_png(content, channels=channels)
 
-        def of_gif_or_bmp():
+        def decode_gif_or_bmp():
             image = tf.io.decode_image(content, expand_animations=False)[..., :3]
             return image if channels == 3 else tf.image.rgb_to_grayscale(tf.ensure_shape(image, [None, None, 3]))
 
-        image = tf.cond(_begins_with(content, image_headers.JPEG), of_jpeg, of_others)
+        image = tf.cond(_begins_with(content, image_headers.JPEG), crop_jpeg, crop_others)
         image = tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
         image = tf.image.resize(image, [size, size])
         if self._flip:
@@ -310,10 +310,10 @@ def _turns(orientation):
     """Returns of an orientation whether rows are columns, and whether either then begins at the other end."""
     import tensorflow as tf
 
-    def is_one_of(*orientations: int):
+    def is_among(*orientations: int):
         return tf.reduce_any(orientation == tf.constant(orientations))
 
-    return is_one_of(5, 6, 7, 8), is_one_of(3, 4, 7, 8), is_one_of(2, 3, 6, 7)
+    return is_among(5, 6, 7, 8), is_among(3, 4, 7, 8), is_among(2, 3, 6, 7)
 
 
 def _upright(image, orientation):

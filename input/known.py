@@ -20,20 +20,20 @@ _EARLIER = ("words", "treatments", "array_columns")  # keys that an earlier vers
 
 def as_json(data: Data) -> dict[str, Any]:
     """Returns the properties of data, plain JSON, for `from_json`."""
-    known: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(data, name)) is not None}
+    saved: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(data, name)) is not None}
     if data.tokens is not None:
-        known["tokens"] = data.tokens.kept()
-    del known["preprocessing"]
+        saved["tokens"] = data.tokens.kept()
+    del saved["preprocessing"]
     if data.preprocessing != UNCHANGED:
         columns = {
-            name: {**each._asdict(), "words": [*map(as_text, each.words)]}
-            for name, each in data.preprocessing.columns.items()
+            name: {**column._asdict(), "words": [*map(as_text, column.words)]}
+            for name, column in data.preprocessing.columns.items()
         }
         for column in columns.values():  # like what earlier versions wrote, unless ids are numbered
             if values := column.pop("values"):
                 column["values"] = numbers_as_text(np.frombuffer(values, np.int64))
-        known["preprocessing"] = {"columns": columns, "array": data.preprocessing.array}
-    return json.loads(json.dumps(known, default=lambda value: value.item()))  # including NumPy's numbers
+        saved["preprocessing"] = {"columns": columns, "array": data.preprocessing.array}
+    return json.loads(json.dumps(saved, default=lambda value: value.item()))  # including NumPy's numbers
 
 
 def from_json(content: Mapping[str, Any], path: str) -> Data:
@@ -42,22 +42,22 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
     Raises:
       KeyError, TypeError: the argument was not made by `as_json`, or by an earlier version's.
     """
-    known = {name: content[name] for name in _NAMES if content.get(name) is not None}
-    if "tokens" in known:
-        known["tokens"] = tokens.from_saved(known["tokens"], path)
-    if "classes" in known:
-        known["classes"] = tuple(map(_text, known["classes"]))
+    restored = {name: content[name] for name in _NAMES if content.get(name) is not None}
+    if "tokens" in restored:
+        restored["tokens"] = tokens.from_saved(restored["tokens"], path)
+    if "classes" in restored:
+        restored["classes"] = tuple(map(_text, restored["classes"]))
     if earlier := [key for key in _EARLIER if key in content]:
         raise TypeError(f"{earlier[0]} is of an earlier version")
-    if "preprocessing" in known:
-        known["preprocessing"] = _preprocessing(**known["preprocessing"])
-    return Data(None, **known)
+    if "preprocessing" in restored:
+        restored["preprocessing"] = _preprocessing(**restored["preprocessing"])
+    return Data(None, **restored)
 
 
 def _preprocessing(columns: Mapping[str, Mapping[str, Any]], array: Iterable[str]) -> Preprocessing:
     restored = {}
-    for name, each in {**columns}.items():
-        column = ColumnPreprocessing(**each)
+    for name, values in {**columns}.items():
+        column = ColumnPreprocessing(**values)
         if column.kind not in KINDS:
             raise TypeError(f"{column.kind!r:.40} is not one of {', '.join(KINDS)}")
         np.asarray(column.fill, np.float64)
@@ -67,7 +67,7 @@ def _preprocessing(columns: Mapping[str, Mapping[str, Any]], array: Iterable[str
     return Preprocessing(restored, tuple(map(_text, array)))
 
 
-def ids_of(classes: Iterable[str]) -> int:
+def numbering_digest(classes: Iterable[str]) -> int:
     """Returns a digest that identifies a numbering of classes."""
     return int.from_bytes(hashlib.sha256(as_bytes("\0".join(classes))).digest()[:4], "big")
 

@@ -80,4 +80,4 @@ def load(
     if eval_data_dir:
         others = folders.find(eval_data_dir, _KIND, "eval_data_dir", like=table_files)
         evaluation = ParquetTable(others, train.read_as, like=train)
-    return columns.splits_of(train, evaluation, choice, trained_on)
+    return columns.make_splits(train, evaluation, choice, trained_on)

@@ -103,8 +103,8 @@ def load(
     def selected(rows: np.ndarray):
         return {name: each[rows] for name, each in ids.items()}, ratings[rows]
 
-    vocabulary = {name: len(each) + 1 for name, each in preprocessing.words.items()}
-    digest = zlib.crc32(b"".join(b"%s\n" % word for each in preprocessing.words.values() for word in each))
+    vocabulary = {name: len(ids) + 1 for name, ids in preprocessing.words.items()}
+    digest = zlib.crc32(b"".join(b"%s\n" % word for ids in preprocessing.words.values() for word in ids))
     return Data(selected(~is_eval), selected(is_eval), None, vocabulary, digest, preprocessing=preprocessing)
 
 
@@ -113,7 +113,7 @@ def _preprocessing(table: Any, trained_on: Data | None) -> Preprocessing:
     if trained_on and {"user", "item"} <= trained_on.preprocessing.words.keys():
         return trained_on.preprocessing
     words = {name: table[name].unique().cast("binary").to_pylist() for name in ("user", "item")}
-    return Preprocessing({name: ColumnPreprocessing("category", words=tuple(each)) for name, each in words.items()})
+    return Preprocessing({name: ColumnPreprocessing("category", words=tuple(ids)) for name, ids in words.items()})
 
 
 def _ids(column: Any, words: Sequence[bytes]) -> np.ndarray:

@@ -84,19 +84,19 @@ def load(
         data_dir, eval_data_dir = _BUNDLED["train"], eval_data_dir or _BUNDLED["eval"]
     files = _files(data_dir, "data_dir")
     if vocabulary_size and trained_on and trained_on.tokens:
-        made: Tokens = trained_on.tokens
+        token_maker: Tokens = trained_on.tokens
     elif vocabulary_size:
-        made = tokens.learned(vocabulary_size, files, _pieces(files, documents), prepared_dir)
+        token_maker = tokens.learned(vocabulary_size, files, _pieces(files, documents), prepared_dir)
     else:
-        made = tokens.tokenizer(tokenizer, separator)
+        token_maker = tokens.tokenizer(tokenizer, separator)
 
     def windows(files: Files) -> Windows:
-        made_by = {"tokens": made.identity, "context": context, "documents": documents}
-        write = functools.partial(_write, files=files, documents=documents, made=made, context=context)
+        made_by = {"tokens": token_maker.identity, "context": context, "documents": documents}
+        write = functools.partial(_write, files=files, documents=documents, token_maker=token_maker, context=context)
         return Windows(prepared(files, "text", made_by, write, prepared_dir))
 
     evaluation = windows(_files(eval_data_dir, "eval_data_dir")) if eval_data_dir else None
-    return Data(windows(files), evaluation, made.count, None, made.ids, made)
+    return Data(windows(files), evaluation, token_maker.count, None, token_maker.ids, token_maker)
 
 
 class Windows(Source):
@@ -154,14 +154,14 @@ def _files(data_dir: str | None, flag: str) -> Files:
     return files
 
 
-def _write(writer: PreparedWriter, files: Files, documents: str, made: Tokens, context: int) -> None:
+def _write(writer: PreparedWriter, files: Files, documents: str, token_maker: Tokens, context: int) -> None:
     """Writes the windows of all text: a record each, of its tokens, the one after them, and their CRC-32."""
-    dtype = np.dtype("<u2" if made.count <= 1 << 16 else "<u4")
-    separator = np.array([made.separator], dtype)
+    dtype = np.dtype("<u2" if token_maker.count <= 1 << 16 else "<u4")
+    separator = np.array([token_maker.separator], dtype)
     row, labels = separator, 0  # not written yet; number written
     for batch in _batches(_pieces(files, documents), progress(f"preparing {files.paths[0]}", sum(files.sizes))):
         parts = [row]
-        for piece, ids in zip(batch, made.tokens(batch), strict=True):
+        for piece, ids in zip(batch, token_maker.tokens(batch), strict=True):
             parts += [ids, separator] if piece.ends else [ids]
         row = np.concatenate(parts).astype(dtype)
         whole = (len(row) - 1) // context
@@ -171,7 +171,7 @@ def _write(writer: PreparedWriter, files: Files, documents: str, made: Tokens, c
     if not labels:
         raise InputError(f"{files.paths[0]}: expected documents, found empty lines alone; give text")
     if len(row) > 1:
-        _write_windows(writer, np.pad(row, (0, context + 1 - len(row)), constant_values=made.separator), context)
+        _write_windows(writer, np.pad(row, (0, context + 1 - len(row)), constant_values=token_maker.separator), context)
     writer.metadata.update(context=context, dtype=dtype.str, labels=labels)
 
 
@@ -180,7 +180,7 @@ def _write_windows(writer: PreparedWriter, row: np.ndarray, context: int) -> Non
         return
     windows = np.lib.stride_tricks.sliding_window_view(row, context + 1)[::context]
     tokens_of = np.ascontiguousarray(windows).view(np.uint8)
-    checksums = np.array([zlib.crc32(each) for each in tokens_of], _CHECKSUM).view(np.uint8)
+    checksums = np.array([zlib.crc32(window) for window in tokens_of], _CHECKSUM).view(np.uint8)
     writer.write(np.concatenate([tokens_of, checksums.reshape(len(windows), -1)], 1).tobytes())
 
 

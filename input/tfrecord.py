@@ -81,7 +81,7 @@ class TFRecords(ExampleSource):
         return len(self._index)
 
     def records(self, indices: np.ndarray) -> list[bytes]:
-        shards, numbers = self._index.shards_of(indices)
+        shards, numbers = self._index.locate(indices)
         order = np.argsort(shards, kind="stable")
         in_order = [b""] * len(indices)
         for start in range(0, len(order), _PIECE):
@@ -92,7 +92,7 @@ class TFRecords(ExampleSource):
         return in_order
 
     def locate(self, index: int) -> str:
-        shards, numbers = self._index.shards_of(np.array([index]))
+        shards, numbers = self._index.locate(np.array([index]))
         start = self._index.find(int(shards[0]), numbers)[0]
         return f"{self._index.files.paths[int(shards[0])]}: record {int(numbers[0])} (byte {int(start[0]):,})"
 
@@ -126,15 +126,15 @@ class TFRecords(ExampleSource):
 
     def _checked(self, pieces: list[bytes], lengths: np.ndarray, indices: np.ndarray) -> list[bytes]:
         """Returns the data of records that were read whole, after checking their checksums."""
-        heads = np.frombuffer(b"".join([each[:HEADER_BYTES] for each in pieces]), _HEAD)
-        feet = np.frombuffer(b"".join([each[-FOOTER_BYTES:] for each in pieces]), "<u4")
-        records = [each[HEADER_BYTES:-FOOTER_BYTES] for each in pieces]
+        heads = np.frombuffer(b"".join([piece[:HEADER_BYTES] for piece in pieces]), _HEAD)
+        feet = np.frombuffer(b"".join([piece[-FOOTER_BYTES:] for piece in pieces]), "<u4")
+        records = [piece[HEADER_BYTES:-FOOTER_BYTES] for piece in pieces]
         expected = checksums.length_checksums(lengths)
         if not ((heads["length"] == lengths) & (heads["check"] == expected)).all():
             self._explain_head(heads, lengths, indices)
         wrong = np.flatnonzero(checksums.record_checksums(records) != feet)
         if len(wrong):
-            self._index.files.check(int(self._index.shards_of(indices[wrong[:1]])[0][0]))
+            self._index.files.check(int(self._index.locate(indices[wrong[:1]])[0][0]))
             raise self._bad(int(indices[wrong[0]]), "the checksum of its data differs, so some bit of it is flipped")
         return records
 

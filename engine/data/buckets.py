@@ -34,7 +34,9 @@ class Buckets:
 
     def batch_sizes(self, most_examples: int) -> list[int]:
         """Returns each bucket's batch size, at least 1 and at most `most_examples`."""
-        return [min(most_examples, max(1, (self.most or most_examples * each) // each)) for each in self.boundaries]
+        return [
+            min(most_examples, max(1, (self.most or most_examples * length) // length)) for length in self.boundaries
+        ]
 
     def check(self, longest: int) -> None:
         """Raises `UsageError` if an example belongs to no bucket."""
@@ -72,18 +74,18 @@ class BucketedOrder(Order):
         self.buckets.check(int(self.lengths[:, self.buckets.axis].max()))
 
     @functools.cached_property
-    def _bucket_of(self) -> np.ndarray:
+    def _bucket_numbers(self) -> np.ndarray:
         return np.searchsorted(self.buckets.boundaries, self.lengths[:, self.buckets.axis])
 
     @functools.cached_property
     def _members(self) -> np.ndarray:
         """All examples, bucket by bucket."""
-        return np.argsort(self._bucket_of, kind="stable")
+        return np.argsort(self._bucket_numbers, kind="stable")
 
     @functools.cached_property
     def _counts(self) -> np.ndarray:
         """Examples of each bucket."""
-        return np.bincount(self._bucket_of, minlength=len(self.buckets.boundaries))
+        return np.bincount(self._bucket_numbers, minlength=len(self.buckets.boundaries))
 
     @functools.cached_property
     def _batches(self) -> np.ndarray:
@@ -99,7 +101,7 @@ class BucketedOrder(Order):
     def shapes(self) -> np.ndarray:
         """The sizes to which each bucket's batches are padded, [buckets, dimensions]: few shapes."""
         shapes = np.ones((len(self.buckets.boundaries), self.lengths.shape[1]), np.int64)
-        np.maximum.at(shapes, self._bucket_of, self.lengths)
+        np.maximum.at(shapes, self._bucket_numbers, self.lengths)
         shapes[:, self.buckets.axis] = self.buckets.boundaries
         return shapes
 
@@ -146,14 +148,16 @@ class BucketedOrder(Order):
 
     @functools.cached_property
     def _examples_before(self) -> Callable[[int], np.ndarray]:
-        return functools.lru_cache(2)(self._count_before)
+        """Maps an epoch to the number of examples before each of its steps."""
 
-    def _count_before(self, epoch: int) -> np.ndarray:
-        """Returns the number of examples before each step of an epoch."""
-        with tf.init_scope(), tf.device("CPU:0"):
-            steps = tf.range(tf.constant(self.steps_per_epoch, tf.int64))
-            batches = self._permuted_batches(steps, tf.constant(epoch, tf.int64)).numpy()
-        return np.concatenate([[0], np.cumsum(self._batches[batches, 2])])
+        @functools.lru_cache(2)
+        def examples_before(epoch: int) -> np.ndarray:
+            with tf.init_scope(), tf.device("CPU:0"):
+                steps = tf.range(tf.constant(self.steps_per_epoch, tf.int64))
+                batches = self._permuted_batches(steps, tf.constant(epoch, tf.int64)).numpy()
+            return np.concatenate([[0], np.cumsum(self._batches[batches, 2])])
+
+        return examples_before
 
     def block_at(self, step: int) -> tuple[int, int, int]:
         return step + self.shift, 0, 1
@@ -167,22 +171,22 @@ class BucketedOrder(Order):
 
     def examples(self, block: tf.Tensor) -> tf.Tensor:
         epoch, in_epoch = block // self.steps_per_epoch, block % self.steps_per_epoch
-        return self._of_batch(epoch, in_epoch)[tf.newaxis]
+        return self._batch_examples(epoch, in_epoch)[tf.newaxis]
 
     def examples_between(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the examples of step `first`, see `Order.examples_between`; `stop` is the next one."""
         number = first + self.shift
         epoch = number // self.steps_per_epoch
-        return self._of_batch(epoch, number % self.steps_per_epoch), epoch
+        return self._batch_examples(epoch, number % self.steps_per_epoch), epoch
 
-    def _of_batch(self, epoch: tf.Tensor, in_epoch: tf.Tensor) -> tf.Tensor:
+    def _batch_examples(self, epoch: tf.Tensor, in_epoch: tf.Tensor) -> tf.Tensor:
         batch = self._permuted_batches(in_epoch[tf.newaxis], epoch)[0]
         bucket, first, size = tf.unstack(tf.gather(tf.constant(self._batches), batch), num=3)
         count = tf.gather(tf.constant(self._counts), bucket)
         indices = first + tf.range(size)
         if self.seed is not None:
-            of_many = permuted(indices, self._keys(epoch)[1 + bucket], tf.maximum(count, 2))
-            indices = tf.where(count > 1, of_many, indices)  # which a single one can't be permuted by
+            shuffled = permuted(indices, self._keys(epoch)[1 + bucket], tf.maximum(count, 2))
+            indices = tf.where(count > 1, shuffled, indices)  # a single one can't be permuted
         start = tf.gather(tf.constant(np.cumsum(self._counts) - self._counts), bucket)
         return tf.gather(tf.constant(self._members), start + indices)
 
@@ -198,19 +202,19 @@ class BucketedOrder(Order):
 
     def longest(self, indices: tf.Tensor) -> tf.Tensor:
         """Returns the sizes to which a batch of these examples is padded, int64 [dimensions]. In a graph."""
-        bucket = tf.gather(tf.constant(self._bucket_of), tf.reshape(indices, [-1])[0])
+        bucket = tf.gather(tf.constant(self._bucket_numbers), tf.reshape(indices, [-1])[0])
         return tf.gather(tf.constant(self.shapes), bucket)
 
     def described(self) -> str:
         """Describes the buckets, for people."""
         batches = np.bincount(self._batches[:, 0], minlength=len(self._counts))
         sizes = self.buckets.batch_sizes(self.batch_size)
-        each = [
+        counts = [
             f"{count:,} of {size} x {[*map(int, shape)]}"
             for count, size, shape in zip(batches, sizes, self.shapes, strict=True)
             if count
         ]
-        return f"{self.steps_per_epoch:,} batches per epoch, of {self.num_shapes} shapes: {', '.join(each)}"
+        return f"{self.steps_per_epoch:,} batches per epoch, of {self.num_shapes} shapes: {', '.join(counts)}"
 
 
 _NO_BUCKET = "bucket_by has no boundary that long; add one, or leave such examples out"

@@ -17,7 +17,7 @@ from .feed import CallInput, Feed
 from .form import longest, padded_to
 from .order import Order, replica_range
 from .reader import example_bytes
-from .source import unknown_dimensions
+from .source import Spec, unknown_dimensions
 from .streamed import Stream, batched, count, untuned
 
 _BLOCK_BYTES = 8 << 20  # of a call's batches, at most
@@ -102,27 +102,31 @@ class ExternalFeed(Feed):
         steps = self.reach(step, limit)
         if not self.split.by_index:
             examples = self._next()
-            each = tf.nest.flatten(examples)[0].shape[0]
-            self.order.read.append(each)  # type: ignore[union-attr]
+            batch_size = tf.nest.flatten(examples)[0].shape[0]
+            self.order.read.append(batch_size)  # type: ignore[union-attr]
         else:
             epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
             first = in_epoch * self.order.batch_size
             rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
-            examples, each = self._read(rows, epoch), len(rows) // steps
+            examples, batch_size = self._read(rows, epoch), len(rows) // steps
             self._next_step = step + steps
-        self._last = examples, each
-        return CallInput((examples, tf.constant(each, tf.int64)), 0, steps)
+        self._last = examples, batch_size
+        return CallInput((examples, tf.constant(batch_size, tf.int64)), 0, steps)
 
     def peek(self, step: int) -> CallInput | None:
         if self._last is None:
             return None
-        examples, each = self._last
-        return CallInput((tf.nest.map_structure(lambda x: x[-each:], examples), tf.constant(each, tf.int64)), 0, 1)
+        examples, batch_size = self._last
+        batch = tf.nest.map_structure(lambda x: x[-batch_size:], examples)
+        return CallInput((batch, tf.constant(batch_size, tf.int64)), 0, 1)
 
     def traced(self, operands) -> Any:
-        examples, each = operands
-        spec = self.split.element_spec
-        return tf.nest.map_structure(lambda x, own: tf.TensorSpec([None, *own.shape], x.dtype), examples, spec), each
+        examples, batch_size = operands
+
+        def any_number(x, spec: Spec) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *spec.shape], x.dtype)
+
+        return tf.nest.map_structure(any_number, examples, self.split.element_spec), batch_size
 
     def most_steps(self, operands) -> float:
         return math.inf
@@ -131,9 +135,9 @@ class ExternalFeed(Feed):
         return step  # programs take any number of steps, and evaluations begin at 0
 
     def next_operands(self, operands, offset: tf.Tensor):
-        examples, each = operands
-        first = tf.cast(offset, tf.int64) * each
-        return (tf.nest.map_structure(lambda x: x[first : first + each], examples),)
+        examples, batch_size = operands
+        first = tf.cast(offset, tf.int64) * batch_size
+        return (tf.nest.map_structure(lambda x: x[first : first + batch_size], examples),)
 
     def batch(self, batch):
         shares = self._mesh.batch_share(0, self._num_replicas)[1]

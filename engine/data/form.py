@@ -19,7 +19,7 @@ from .arrays import Mapped
 from .source import Source, Spec, Split
 from .streamed import Stream
 
-_LABELS_LOOKED_AT = 1 << 17
+_LABELS_CHECKED = 1 << 17
 _OTHER_LENGTHS = (
     "an example is not of the length that was read for it: the data has changed (remove .crankshaft/*.lengths beside "
     "it), or lengths(indices) of the source are not those of its arrays"
@@ -95,14 +95,14 @@ class Unmeasured(Padded):
 
 
 def padded_by(spec: Spec) -> type[Padded]:
-    """Returns the class of batches of a `Spec` with unknown dimensions."""
+    """The class of batches of a `Spec` with unknown dimensions."""
     return Ragged if spec.is_ragged else Padded if spec.has_lengths else Unmeasured
 
 
 def measured(nest):
     """Returns a batch, or its specs, as trainers get it: without lengths that count padding."""
     if isinstance(nest, Batches):
-        return Batches({name: measured(each) for name, each in nest.items()})
+        return Batches({name: measured(batch) for name, batch in nest.items()})
     return map_padded(lambda padded: padded.values if isinstance(padded, Unmeasured) else padded, nest)
 
 
@@ -114,8 +114,8 @@ def map_padded(function: Callable[[Padded], Any], nest):
         by_name = {name: map_padded(function, nest[name]) for name in sorted(nest)}  # the order of `tf.nest`
         return {name: by_name[name] for name in nest}
     if isinstance(nest, tuple):
-        made = [map_padded(function, each) for each in nest]
-        return type(nest)(*made) if hasattr(nest, "_fields") else tuple(made)
+        values = [map_padded(function, value) for value in nest]
+        return type(nest)(*values) if hasattr(nest, "_fields") else tuple(values)
     return nest
 
 
@@ -142,13 +142,13 @@ def padded_to(sizes: tf.Tensor, examples):
 
     def fit(padded: Padded) -> Padded:
         values, rest = padded.values, padded.values.shape.rank - 1 - padded.unknown
-        own = [next(left) for _ in range(padded.unknown)]
-        least = tf.minimum(tf.shape(values, tf.int64)[1 : 1 + padded.unknown], own)
+        wanted = [next(left) for _ in range(padded.unknown)]
+        least = tf.minimum(tf.shape(values, tf.int64)[1 : 1 + padded.unknown], wanted)
         fits = tf.reduce_all(lengths((padded,)) <= least)
         with tf.control_dependencies([tf.debugging.Assert(fits, [_OTHER_LENGTHS])]):
             least = tf.identity(least)
         values = tf.slice(values, tf.zeros([values.shape.rank], tf.int64), [-1, *tf.unstack(least), *[-1] * rest])
-        missing = tf.pad(tf.stack(own) - least, [[1, rest]])
+        missing = tf.pad(tf.stack(wanted) - least, [[1, rest]])
         fitted = tf.pad(values, tf.stack([tf.zeros_like(missing), missing], 1))
         fitted.set_shape([None, *[None] * padded.unknown, *padded.values.shape[1 + padded.unknown :]])
         return padded._replace(values=fitted)
@@ -158,19 +158,19 @@ def padded_to(sizes: tf.Tensor, examples):
 
 def element_spec(batch) -> Any:
     """Returns the nest of `Spec` of a batch's examples."""
-    own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], tf.as_dtype(x.dtype).as_numpy_dtype), batch)
+    specs = tf.nest.map_structure(lambda x: Spec(x.shape[1:], tf.as_dtype(x.dtype).as_numpy_dtype), batch)
 
-    def of_any_length(padded: Padded) -> Padded:
+    def with_unknown_dimensions(padded: Padded) -> Padded:
         unknown = sum(padded.lengths.shape) or 1  # of one, lengths are scalars
         shape = (*[None] * unknown, *padded.values.shape[unknown:])
         is_ragged, has_lengths = isinstance(padded, Ragged), not isinstance(padded, Unmeasured)
         return padded._replace(values=Spec(shape, padded.values.dtype, is_ragged, has_lengths))
 
-    return map_padded(of_any_length, own)
+    return map_padded(with_unknown_dimensions, specs)
 
 
 def batch_spec(spec: Spec) -> tf.TypeSpec:
-    """Returns the specification of a batch's tensor: a ragged one, or with unknown dimensions."""
+    """The specification of a batch's tensor: a ragged one, or with unknown dimensions."""
     kind = functools.partial(tf.RaggedTensorSpec, ragged_rank=1) if spec.is_ragged else tf.TensorSpec
     return kind([None, *spec.shape], tf.as_dtype(spec.dtype))
 
@@ -182,7 +182,7 @@ class Batches(dict):
 def with_none(labels):
     """Returns labels, or their specs, with None for `()`: outputs without labels, which only Keras models may have."""
     if isinstance(labels, dict):
-        return {name: with_none(each) for name, each in labels.items()}
+        return {name: with_none(label) for name, label in labels.items()}
     if isinstance(labels, tuple) and not isinstance(labels, Padded):
         return tuple(map(with_none, labels)) or None
     return labels
@@ -239,7 +239,7 @@ def labels_shown(split: Source | Stream) -> str:
     kind = f"its labels are {tf.as_dtype(spec.dtype).name}{list(spec.shape) or ''}" if isinstance(spec, Spec) else ""
     if not kind or not split.by_index or tf.as_dtype(spec.dtype) == tf.string:
         return kind or "its labels are several"
-    most = min(len(split), _LABELS_LOOKED_AT)
+    most = min(len(split), _LABELS_CHECKED)
     for rows in np.array_split(np.arange(most), -(-most // 1024)):
         values = np.asarray(fields(split.read(rows)).labels).reshape(-1)
         odd = values[~((values >= 0) & (values < 1 << 31) & (np.floor(values) == values))]
@@ -262,14 +262,14 @@ def num_classes(split: Split) -> int | None:
 
 def _named(name: str, component) -> Iterator[tuple[str, Any]]:
     if isinstance(component, dict):
-        for key, each in component.items():
-            yield from _named(f"{name}[{key!r}]", each)
+        for key, value in component.items():
+            yield from _named(f"{name}[{key!r}]", value)
     elif isinstance(component, Padded):
         yield name, component.values
         if not isinstance(component, Unmeasured):
             yield f"{name}.lengths", component.lengths
     elif isinstance(component, tuple):
-        for index, each in enumerate(component):
-            yield from _named(f"{name}[{index}]", each)
+        for index, value in enumerate(component):
+            yield from _named(f"{name}[{index}]", value)
     else:
         yield name, component

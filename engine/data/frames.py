@@ -36,7 +36,7 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
         columns = {str(name): _column(f"column {name!r}", nest[name], may_lack) for name in nest.columns}
         return nest.to_numpy() if as_one else columns
     if isinstance(nest, dict):
-        return {name: as_arrays(each, may_lack, as_one) for name, each in nest.items()}
+        return {name: as_arrays(value, may_lack, as_one) for name, value in nest.items()}
     if isinstance(nest, list) and nest and _is_plain(nest):
         try:
             return np.array(nest)
@@ -46,7 +46,7 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
                 "length give tf.ragged.constant(list)"
             ) from None
     if isinstance(nest, (list, tuple)) and not hasattr(nest, "_fields"):
-        return type(nest)(as_arrays(each, may_lack, as_one) for each in nest)
+        return type(nest)(as_arrays(value, may_lack, as_one) for value in nest)
     return nest
 
 

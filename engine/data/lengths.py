@@ -31,12 +31,12 @@ _FOLDER = ".crankshaft"  # beside the data, as of inputs' own prepared files
 
 
 def with_lengths(split: Any) -> Any:
-    """Returns a split whose examples have their lengths if they differ, once."""
-    has: list[Padded] = []
-    form.map_padded(has.append, split.element_spec)
-    if has or not unknown_dimensions(split.element_spec):
+    """Wraps a split, once, so that its examples have their lengths if they differ."""
+    padded: list[Padded] = []
+    form.map_padded(padded.append, split.element_spec)
+    if padded or not unknown_dimensions(split.element_spec):
         return split
-    return Varying(split) if split.by_index else VaryingStream(split)
+    return VaryingSource(split) if split.by_index else VaryingStream(split)
 
 
 def _padded_spec(spec: Any) -> Any:
@@ -59,7 +59,7 @@ def _padded_spec(spec: Any) -> Any:
     return tf.nest.map_structure(padded, spec)
 
 
-class Varying(WrappedSource):
+class VaryingSource(WrappedSource):
     """A source of examples of varying length, with their lengths.
 
     Args:
@@ -100,11 +100,13 @@ class Varying(WrappedSource):
         stored, lengths = stored
         numbers = iter(tf.unstack(lengths, self._dimensions, 1))
 
-        def beside(values: Any, spec: Spec) -> Any:
-            own = [next(numbers) for _ in range(spec.unknown)]
-            return form.padded_by(spec)(values, own[0] if len(own) == 1 else tf.stack(own, 1)) if own else values
+        def add_lengths(values: Any, spec: Spec) -> Any:
+            sizes = [next(numbers) for _ in range(spec.unknown)]
+            if not sizes:
+                return values
+            return form.padded_by(spec)(values, sizes[0] if len(sizes) == 1 else tf.stack(sizes, 1))
 
-        return tf.nest.map_structure(beside, self.source.decode(stored, seeds), self.source.element_spec)
+        return tf.nest.map_structure(add_lengths, self.source.decode(stored, seeds), self.source.element_spec)
 
     def _checked(self, lengths: Any, examples: int) -> np.ndarray:
         lengths = np.asarray(lengths)
@@ -121,7 +123,7 @@ class Varying(WrappedSource):
             by_name = {name: self._padded(spec[name], returned[name], found) for name in sorted(spec)}  # as tf.nest
             return {name: by_name[name] for name in returned}
         if isinstance(spec, tuple) and isinstance(returned, (list, tuple)) and len(spec) == len(returned):
-            return tuple(self._padded(*each, found) for each in zip(spec, returned, strict=True))
+            return tuple(self._padded(*pair, found) for pair in zip(spec, returned, strict=True))
         if not isinstance(spec, Spec) or not spec.unknown or not isinstance(returned, (list, tuple, np.ndarray)):
             return returned
         rows = [np.asarray(row) for row in returned]
@@ -154,7 +156,7 @@ class VaryingStream(WrappedStream):
         self.element_spec = _padded_spec(stream.element_spec)
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
-        def beside(values: tf.Tensor, spec: Spec) -> Any:
+        def add_lengths(values: tf.Tensor, spec: Spec) -> Any:
             if not spec.unknown:
                 return values
             shape = tf.shape(values)[: spec.unknown]
@@ -164,7 +166,7 @@ class VaryingStream(WrappedStream):
 
         def example(*components: Any) -> Any:
             element = components if isinstance(self._stream.element_spec, tuple) else components[0]
-            return tf.nest.map_structure(beside, element, self._stream.element_spec)
+            return tf.nest.map_structure(add_lengths, element, self._stream.element_spec)
 
         return self._stream.examples(seed, epoch).map(example)
 
@@ -195,8 +197,8 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
             parts.append(part)
             show(done := done + len(part))
     width = unknown_dimensions(source.element_spec)
-    mine = np.concatenate([np.zeros([0, width], np.int32), *parts])
-    lengths = np.frombuffer(b"".join(processes.exchange_bytes(mine.tobytes())), np.int32).reshape(-1, width)
+    here = np.concatenate([np.zeros([0, width], np.int32), *parts])
+    lengths = np.frombuffer(b"".join(processes.exchange_bytes(here.tobytes())), np.int32).reshape(-1, width)
     if path and processes.is_chief:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -217,7 +219,7 @@ def _pool(threads: int) -> Iterator[concurrent.futures.Executor]:
 
 
 def _path(source: Source) -> str:
-    """Returns where a source's lengths are stored; "" if its examples can't be identified."""
+    """The path at which a source's lengths are stored; "" if its examples can't be identified."""
     inner = source
     while isinstance(inner, WrappedSource):  # whose own identity is not empty where the source's is
         inner = inner.source

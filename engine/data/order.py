@@ -254,8 +254,8 @@ class Order:
         if epochs := self._epochs_per_block:
             indices = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
             # A loop, though short: unrolled, it would take longer to build than the rest of a feed.
-            each = block * epochs + tf.range(tf.constant(epochs, tf.int64))
-            epoch_examples = tf.map_fn(lambda epoch: self._shuffled(indices, epoch), each)
+            numbers = block * epochs + tf.range(tf.constant(epochs, tf.int64))
+            epoch_examples = tf.map_fn(lambda epoch: self._shuffled(indices, epoch), numbers)
             return tf.reshape(epoch_examples, [epochs * self.whole_steps, self.batch_size])
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)
@@ -436,7 +436,7 @@ class SharedOrder(Order):
             return ""
         return (
             "the step sums or gathers over replicas, and workers read files of their own "
-            f"({', '.join(f'{each:,}' for each in self.shares)} examples), so that at an epoch's end one has no "
+            f"({', '.join(f'{share:,}' for share in self.shares)} examples), so that at an epoch's end one has no "
             "examples and would bring made-up ones; use auto_shard_policy=data"
         )
 

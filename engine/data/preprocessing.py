@@ -92,7 +92,7 @@ class ColumnPreprocessing(NamedTuple):
             else:
                 missing = tf.reduce_any(tf.equal(tf.strings.strip(values)[..., tf.newaxis], MISSING_WORDS), -1)
                 micros = microseconds(tf.where(missing, "1970-01-01", values), self.kind == "timestamp")
-            times = [xp.where(missing, np.float32(np.nan), each) for each in days_and_seconds(micros)]
+            times = [xp.where(missing, np.float32(np.nan), time) for time in days_and_seconds(micros)]
             return (times[0], missing) if self.kind == "date" else (xp.stack(times, -1), xp.stack([missing] * 2, -1))
         if self.kind != "id":
             values = xp.asarray(values, np.float32)
@@ -121,13 +121,13 @@ class ColumnPreprocessing(NamedTuple):
             fill = np.asarray(self.fill, np.float64)  # None is NaN
             values = xp.where(missing, xp.asarray(fill, values.dtype), values)
         is_time = self.kind == "timestamp"
-        made = {name: values[..., 0], name + SECONDS: values[..., 1]} if is_time else {name: values}
+        features = {name: values[..., 0], name + SECONDS: values[..., 1]} if is_time else {name: values}
         width = len(self.fill) if self.kind == "array" else 0
         if not self.is_flagged and self.places == (*range(width),):
-            return made
+            return features
         flags = xp.zeros_like(values, np.float32) if missing is None else xp.asarray(missing, np.float32)
         if self.kind != "array":
-            return {**made, name + MISSING: flags[..., 0] if is_time else flags}
+            return {**features, name + MISSING: flags[..., 0] if is_time else flags}
         at = [place if place >= 0 else width - 1 - place for place in self.places]
         return {name: xp.take(xp.concatenate([values, flags], 1), at, axis=1)}
 
@@ -155,23 +155,23 @@ class Preprocessing:
     @property
     def words(self) -> dict[str, list[bytes]]:
         """The words of each column of categories; the first has id 1."""
-        return {name: [*each.words] for name, each in self.columns.items() if each.kind == "category"}
+        return {name: [*column.words] for name, column in self.columns.items() if column.kind == "category"}
 
     @property
     def may_lack(self) -> bool:
         """Whether raw values may be missing."""
-        return any(each.may_lack for each in self.columns.values())
+        return any(column.may_lack for column in self.columns.values())
 
     @property
     def digest(self) -> int:
         """Identifies it, the same where processors round means otherwise."""
 
-        def known(each: ColumnPreprocessing) -> tuple:
-            fills = [f"{x:.9g}" for x in np.ravel(np.asarray(each.fill, np.float64))]
-            values = [zlib.crc32(each.values)] if each.values else []
-            return each.kind, fills, bool(each.is_flagged), *map(tuple, (each.places, each.words)), *values
+        def rounded(column: ColumnPreprocessing) -> tuple:
+            fills = [f"{x:.9g}" for x in np.ravel(np.asarray(column.fill, np.float64))]
+            values = [zlib.crc32(column.values)] if column.values else []
+            return column.kind, fills, bool(column.is_flagged), *map(tuple, (column.places, column.words)), *values
 
-        columns = {name: known(self.columns[name]) for name in sorted(self.columns)}
+        columns = {name: rounded(self.columns[name]) for name in sorted(self.columns)}
         return zlib.crc32(repr((columns, tuple(self.array))).encode())
 
     def __call__(self, features: Any, missing: Mapping[str, Any] | None = None) -> Any:
@@ -188,10 +188,10 @@ class Preprocessing:
         if isinstance(features, dict) and self.array:
             features, missing = self._joined(features, missing)
         if isinstance(features, dict):
-            made: dict[str, Any] = {}
+            converted: dict[str, Any] = {}
             for name, values in features.items():
-                made |= self._converted(name, values, missing) if name in self.columns else {name: values}
-            return made | {name: values for name, values in features.items() if name not in self.columns}
+                converted |= self._converted(name, values, missing) if name in self.columns else {name: values}
+            return converted | {name: values for name, values in features.items() if name not in self.columns}
         array = self.columns.get("")
         if array is None or np.shape(features)[1:] != (len(array.fill),):
             return features
@@ -209,17 +209,17 @@ class Preprocessing:
             array = self.columns.get("")
             is_one = array is not None and isinstance(specs, tf.TensorSpec)
             return tf.TensorSpec([None, len(array.fill)], specs.dtype) if is_one else specs
-        used = {name: each for name, each in self.columns.items() if name in specs}
-        made = {feature for name, each in used.items() for feature in each.added_features(name)}
+        used = {name: column for name, column in self.columns.items() if name in specs}
+        added = {feature for name, column in used.items() for feature in column.added_features(name)}
         text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
-        return {name: text.get(name, spec) for name, spec in specs.items() if name not in made}
+        return {name: text.get(name, spec) for name, spec in specs.items() if name not in added}
 
     def _joined(self, features: dict[str, Any], missing: Mapping[str, Any] | None) -> tuple[Any, Any]:
         """Returns an array of all columns, and its missing mask under the name ""."""
         import tensorflow as tf
 
         is_eager = tf.executing_eagerly()
-        columns = [np.asarray(each) if is_eager else each for each in map(features.__getitem__, self.array)]
+        columns = [np.asarray(features[name]) if is_eager else features[name] for name in self.array]
         kinds = [np.dtype(getattr(x.dtype, "as_numpy_dtype", x.dtype)).kind for x in columns]
         if text := [name for name, kind in zip(self.array, kinds, strict=True) if kind not in "biuf"]:
             raise UsageError(f"column {text[0]!r} is not of numbers, which this run's array is of; make numbers of it")
@@ -247,18 +247,18 @@ class Preprocessing:
         is_time = getattr(values.dtype, "kind", "") == "M" and column.kind in ("date", "timestamp")
         with tf.device("CPU:0") if is_eager else contextlib.nullcontext():
             if column.kind in ("category", "hash") and is_text:
-                made = {name: self._ids(name, tf.convert_to_tensor(values))}
+                converted = {name: self._ids(name, tf.convert_to_tensor(values))}
             elif column.is_of_text != (is_text or is_time):
                 return {name: values}  # converted already, or of no form that the model takes
             else:
                 try:
-                    made = column.apply(name, *column.decoded(tf.convert_to_tensor(values) if is_text else values))
+                    converted = column.apply(name, *column.decoded(tf.convert_to_tensor(values) if is_text else values))
                 except tf.errors.InvalidArgumentError:  # running a graph raises it unchanged
                     raise UsageError(
                         f"feature {name!r} has a value that is not a {column.kind}; write 2024-02-29"
                         + " or 2024-02-29 12:30:00" * (column.kind == "timestamp")
                     ) from None
-        return {feature: x.numpy() if is_eager and tf.is_tensor(x) else x for feature, x in made.items()}
+        return {feature: x.numpy() if is_eager and tf.is_tensor(x) else x for feature, x in converted.items()}
 
     def _ids(self, name: str, words: Any) -> Any:
         import tensorflow as tf
@@ -267,8 +267,8 @@ class Preprocessing:
             return hashed(words)
         if name not in self.tables:
             with tf.init_scope():
-                known = tf.constant(self.columns[name].words, tf.string)
-                content = tf.lookup.KeyValueTensorInitializer(known, tf.range(1, len(known) + 1, dtype=tf.int64))
+                keys = tf.constant(self.columns[name].words, tf.string)
+                content = tf.lookup.KeyValueTensorInitializer(keys, tf.range(1, len(keys) + 1, dtype=tf.int64))
                 self.tables[name] = tf.lookup.StaticHashTable(content, 0)
         return self.tables[name].lookup(words)
 
@@ -292,7 +292,7 @@ def days_and_seconds(micros: Any) -> tuple[Any, Any]:
 
 
 def _numbered(ids: Any, values: np.ndarray) -> Any:
-    """Returns the place of each id among sorted values, from 1 on, int64 of the ids' shape; 0 if it is none of them."""
+    """Returns each id's position among sorted values, from 1 on, int64 of the ids' shape; 0 if it is none of them."""
     if isinstance(ids, np.ndarray):
         at = np.minimum(np.searchsorted(values, ids), len(values) - 1)
         return np.where(values[at] == ids, at + 1, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 import threading
 from collections.abc import Iterator
@@ -24,10 +23,10 @@ from .streamed import Stream, of_tensors
 
 
 def without_optional(features: Any) -> Any:
-    """Returns features without the inputs that are None, which a Keras model may have; those of a list can't be."""
+    """Leaves out inputs that are None, which are optional in a Keras model, except in a list."""
     if isinstance(features, dict):
-        return {name: each for name, each in features.items() if each is not None}
-    if isinstance(features, (list, tuple)) and any(each is None for each in features):
+        return {name: x for name, x in features.items() if x is not None}
+    if isinstance(features, (list, tuple)) and any(x is None for x in features):
         raise SourceError(
             "features are None for an input of a list, which is not optional; pass a dictionary by the inputs' names"
         )
@@ -35,14 +34,14 @@ def without_optional(features: Any) -> Any:
 
 
 def _without_none(batch: Any) -> Any:
-    """Returns a batch, x, (x, y) or (x, y, weights), without inputs and last components that are None; () for none."""
+    """Leaves out inputs and last components of a batch that are None; others become ()."""
     batch = tf.keras.tree.lists_to_tuples(batch)
     if not isinstance(batch, tuple):
         return without_optional(batch)
     others = batch[1:]
     while others and others[-1] is None:
         others = others[:-1]
-    return without_optional(batch[0]), *(() if each is None else each for each in others)
+    return without_optional(batch[0]), *(() if component is None else component for component in others)
 
 
 def _spec(*batches: Any) -> Any:
@@ -59,20 +58,15 @@ def _spec(*batches: Any) -> Any:
 
 
 def _other_shape(batch: Any, specs: Any) -> str:
-    """Returns how a batch's examples differ from those of the first batches; "" if they fit."""
+    """Describes how a batch's examples differ from those of the first batches; "" if they fit."""
     for x, spec in zip(tf.nest.flatten(batch), tf.nest.flatten(specs), strict=True):
         if not fits(x.shape[1:], spec):
             return f"examples of shape {[*x.shape[1:]]}, and at first there are {[*spec.shape]}"
     return ""
 
 
-def _blank(examples: int, spec: Spec) -> np.ndarray:
-    """Returns an array for examples; of arrays, if they differ in shape."""
-    return np.empty([examples, *spec.shape], spec.dtype) if not spec.unknown else np.empty(examples, object)
-
-
-def _of_examples(array: np.ndarray) -> np.ndarray:
-    """Returns an array of the examples' arrays."""
+def _array_of_arrays(array: np.ndarray) -> np.ndarray:
+    """Converts an array of examples to an object array that has each one's array."""
     examples = np.empty(len(array), object)
     for number, example in enumerate(array):
         examples[number] = example
@@ -99,9 +93,9 @@ class BatchSource(Source):
 
     def __init__(self, batches: tf.keras.utils.PyDataset):
         self._batches, self._name = batches, type(batches).__name__
-        own = tf.keras.utils.PyDataset
+        default = tf.keras.utils.PyDataset
         self.by_epoch = any(
-            getattr(type(batches), name) is not getattr(own, name) for name in ("on_epoch_begin", "on_epoch_end")
+            getattr(type(batches), name) is not getattr(default, name) for name in ("on_epoch_begin", "on_epoch_end")
         )
         self.read_threads = max(self.read_threads, batches.workers)
         self._epoch: int | None = None  # in progress
@@ -112,13 +106,14 @@ class BatchSource(Source):
             mistake = "never ends" if number is None else "has no batch"
             raise SourceError(f"{self._name} {mistake}; return from its __len__ how many batches an epoch has")
         self._read_first: dict[int, Any] = {}  # batches read for their form, not to be read again
-        looked_at = {each: self._batch(each, is_first=not each) for each in sorted({0, min(1, number - 1), number - 1})}
-        first, last = looked_at[0], looked_at[number - 1]
+        numbers = sorted({0, min(1, number - 1), number - 1})
+        batches_read = {number: self._batch(number, is_first=not number) for number in numbers}
+        first, last = batches_read[0], batches_read[number - 1]
         if not self.by_epoch:
-            self._read_first = looked_at
+            self._read_first = batches_read
         self.chunk_examples = self.batch_examples = self._size(first)
         self._examples = (number - 1) * self.chunk_examples + self._size(last)
-        self.element_spec = _spec(*looked_at.values())
+        self.element_spec = _spec(*batches_read.values())
 
     def __len__(self) -> int:
         return self._examples
@@ -145,13 +140,18 @@ class BatchSource(Source):
             self._ended, self._epoch = max(self._ended, self._epoch + 1), None
 
     def for_evaluation(self) -> Source:
-        aside = copy.copy(self)
-        aside.by_epoch, aside._epoch = False, None  # in training's present state
-        return aside
+        other = copy.copy(self)
+        other.by_epoch, other._epoch = False, None  # in training's present state
+        return other
 
     def read(self, indices: np.ndarray) -> Any:
         numbers, offsets = indices // self.chunk_examples, indices % self.chunk_examples
         gathered = None
+
+        def empty(spec: Spec) -> np.ndarray:
+            size = len(indices)
+            return np.empty(size, object) if spec.unknown else np.empty([size, *spec.shape], spec.dtype)
+
         for number in np.unique(numbers):
             batch, rows = self._batch(int(number)), np.flatnonzero(numbers == number)
             wanted = min(self.chunk_examples, self._examples - int(number) * self.chunk_examples)
@@ -166,15 +166,15 @@ class BatchSource(Source):
                     "batches differ"
                 )
             if gathered is None:
-                gathered = tf.nest.map_structure(functools.partial(_blank, len(indices)), self.element_spec)
+                gathered = tf.nest.map_structure(empty, self.element_spec)
             for to, array in zip(tf.nest.flatten(gathered), tf.nest.flatten(batch), strict=True):
                 examples = array[offsets[rows]]
-                to[rows] = examples if examples.shape[1:] == to.shape[1:] else _of_examples(examples)
+                to[rows] = examples if examples.shape[1:] == to.shape[1:] else _array_of_arrays(examples)
         return gathered
 
     def _batch(self, number: int, is_first: bool = False) -> Any:
-        if (known := self._read_first.pop(number, None)) is not None:
-            return known
+        if (batch := self._read_first.pop(number, None)) is not None:
+            return batch
         with self._lock:
             batch = self._batches[number]
         batch = _without_none(batch)
@@ -247,7 +247,7 @@ class GeneratorStream(Stream):
             yield tf.nest.map_structure(lambda x: x.as_tensor() if isinstance(x, Ragged) else x, batch)
 
     def _mistake(self, batch: Any) -> str:
-        """Returns what is wrong with a batch, in itself or beside the first; "" if it can be used."""
+        """Describes the problem of a batch, in itself or beside the first; "" if it can be used."""
         sizes = dict.fromkeys(len(x) for x in tf.nest.flatten(batch))
         if len(sizes) > 1:
             return f"a batch with arrays of {', '.join(map(str, sizes))} examples; make as many of each"

@@ -90,10 +90,8 @@ class Reader:
 
     def _stored(self, indices: tf.Tensor, block: tf.Tensor):
         """Returns a block's examples as stored by the source, by [n] int64 indices. In a graph."""
-        spec, wanted = (
-            self.source.stored_spec,
-            (indices, self._order.epochs(block)[0], *self._order.chunks_ahead(block)),
-        )
+        spec = self.source.stored_spec
+        wanted = (indices, self._order.epochs(block)[0], *self._order.chunks_ahead(block))
         # TensorFlow keeps functions called in a graph, and this object has threads and open files.
         read = weak_method(self._read, lambda: _no_rows(spec))
         with tf.device("CPU:0"):
@@ -176,15 +174,15 @@ class Chunks:
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
         rows = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        offsets = [indices[each] % self._size for each in rows]
+        offsets = [indices[chunk_rows] % self._size for chunk_rows in rows]
 
         def gathered(*components: np.ndarray) -> np.ndarray:
             shapes = [component.shape[1:] for component in components]  # chunks of varying examples differ
             shape, dtype = tuple(map(max, zip(*shapes, strict=True))), components[0].dtype
             examples = blank(len(indices), shape, dtype)
-            for each, within, component in zip(rows, offsets, components, strict=True):
-                at: Any = (each, *map(slice, component.shape[1:]))
-                examples[at] = component[within]
+            for chunk_rows, chunk_offsets, component in zip(rows, offsets, components, strict=True):
+                at: Any = (chunk_rows, *map(slice, component.shape[1:]))
+                examples[at] = component[chunk_offsets]
             return examples
 
         return tf.nest.map_structure(gathered, *chunks)
@@ -419,10 +417,13 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
             raise SourceError(
                 f"{name} returned examples of shape {[*array.shape[1:]]}, and the source's spec has {[*spec.shape]}"
             )
-        if not _holds(spec.dtype, array.dtype):
-            raise SourceError(
-                f"{name} returned {array.dtype}, and the source's spec has {_type(spec)}; convert it by astype"
-            )
+        if spec.dtype.kind == "O":
+            can_hold = array.dtype.kind in "OSU"
+        else:  # float64, NumPy's default, may be rounded
+            can_hold = np.can_cast(array.dtype, spec.dtype, "safe") or (array.dtype.kind == spec.dtype.kind == "f")
+        if not can_hold:
+            dtype = "strings (object)" if spec.dtype == object else str(spec.dtype)
+            raise SourceError(f"{name} returned {array.dtype}, and the source's spec has {dtype}; convert it by astype")
         return array.astype(spec.dtype, copy=False)
 
     return tf.nest.map_structure(as_array, source.stored_spec, returned)
@@ -433,24 +434,13 @@ def fits(shape: Sequence[int], spec: Spec) -> bool:
     return len(shape) == len(spec.shape) and all(b in (a, None) for a, b in zip(shape, spec.shape, strict=True))
 
 
-def _holds(dtype: np.dtype, returned: np.dtype) -> bool:
-    """Returns whether a dtype can hold values of another; float64, NumPy's default, may be rounded."""
-    if dtype.kind == "O":
-        return returned.kind in "OSU"
-    return np.can_cast(returned, dtype, "safe") or (returned.kind == dtype.kind == "f")
-
-
-def _type(spec: Spec) -> str:
-    return "strings (object)" if spec.dtype == object else str(spec.dtype)
-
-
 def _described(nest: Any) -> str:
     """Describes a nest's form in a few words, including what is not an array."""
     if isinstance(nest, dict):
-        forms = {name: _described(each) for name, each in nest.items()}
+        forms = {name: _described(value) for name, value in nest.items()}
         return "a dict of " + ", ".join(f"{k}" if form == _ARRAY else f"{k} ({form})" for k, form in forms.items())
     if isinstance(nest, (tuple, list)):
-        components = [_described(each) for each in nest] if isinstance(nest, tuple) else []
+        components = [_described(value) for value in nest] if isinstance(nest, tuple) else []
         within = f" ({', '.join(components)})" if {*components} - {_ARRAY} else ""
         return f"a {type(nest).__name__} of {len(nest)}{within}"
     return _ARRAY if isinstance(nest, (Spec, np.ndarray)) else f"a {type(nest).__name__}"

@@ -65,14 +65,14 @@ _PASSING = {
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOLINK, errno.ESHUTDOWN),
 }
 
-_PASSING_OF_TENSORFLOW = ("UnavailableError", "DeadlineExceededError", "AbortedError")  # of remote files
+_PASSING_IN_TENSORFLOW = ("UnavailableError", "DeadlineExceededError", "AbortedError")  # of remote files
 
 
 def may_pass(error: BaseException) -> bool:
     """Returns whether an error of the system, or of a library whose message quotes it, may be temporary."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _PASSING
-    if type(error).__name__ in _PASSING_OF_TENSORFLOW:
+    if type(error).__name__ in _PASSING_IN_TENSORFLOW:
         return True
     return any(os.strerror(number) in str(error) for number in _PASSING)
 

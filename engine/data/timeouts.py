@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import StuckStreamError
 from ..machine import threads
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _COMPUTING = 0.01  # of the timeout: a stream that computes for less is stuck
 
 
@@ -29,13 +29,13 @@ def wait_for_result(
       moved: returns another value after any progress.
       stuck: returns the error, from the seconds without progress.
     """
-    look = min(_LOOK_SECONDS, timeout_seconds / 4) if timeout_seconds else None
-    idle, seen, before = 0.0, moved(), time.monotonic()
-    while not wait([future], look).done:
+    poll_seconds = min(_POLL_SECONDS, timeout_seconds / 4) if timeout_seconds else None
+    idle, progress, before = 0.0, moved(), time.monotonic()
+    while not wait([future], poll_seconds).done:
         now = time.monotonic()
-        idle, before = idle + min(now - before, 2 * look), now
-        if (now_moved := moved()) != seen:
-            idle, seen = 0.0, now_moved
+        idle, before = idle + min(now - before, 2 * poll_seconds), now
+        if (new_progress := moved()) != progress:
+            idle, progress = 0.0, new_progress
         elif idle > timeout_seconds:
             raise stuck(idle)
     return future.result()
@@ -73,11 +73,11 @@ class StreamTimeout:
         if not self._timeout:
             return function()
         future = threads.call("crankshaft-stream", function, daemon=True)
-        return wait_for_result(future, self._timeout, lambda: (moved(), self._computed()), self._stuck)
 
-    def _computed(self) -> int:
-        """Returns a number that grows while this process computes."""
-        return int(time.process_time() / (_COMPUTING * self._timeout))
+        def progress() -> tuple[Any, int]:  # also grows while this process computes
+            return moved(), int(time.process_time() / (_COMPUTING * self._timeout))
+
+        return wait_for_result(future, self._timeout, progress, self._stuck)
 
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(

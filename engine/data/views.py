@@ -16,7 +16,7 @@ import tensorflow as tf
 from ..errors import UsageError
 from .arrays import ArraySource
 from .form import Padded, WeighedLabels, example, fields
-from .source import Source, Spec, Split, WrappedSource
+from .source import Source, Spec, WrappedSource
 from .streamed import Stream, WrappedStream, specs
 
 
@@ -53,7 +53,7 @@ def first(split: Source | Stream, examples: int) -> Source | Stream:
     """Returns the first examples of a split."""
     if split.by_index:
         return split.between(0, min(len(split), examples))
-    return _Piped(split, lambda dataset: dataset.take(examples), is_whole=False)
+    return _PipedStream(split, lambda dataset: dataset.take(examples), is_whole=False)
 
 
 def features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
@@ -63,43 +63,45 @@ def features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
       split: a `Source` or a `Stream`.
       convert: maps a nest of arrays or tensors [n, ...] to another, also in a graph.
     """
-    return _converted(split, convert, lambda made, _: (made,) if isinstance(made, tuple) else made)
+    return _convert(split, convert, lambda features, _: (features,) if isinstance(features, tuple) else features)
 
 
 def with_features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
     """Returns a split with the features converted; see `features`."""
-    return _converted(
-        split, convert, lambda made, others: (made, *others) if others or isinstance(made, tuple) else made
-    )
+
+    def join(features: Any, others: tuple) -> Any:
+        return (features, *others) if others or isinstance(features, tuple) else features
+
+    return _convert(split, convert, join)
 
 
-def _converted(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, tuple], Any]) -> Source | Stream:
+def _convert(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, tuple], Any]) -> Source | Stream:
     """Returns a split whose examples are joined of converted features and the other components."""
 
-    def converted(examples):
+    def convert_examples(examples):
         is_whole = isinstance(examples, tuple) and not isinstance(examples, Padded)
         return join(convert(fields(examples).features), examples[1:] if is_whole else ())
 
     def row(*components):
         rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
-        return tf.nest.map_structure(lambda x: x[0], converted(rows))
+        return tf.nest.map_structure(lambda x: x[0], convert_examples(rows))
 
     if not split.by_index:
-        return _Piped(split, lambda dataset: dataset.map(row))
-    given = split.element_spec
-    made = tf.nest.map_structure(np.asarray, convert(fields(example(split)).features))
-    element_spec = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), made)
+        return _PipedStream(split, lambda dataset: dataset.map(row))
+    before = split.element_spec
+    converted = tf.nest.map_structure(np.asarray, convert(fields(example(split)).features))
+    specs = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), converted)
+
+    def with_unknown_dimensions(spec: Spec, before: Spec) -> Spec:
+        if len(spec.shape) != len(before.shape):
+            return spec
+        sizes = zip(spec.shape, before.shape, strict=True)
+        return Spec(tuple(None if old is None else new for new, old in sizes), spec.dtype)
+
     with contextlib.suppress(TypeError, ValueError):  # of another structure
-        element_spec = tf.nest.map_structure(_of_any_length, element_spec, fields(given).features)
-    others = given[1:] if isinstance(given, tuple) and not isinstance(given, Padded) else ()
-    return _Decoded(split, converted, join(element_spec, others))
-
-
-def _of_any_length(made: Spec, own: Spec) -> Spec:
-    """Returns the spec of a converted array, with the dimensions that are unknown in the original."""
-    if len(made.shape) != len(own.shape):
-        return made
-    return Spec(tuple(None if n is None else m for m, n in zip(made.shape, own.shape, strict=True)), made.dtype)
+        specs = tf.nest.map_structure(with_unknown_dimensions, specs, fields(before).features)
+    others = before[1:] if isinstance(before, tuple) and not isinstance(before, Padded) else ()
+    return _DecodedSource(split, convert_examples, join(specs, others))
 
 
 def with_class_weights(split: Source | Stream, class_weight: Mapping[int, float]) -> Source | Stream:
@@ -117,30 +119,28 @@ def with_class_weights(split: Source | Stream, class_weight: Mapping[int, float]
         raise UsageError("class_weight and sample weights are both given; multiply them, and leave class_weight out")
     if named.labels is None or isinstance(named.labels, (dict, tuple)):
         raise UsageError("class_weight is for labels that are one array of classes; give sample_weight")
-    by_class = _by_class(class_weight)
-    return _made(split, lambda y: (y, _weights(y, by_class)), f"{sorted(by_class.items())} of ")
+    by_class = _check_class_weight(class_weight)
+    return _with_labels(split, lambda y: (y, _weights_by_class(y, by_class)), f"{sorted(by_class.items())} of ")
 
 
 def unify_weight_structure(splits: Sequence[Source | Stream | None]) -> list[Source | Stream | None]:
-    """Returns splits with `WeighedLabels` if one of them has weights of outputs or steps."""
-    forms = [form for split in splits if split is not None and (form := _form_of_weights(split)) is not None]
-    return [split if split is None or not forms else with_output_weights(split, forms[0]) for split in splits]
+    """Gives splits `WeighedLabels` if one of them has weights of outputs or steps."""
+    for split in splits:
+        weights = None if split is None else fields(split.element_spec).weights
+        if weights is None:
+            continue
+        shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape), weights)
+        if shapes != tf.TensorShape([]):  # several: per output, or per step of a sequence
+            return [None if split is None else with_output_weights(split, shapes) for split in splits]
+    return list(splits)
 
 
-def _form_of_weights(split: Split) -> Any:
-    """Returns the shapes of an example's weights if there are several: per output, or per step of a sequence."""
-    if (weights := fields(split.element_spec).weights) is None:
-        return None
-    form = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape), weights)
-    return None if form == tf.TensorShape([]) else form
-
-
-def with_output_weights(split: Source | Stream, form: Any) -> Source | Stream:
+def with_output_weights(split: Source | Stream, shapes: Any) -> Source | Stream:
     """Returns a split with `WeighedLabels`; missing weights are 1.
 
     Args:
       split: a single weight of an example applies to all its outputs and steps.
-      form: nest of the shapes of an example's weights.
+      shapes: nest of the shapes of an example's weights.
     """
     labels = fields(split.element_spec).labels
     if isinstance(labels, WeighedLabels):
@@ -156,25 +156,25 @@ def with_output_weights(split: Source | Stream, form: Any) -> Source | Stream:
         if weights is not None:
             weights = tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), weights)
         is_whole = not isinstance(weights, (dict, tuple)) and (weights is None or weights.shape.rank == 1)
-        return tf.nest.map_structure(weight, form) if is_whole else weights
+        return tf.nest.map_structure(weight, shapes) if is_whole else weights
 
     def weighed(y, weights=None) -> tuple:
         examples = tf.shape(tf.nest.flatten(y)[0])[0]
         return (WeighedLabels(y, fill_missing_weights(y, spread(weights, examples), lambda: tf.ones([examples]))),)
 
-    return _made(split, weighed)
+    return _with_labels(split, weighed)
 
 
 def fill_missing_weights(labels: Any, weights: Any, ones: Callable[[], Any]) -> Any:
-    """Returns weights with ones for outputs without weights (None, or not in the dictionary)."""
+    """Fills in ones for outputs without weights (None, or not in the dictionary)."""
     if isinstance(weights, dict) and isinstance(labels, dict):
         weights = {**dict.fromkeys(labels), **weights}
-    return tf.nest.map_structure(lambda each: ones() if each is None else each, weights)
+    return tf.nest.map_structure(lambda weight: ones() if weight is None else weight, weights)
 
 
-def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
+def _check_class_weight(class_weight: Mapping[int, float]) -> dict[int, float]:
     with contextlib.suppress(ArithmeticError, AttributeError, TypeError, ValueError):
-        by_class = {int(each): float(weight) for each, weight in class_weight.items()}
+        by_class = {int(number): float(weight) for number, weight in class_weight.items()}
         if by_class.keys() == class_weight.keys():  # not "1", nor 1.5, which no label is
             return by_class
     raise UsageError(
@@ -183,7 +183,7 @@ def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
     )
 
 
-def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
+def _weights_by_class(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
     """Returns the weight of each label's class, float32 [n]; 1 for a class without one. As in Keras."""
     labels = labels[:, 0] if labels.shape.rank == 2 and labels.shape[1] == 1 else labels
     labels = tf.argmax(labels, axis=-1) if labels.shape.rank == 2 else labels
@@ -192,11 +192,11 @@ def _weights(labels: tf.Tensor, class_weight: Mapping[int, float]) -> tf.Tensor:
             f"class_weight: labels are of shape {labels.shape}, so an example has no class; give sample_weight"
         )
     classes = tf.cast(tf.round(tf.cast(labels, tf.float32)), tf.int64)
-    is_its = tf.cast(classes[:, tf.newaxis] == tf.constant([*class_weight], tf.int64), tf.float32)
-    return tf.reduce_sum(is_its * [*class_weight.values()], 1) + 1.0 - tf.reduce_sum(is_its, 1)
+    one_hot = tf.cast(classes[:, tf.newaxis] == tf.constant([*class_weight], tf.int64), tf.float32)
+    return tf.reduce_sum(one_hot * [*class_weight.values()], 1) + 1.0 - tf.reduce_sum(one_hot, 1)
 
 
-def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "") -> Source | Stream:
+def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: str = "") -> Source | Stream:
     """Returns a split whose labels and weights are computed from another's.
 
     Args:
@@ -205,24 +205,25 @@ def _made(split: Source | Stream, function: Callable[..., tuple], tag: str = "")
       tag: identifies the function, for the identity of a source.
     """
 
-    def made(x, *components):
+    def convert_examples(x, *components):
         return x, *function(*tf.nest.map_structure(tf.convert_to_tensor, components))
 
     def row(*components):
         rows = tf.nest.map_structure(lambda x: tf.convert_to_tensor(x)[tf.newaxis], components)
-        return tf.nest.map_structure(lambda x: x[0], made(*rows))
+        return tf.nest.map_structure(lambda x: x[0], convert_examples(*rows))
 
     if not split.by_index:
-        return _Piped(split, lambda dataset: dataset.map(row))
+        return _PipedStream(split, lambda dataset: dataset.map(row))
     if (arrays := split.as_arrays()) is not None:
-        x, *components = made(*arrays)
+        x, *components = convert_examples(*arrays)
         return ArraySource((x, *tf.nest.map_structure(np.asarray, components)))
-    own = tf.nest.map_structure(lambda x: Spec(x.shape[1:], np.asarray(x).dtype), made(*example(split))[1:])
-    element_spec = (split.element_spec[0], *own)  # features may be of any length
-    return _Decoded(split, lambda examples: made(*examples), element_spec, tag)
+    others = convert_examples(*example(split))[1:]
+    specs = tf.nest.map_structure(lambda x: Spec(x.shape[1:], np.asarray(x).dtype), others)
+    element_spec = (split.element_spec[0], *specs)  # features may be of any length
+    return _DecodedSource(split, lambda examples: convert_examples(*examples), element_spec, tag)
 
 
-class _Decoded(WrappedSource):
+class _DecodedSource(WrappedSource):
     """A source whose examples are computed from another's.
 
     Args:
@@ -244,7 +245,7 @@ class _Decoded(WrappedSource):
         return f"{self._tag}{super().identity()}"
 
 
-class _Piped(WrappedStream):
+class _PipedStream(WrappedStream):
     """A stream whose examples a pipeline computes from another's.
 
     Args:
@@ -256,14 +257,14 @@ class _Piped(WrappedStream):
     def __init__(self, stream: Stream, pipe: Callable[[tf.data.Dataset], tf.data.Dataset], is_whole: bool = True):
         super().__init__(stream)
         self._pipe, self._is_whole = pipe, is_whole
-        made = self.examples(None, tf.constant(0, tf.int64))
-        self.element_spec = specs(made)
+        dataset = self.examples(None, tf.constant(0, tf.int64))
+        self.element_spec = specs(dataset)
         if not is_whole:
-            self.length, self.ends = int(made.cardinality()), True
+            self.length, self.ends = int(dataset.cardinality()), True
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._pipe(self._stream.examples(seed, epoch))
 
     def of_files(self, workers: int, worker: int) -> Stream | None:
-        own = self._stream.of_files(workers, worker) if self._is_whole else None
-        return own and _Piped(own, self._pipe)
+        share = self._stream.of_files(workers, worker) if self._is_whole else None
+        return share and _PipedStream(share, self._pipe)

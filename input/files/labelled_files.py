@@ -92,17 +92,17 @@ def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training:
         training = Labelled([], np.zeros(0, np.int32), names, len(names))
     if training is not None and training.names is not None:
         numbers = {name: number for number, name in enumerate(training.names)}
-        known = _name_few(training.names)
+        allowed = _name_few(training.names)
     else:  # the labels are the numbers
         numbers = {text: int(text) for text in {*texts} if _NUMBER.fullmatch(text)}
-        known = ""
+        allowed = ""
         if training is not None:
             numbers = {text: number for text, number in numbers.items() if number < training.num_classes}
-            known = f"0 to {training.num_classes - 1}"
+            allowed = f"0 to {training.num_classes - 1}"
     for path, text in pairs:
         if text not in numbers:
             raise InputError(
-                f"{flag}: {path} is of class {text}, which the training data lacks ({known}); let both have the same "
+                f"{flag}: {path} is of class {text}, which the training data lacks ({allowed}); let both have the same "
                 "classes"
             )
     labels = np.array([numbers[text] for text in texts], np.int32)
@@ -133,7 +133,8 @@ def _in_class_folders(
     for name in classes:
         inside = listing.join(folder, name)
         entries = listing.in_folder(inside, kind, flag, left_out)
-        if other := next((each for each in left_out[listing.OTHER] if each.lower().endswith(_NOT_READ)), None):
+        unread = (other for other in left_out[listing.OTHER] if other.lower().endswith(_NOT_READ))
+        if other := next(unread, None):
             raise InputError(
                 f"{os.path.join(inside, other)} is of a kind that is not read; convert it to one of {kind.expected}, "
                 "or move it elsewhere"
@@ -143,16 +144,16 @@ def _in_class_folders(
         files = storage.Files(unnamed)
         others = {path for n, path in enumerate(unnamed) if not is_one(files.pread(n, 0, min(files.sizes[n], 16)))}
         left_out[listing.OTHER] += map(os.path.basename, others)
-        own = [path for path in reversed(paths.values()) if path not in others]
-        if name.lower() in listing.SPLITS and not any(os.path.dirname(path) == inside for path in own):
-            own = []  # a folder above class folders
-        if not own:
+        class_paths = [path for path in reversed(paths.values()) if path not in others]
+        if name.lower() in listing.SPLITS and not any(os.path.dirname(path) == inside for path in class_paths):
+            class_paths = []  # a folder above class folders
+        if not class_paths:
             raise InputError(
                 f"{flag}={folder}: the class folder {name} has no {kind.expected} file, but "
                 f"{listing.describe_path(inside)}; each folder in it is a class: remove it, or name the folder above "
                 "the classes"
             )
-        pairs += [(path, name) for path in own]
+        pairs += [(path, name) for path in class_paths]
     listing.log_left_out(f"{flag}={folder}", left_out)
     return pairs
 
@@ -170,8 +171,8 @@ def _listed(path: str) -> list[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         if not (line := line.strip()):
             continue
-        name, _, label = line.rpartition(",") if "," in line else _by_white_space(line)
-        name, label = name.strip().strip('"'), label.strip().strip('"')
+        name, *label = line.rsplit("," if "," in line else None, 1)
+        name, label = name.strip().strip('"'), "".join(label).strip().strip('"')
         if number == 1 and {name.lower(), label.lower()} in _HEADERS:
             continue
         if not name or not label:
@@ -182,8 +183,3 @@ def _listed(path: str) -> list[tuple[str, str]]:
     if not pairs:
         raise InputError(f"{path} names no file; write path,label on each line")
     return pairs
-
-
-def _by_white_space(line: str) -> tuple[str, str, str]:
-    name, *label = line.rsplit(None, 1)
-    return name, " ", "".join(label)

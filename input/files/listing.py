@@ -103,7 +103,7 @@ def patterns(data_dir: str) -> list[str]:
     whole = os.path.expanduser(data_dir)
     if "," not in data_dir or exists(whole):
         return [whole]
-    return [os.path.expanduser(each.strip()) for each in data_dir.split(",")]
+    return [os.path.expanduser(part.strip()) for part in data_dir.split(",")]
 
 
 def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[int]:
@@ -239,7 +239,7 @@ def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[s
     for rank in sorted(by_rank.keys() - {best}):
         left_out["read only if there are no others"] += [entry.name for entry in by_rank[rank]]
     entries = _unpacked(by_rank[best], left_out)
-    entries = _of_one_split(sorted(entries, key=lambda entry: natural(entry.path)), folder, flag, left_out)
+    entries = _select_split(sorted(entries, key=lambda entry: natural(entry.path)), folder, flag, left_out)
     _check_sets(entries, flag, is_folder=True)
     return entries
 
@@ -247,7 +247,7 @@ def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[s
 def _rank(name: str, kind: FileKind) -> int | None:
     """Returns the index of the first of a kind's expressions that matches a name in lower case, or None."""
     name = name.removesuffix(".gz")
-    return next((number for number, each in enumerate(kind.names) if re.fullmatch(each, name, re.DOTALL)), None)
+    return next((rank for rank, names in enumerate(kind.names) if re.fullmatch(names, name, re.DOTALL)), None)
 
 
 def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[str]]) -> list[ListedFile]:
@@ -287,7 +287,7 @@ def _sets(entries: list[ListedFile]) -> dict[str, dict[int, dict[int, list[str]]
     return sets
 
 
-def _of_one_split(
+def _select_split(
     entries: list[ListedFile], folder: str, flag: str, left_out: dict[str, list[str]]
 ) -> list[ListedFile]:
     """Returns the files of a flag's split, if the files' names have several."""

@@ -164,7 +164,7 @@ def prepared(
             files.check(number)  # may have grown meanwhile
 
     try:
-        return _there(path) or (_made if is_remote(path) else _prepare)(path, checked)
+        return _there(path) or (_write if is_remote(path) else _write_once)(path, checked)
     except OSError as error:
         raise InputError(
             f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
@@ -194,7 +194,7 @@ def _digest(files: Files, kind: str, made_by: dict[str, Any]) -> str:
     digest = hashlib.blake2b(json.dumps([_RULE, kind, made_by], sort_keys=True).encode(), digest_size=10)
     every = -(-len(files.paths) // _SAMPLED_FILES)
     for number, (path, size) in enumerate(zip(files.paths, files.sizes, strict=True)):
-        digest.update(json.dumps([os.path.basename(path), size, storage.state_of(path).written_ns]).encode())
+        digest.update(json.dumps([os.path.basename(path), size, storage.file_state(path).written_ns]).encode())
         for offset in sorted({0, size // 2, max(size - _SAMPLE_BYTES, 0)}) if number % every == 0 else ():
             digest.update(
                 zlib.crc32(files.pread(number, offset, min(_SAMPLE_BYTES, size - offset))).to_bytes(4, "little")
@@ -212,13 +212,13 @@ def _there(path: str) -> Prepared | None:
         return None
 
 
-def _prepare(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
+def _write_once(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with _locked(f"{path}.lock", path):
-        return _there(path) or _made(path, write)  # exists if this process waited for another
+        return _there(path) or _write(path, write)  # exists if this process waited for another
 
 
-def _made(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
+def _write(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
     with storage.replacing(path) as file:
         writer = PreparedWriter(file)
         write(writer)

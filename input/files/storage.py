@@ -132,7 +132,7 @@ class Files:
 
     def __init__(self, paths: list[str], states: list[State] | None = None):
         self.paths = [*paths]
-        states = [state_of(path) for path in paths] if states is None else states
+        states = [file_state(path) for path in paths] if states is None else states
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
         # Holds lists, not this object: then a file is closed when the last thread has read it.
@@ -169,13 +169,13 @@ class Files:
         if [*map(len, pieces)] == lengths:
             return pieces
         self.check(number)
-        offset, length, each = next(
-            (offset, length, each)
-            for offset, length, each in zip(offsets, lengths, pieces, strict=True)
-            if len(each) < length
+        offset, length, piece = next(
+            (offset, length, piece)
+            for offset, length, piece in zip(offsets, lengths, pieces, strict=True)
+            if len(piece) < length
         )
         raise SourceError(
-            f"{self.paths[number]} ends at byte {offset + len(each):,}, and bytes {offset:,} to {offset + length:,} "
+            f"{self.paths[number]} ends at byte {offset + len(piece):,}, and bytes {offset:,} to {offset + length:,} "
             "were to be read; restore it, and resume the run"
         )
 
@@ -224,7 +224,7 @@ class Files:
         """Raises `SourceError` if a file was removed, replaced or written to since this was made."""
         path, was = self.paths[number], State(self.sizes[number], self._written_ns[number])
         try:
-            now = state_of(path)
+            now = file_state(path)
         except InputError as error:
             raise SourceError(f"{error.message} (it was there as the run began)") from None
         cure = "let files be as they are while a run reads them: restore it, and resume the run"
@@ -267,12 +267,12 @@ class _Stream(io.RawIOBase):
         return wanted
 
 
-def size_of(path: str) -> int:
+def file_size(path: str) -> int:
     """Returns a file's bytes. Raises `InputError` if it is not a readable regular file."""
-    return state_of(path).nbytes
+    return file_state(path).nbytes
 
 
-def state_of(path: str) -> State:
+def file_state(path: str) -> State:
     """Returns a file's present state. Raises `InputError` if it is not a readable regular file."""
     if is_remote(path):
         try:

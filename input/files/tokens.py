@@ -114,15 +114,15 @@ class Vocabulary:
     @functools.cached_property
     def _known(self) -> int:
         """The numbers up to which the vocabulary has tokens."""
-        known = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        if not known:
+        count = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not count:
             raise InputError(f"tokenizer={self._path} has no tokens; train it before it is saved")
-        return known
+        return count
 
     @functools.cached_property
     def separator(self) -> int:
-        known = self._known
-        token = self._tokenizer.token_to_id(self._separator) if self._separator else known
+        count = self._known
+        token = self._tokenizer.token_to_id(self._separator) if self._separator else count
         if token is None:
             raise InputError(
                 f"separator={self._separator} is not a token of {self._path}; name one of them, or leave it out"
@@ -144,7 +144,7 @@ class Vocabulary:
     def tokens(self, pieces: list[TextPiece]) -> list[np.ndarray]:
         """Returns the tokens of each piece of text. Raises `InputError` if one is not UTF-8."""
         encodings = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
-        return [np.array(each.ids, np.uint32) for each in encodings]
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def kept(self) -> dict[str, str]:
         """Returns the argument of `from_saved`, plain JSON."""

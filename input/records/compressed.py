@@ -19,7 +19,7 @@ from . import checksums
 from . import features as described
 from .examples import SAMPLES, in_graph
 from .record_index import FOOTER_BYTES, HEADER_BYTES
-from .shards import check_alike, splits_of
+from .shards import check_alike, data_from_splits
 
 _MAGIC = b"\x1f\x8b"  # of gzip
 _COMPRESSION = "GZIP"
@@ -59,7 +59,7 @@ def open_splits(
         paths and streamed.records(paths, parse, compression=_COMPRESSION, contents=f" {storage.Files(paths).sample}")
         for paths in (train, evaluation)
     ]
-    return splits_of(streams, parsed, num_classes)
+    return data_from_splits(streams, parsed, num_classes)
 
 
 def _with_records(paths: list[str]) -> list[str]:

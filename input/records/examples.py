@@ -133,7 +133,7 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
             return tf.io.FixedLenFeature([feature.values] if feature.is_text else [], tf.string)
         return tf.io.FixedLenFeature([feature.values], tf.float32 if feature.stored == "float" else tf.int64)
 
-    def of_bytes(feature: RecordFeature, values: tf.Tensor) -> tf.Tensor:
+    def from_bytes(feature: RecordFeature, values: tf.Tensor) -> tf.Tensor:
         octets = tf.io.decode_raw(values, tf.uint8)  # raises unless all have one length
         dtype = tf.as_dtype(feature.spec.dtype)
         message = f"a record's {feature.name} has other bytes than {feature} takes"
@@ -145,7 +145,7 @@ def in_graph(features: Features) -> Callable[[Any], Any]:
 
     def converted(feature: RecordFeature, values: tf.Tensor) -> tf.Tensor:
         if feature.stored == "bytes" and not feature.is_text:
-            values = of_bytes(feature, values)
+            values = from_bytes(feature, values)
         elif feature.stored == "int64" and feature.spec.dtype.kind in "iu":
             limits = np.iinfo(feature.spec.dtype)
             fits = tf.reduce_all((values >= limits.min) & (values <= min(limits.max, tf.int64.max)))

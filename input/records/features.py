@@ -127,7 +127,7 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
         return _from_json(path, content, label, weight)
     looked, rare = _looked_at(paths[0], samples())
     if texts:
-        features = [_declared(each, looked) for each in texts]
+        features = [_declared(text, looked) for text in texts]
     else:
         features = [feature for name, feature in looked.items() if name not in rare]
         if rare:
@@ -195,7 +195,8 @@ def _from_json(path: str, content: dict, label: str, weight: str) -> Features:
         shape = entry.get("shape", [])
         if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
             raise InputError(f"{path}: {name} has shape {shape!r:.40}; give a list of sizes, e.g. [28, 28, 1]")
-        stored = entry.get("stored", _usually_stored(dtype))
+        default = "float" if dtype == np.float32 else "int64" if dtype == np.int64 else "bytes"
+        stored = entry.get("stored", default)
         if stored not in STORED or (dtype.hasobject and stored != "bytes"):
             raise InputError(f"{path}: {name} is stored as {stored!r:.40}; use bytes, float or int64 (text: bytes)")
         by_name[name] = RecordFeature(name, stored, Spec(tuple(shape), dtype))
@@ -211,10 +212,6 @@ def _from_json(path: str, content: dict, label: str, weight: str) -> Features:
     if extra.get("records") == "raw" and (len(used) > 1 or next(iter(used.values())).stored != "bytes"):
         raise InputError(f"{path}: raw records are the bytes of one feature, and it names {', '.join(used)}; mend it")
     return Features(used, example, extra)
-
-
-def _usually_stored(dtype: np.dtype) -> str:
-    return "float" if dtype == np.float32 else "int64" if dtype == np.int64 else "bytes"
 
 
 def _dtype(source: str, name: Any) -> np.dtype:
@@ -273,12 +270,12 @@ def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature
     looked, rare = {}, {}
     for name in sorted({name for record in parsed for name in record}):
         stored = [record[name] for record in parsed if name in record and len(record[name].values)]
-        forms = collections.Counter((each.kind, len(each.values)) for each in stored)
+        forms = collections.Counter((feature.kind, len(feature.values)) for feature in stored)
         if 2 * forms.total() < len(samples):
             rare[name] = f"{forms.total()} of {len(samples)}"
         if forms:
             kind, count = forms.most_common(1)[0][0]
-            values = [value for each in stored if each.kind == kind for value in each.values]
+            values = [value for feature in stored if feature.kind == kind for value in feature.values]
             looked[name] = _as_it_looks(name, kind, count, values)
     if len(rare) == len({*looked, *rare}):
         raise InputError(f"{path}: no feature is in half of its records; write a {NAME}, or records that have the same")

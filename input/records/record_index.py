@@ -17,7 +17,7 @@ import numpy as np
 from ...engine import logging
 from ..checks import InputError
 from ..files.listing import exists
-from ..files.storage import Files, replacing, size_of
+from ..files.storage import Files, file_size, replacing
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
@@ -73,19 +73,19 @@ class Index:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def shards_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns each example's shard and its index in it, both [n] int64."""
         shards = np.searchsorted(self._ends, indices, side="right")
         return shards, indices - self._starts[shards]
 
     def find(self, shard: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the offsets of a shard's records and the sizes of their data, both [n] int64."""
-        known = self.shards[shard]
-        if known.length >= 0:
-            return numbers * (known.length + _AROUND), np.full(len(numbers), known.length)
-        if known.offsets is not None:
-            starts = known.offsets[numbers]
-            return starts, known.offsets[numbers + 1] - starts - _AROUND
+        index = self.shards[shard]
+        if index.length >= 0:
+            return numbers * (index.length + _AROUND), np.full(len(numbers), index.length)
+        if index.offsets is not None:
+            starts = index.offsets[numbers]
+            return starts, index.offsets[numbers + 1] - starts - _AROUND
         offsets = (_OFFSETS_AT + 8 * numbers).tolist()
         pairs = self._index_files.pread_each(self._index_numbers[shard], offsets, [16] * len(offsets))
         bounds = np.frombuffer(b"".join(pairs), "<i8").reshape(-1, 2)
@@ -146,7 +146,7 @@ def _read(files: Files, number: int) -> ShardIndex | None:
     """Reads a shard's index; returns None if it is missing, truncated or another file's."""
     path = files.paths[number] + SUFFIX
     try:
-        size = size_of(path)
+        size = file_size(path)
     except InputError:
         return None
     index = Files([path])
@@ -154,8 +154,13 @@ def _read(files: Files, number: int) -> ShardIndex | None:
         head = index.pread(0, 0, _OFFSETS_AT)
         magic, version, shard_bytes, ends, records, length, _ = _HEADER.unpack_from(head)
         fits = size == _OFFSETS_AT + (0 if length >= 0 else 8 * (records + 1))
-        if magic == _MAGIC and version == _VERSION and fits and _checksum(head) == checksums.crc32c(head[:-4]):
-            if shard_bytes == files.sizes[number] and ends == _ends_of(files, number):
+        if (
+            magic == _MAGIC
+            and version == _VERSION
+            and fits
+            and struct.unpack("<I", head[-4:])[0] == checksums.crc32c(head[:-4])
+        ):
+            if shard_bytes == files.sizes[number] and ends == _checksum_shard_ends(files, number):
                 return ShardIndex(records, length, ends)
             logging.warning("%s is the index of another file than the one beside it; rebuilding it", path)
             return None
@@ -164,11 +169,7 @@ def _read(files: Files, number: int) -> ShardIndex | None:
     return None
 
 
-def _checksum(head: bytes) -> int:
-    return struct.unpack("<I", head[-4:])[0]
-
-
-def _ends_of(files: Files, number: int) -> int:
+def _checksum_shard_ends(files: Files, number: int) -> int:
     return checksum_of_ends(lambda offset, length: files.pread(number, offset, length), files.sizes[number])
 
 
@@ -183,22 +184,22 @@ def _read_offsets(path: str, records: int) -> np.ndarray:
 def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardIndex, bool]:
     """Returns a shard's index and whether it is on disk now."""
     path = files.paths[number]
-    lengths, ends = _Scan(files, number, log).lengths(), _ends_of(files, number)
-    known = ShardIndex(
+    lengths, ends = _Scan(files, number, log).lengths(), _checksum_shard_ends(files, number)
+    index = ShardIndex(
         len(lengths), _common_length(lengths), ends, None if _common_length(lengths) >= 0 else _offsets(lengths)
     )
     if exists(path + SUFFIX) and _read(files, number):
-        return known, True  # another process was faster, and others may be reading its index
+        return index, True  # another process was faster, and others may be reading its index
     if _is_anothers(path + SUFFIX):
         log(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and rebuilt at each start")
-        return known, False
+        return index, False
     try:
         write(path, files.sizes[number], ends, lengths)
     except OSError as error:
         why = error.strerror or str(error)
         log(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and rebuilt at each start")
-        return known, False
-    return known, True
+        return index, False
+    return index, True
 
 
 def _is_anothers(path: str) -> bool:
@@ -206,7 +207,7 @@ def _is_anothers(path: str) -> bool:
     if not exists(path):
         return False
     try:
-        size = size_of(path)
+        size = file_size(path)
     except InputError:  # not a regular file
         return False
     return Files([path]).pread(0, 0, min(size, len(_MAGIC))) != _MAGIC

@@ -77,7 +77,7 @@ def described(element_spec: Any, extra: dict[str, Any]) -> Features:
         if isinstance(spec, dict):
             return {key: named(spec[key], (*path, str(key))) for key in spec}
         if isinstance(spec, (tuple, list)):
-            return tuple(named(each, (*path, str(number))) for number, each in enumerate(spec))
+            return tuple(named(component, (*path, str(number))) for number, component in enumerate(spec))
         short = "/".join(path[1:] if path[0] == _COMPONENTS[0] and len(path) > 1 else path)
         name = "/".join(path) if short in by_name or (short in _COMPONENTS[1:] and path[0] == _COMPONENTS[0]) else short
         by_name[name] = _feature(name, spec)
@@ -137,13 +137,14 @@ class Encoder:
 
         example = tf.train.Example()
         for feature in self._features:
-            of, values = example.features.feature[feature.name], stored[feature.name]
+            target, values = example.features.feature[feature.name], stored[feature.name]
             if feature.is_text:
-                of.bytes_list.value.extend(map(_as_bytes, values.tolist()))
+                texts = [value.encode() if isinstance(value, str) else value for value in values.tolist()]
+                target.bytes_list.value.extend(texts)
             elif feature.stored == "bytes":
-                of.bytes_list.value.append(values.tobytes())
+                target.bytes_list.value.append(values.tobytes())
             else:
-                of.float_list.value.extend(values.tolist())
+                target.float_list.value.extend(values.tolist())
         return example.SerializeToString(deterministic=True)
 
 
@@ -151,10 +152,6 @@ def _as_stored(feature: RecordFeature, array: np.ndarray) -> np.ndarray:
     """Returns a feature of examples, [n, values], numbers little-endian."""
     array = np.asarray(array) if feature.is_text else np.asarray(array, feature.spec.dtype.newbyteorder("<"))
     return np.ascontiguousarray(array).reshape(len(array), feature.values)
-
-
-def _as_bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
 
 
 def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int]:

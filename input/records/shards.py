@@ -43,8 +43,8 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind
 
 def _shards(data_dir: str | None, kind: listing.FileKind, flag: str) -> list[str]:
     paths = listing.find(data_dir, kind, flag).paths
-    for folder, own in _by_folder(paths).items():
-        _check_noted(own, folder in map(os.path.normpath, listing.patterns(data_dir or "")))
+    for folder, folder_paths in _by_folder(paths).items():
+        _check_noted(folder_paths, folder in map(os.path.normpath, listing.patterns(data_dir or "")))
     return paths
 
 
@@ -77,7 +77,7 @@ def open_splits(
 
     splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
     check_alike(train, evaluation or [])
-    return splits_of(splits, described["all"], num_classes)
+    return data_from_splits(splits, described["all"], num_classes)
 
 
 def check_alike(train: list[str], evaluation: list[str]) -> None:
@@ -103,7 +103,7 @@ def check_alike(train: list[str], evaluation: list[str]) -> None:
             )
 
 
-def splits_of(splits: Sequence[Any], described: Features, num_classes: int) -> Data:
+def data_from_splits(splits: Sequence[Any], described: Features, num_classes: int) -> Data:
     """Returns opened training and evaluation splits with the properties in their features.json.
 
     Args:
@@ -147,7 +147,7 @@ def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
                 f"of {split} that {features.NAME} names; restore it, or run crankshaft prepare again"
             )
         for name in by_name.keys() & here.keys():
-            if (size := storage.size_of(here[name])) != by_name[name]["bytes"]:
+            if (size := storage.file_size(here[name])) != by_name[name]["bytes"]:
                 raise InputError(
                     f"{here[name]} has {size:,} bytes, and {features.NAME} says {by_name[name]['bytes']:,}; restore "
                     "it, or run crankshaft prepare again"

@@ -27,7 +27,7 @@ from .values import EXACT_FLOAT32, Column, Texts
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?")  # pandas' index, as its to_parquet and to_csv write it
 FILLS = ("refuse", "zero", "mean", "column")
 TEXT = ("category", "hash", "keep")
-_KEPT_GROUPS = 4  # a chunk may end in the group in which the next begins
+_CACHED_GROUPS = 4  # a chunk may end in the group in which the next begins
 _MOST_CLASSES = 1 << 20
 _MOST_DENSE = 10_000  # ids up to here are not numbered: a table of all costs little
 _MOST_SHOWN = 40  # columns in the table of them
@@ -62,10 +62,10 @@ class ColumnFeature(NamedTuple):
     @property
     def is_filled(self) -> bool:
         """Whether the preprocessing replaces missing values, or none of it has to."""
-        each = self.preprocessing
-        if each is None or each.kind in ("category", "hash"):
+        if self.preprocessing is None or self.preprocessing.kind in ("category", "hash"):
             return True
-        return any(fill is not None for fill in (each.fill if isinstance(each.fill, list) else [each.fill]))
+        fill = self.preprocessing.fill
+        return any(value is not None for value in (fill if isinstance(fill, list) else [fill]))
 
 
 def read(make: Callable[[Mapping[str, str]], T], choice: Choice, trained_on: Data | None) -> T:
@@ -87,7 +87,7 @@ def read(make: Callable[[Mapping[str, str]], T], choice: Choice, trained_on: Dat
 def _kinds(trained_on: Data, table: ParquetTable, choice: Choice) -> dict[str, str]:
     """Returns the kinds of a run's preprocessing by column; of a column that it leaves unchanged, that of text."""
     preprocessing = trained_on.preprocessing
-    kinds = {name: each.kind for name, each in preprocessing.columns.items()}
+    kinds = {name: column.kind for name, column in preprocessing.columns.items()}
     if preprocessing.array:
         columns = ((name, table.columns.get(name)) for name in preprocessing.array)
         kinds = {name: column.kind if column and column.kind in _TIMES else "number" for name, column in columns}
@@ -101,7 +101,7 @@ def _kinds(trained_on: Data, table: ParquetTable, choice: Choice) -> dict[str, s
     return kinds
 
 
-def splits_of(
+def make_splits(
     train: ParquetTable, evaluation: ParquetTable | None, choice: Choice, trained_on: Data | None = None
 ) -> Data:
     """Makes the splits of tables, with a run's preprocessing, or one that is fitted to the rows to train on.
@@ -118,7 +118,7 @@ def splits_of(
     saved = trained_on if trained_on and trained_on.preprocessing.columns else None
     if saved:
         choice = choice._replace(array=bool(saved.preprocessing.array))
-        train.follow(_columns_of(saved, train, choice))
+        train.follow(_column_contents(saved, train, choice))
     array = trained_on.preprocessing.array if trained_on else ()
     tables = [table for table in (train, evaluation) if table]
     label = choice.label
@@ -178,18 +178,18 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
 
 
 def _restored(table: ParquetTable, choice: Choice, saved: Data) -> tuple[list[ColumnFeature], Data, list[str]]:
-    """Returns what `_fit` does, as a run has it. A column that it lacks is unchanged, and later refused by its name."""
+    """Returns the results of `_fit` as a run has them; columns that it lacks are unchanged, and refused later by name."""
     preprocessing = saved.preprocessing
-    columns = _of_array(table, preprocessing) if preprocessing.array else preprocessing.columns
+    columns = _array_preprocessing(table, preprocessing) if preprocessing.array else preprocessing.columns
     features = []
     for name in choice.features:
-        column, each = table.columns[name], columns.get(name)
-        if each and (column.varies or not (column.is_list or column.kind in _READ_AS[each.kind][1])):
+        column, converter = table.columns[name], columns.get(name)
+        if converter and (column.varies or not (column.is_list or column.kind in _READ_AS[converter.kind][1])):
             raise InputError(
-                f"{table.path}: column {name!r} holds {column}, and the run was trained on one of kind {each.kind}; "
-                "write both alike"
+                f"{table.path}: column {name!r} holds {column}, and the run was trained on one of kind "
+                f"{converter.kind}; write both alike"
             )
-        features.append(_feature(name, column, each, saved.vocabulary or {}, choice.missing == "mean"))
+        features.append(_feature(name, column, converter, saved.vocabulary or {}, choice.missing == "mean"))
     label = table.columns.get(choice.label)
     if label and (label.kind == "text") != (saved.classes is not None):
         raise InputError(
@@ -200,24 +200,24 @@ def _restored(table: ParquetTable, choice: Choice, saved: Data) -> tuple[list[Co
     return features, Data(None, **{name: getattr(saved, name) for name in names}), []
 
 
-def _columns_of(saved: Data, table: ParquetTable, choice: Choice) -> dict[str, Column]:
+def _column_contents(saved: Data, table: ParquetTable, choice: Choice) -> dict[str, Column]:
     """Returns the contents of a table's columns as a run was trained on them, where these decide how to read them.
 
     Those are columns without values, ids among which are missing ones or floats, and lists that happen to have one
     length.
     """
-    made = {}
+    contents = {}
     kinds = _kinds(saved, table, choice)
     for name, column in table.columns.items():
         kind = kinds.get(name)
         if kind and (column is None or kind == "id"):
-            made[name] = Column(_READ_AS[kind][1][0], (2,) if kind == "timestamp" else ())
+            contents[name] = Column(_READ_AS[kind][1][0], (2,) if kind == "timestamp" else ())
         elif column and column.is_list and kind == "category":
-            made[name] = column._replace(shape=(None,))
-    return made
+            contents[name] = column._replace(shape=(None,))
+    return contents
 
 
-def _of_array(table: ParquetTable, preprocessing: Preprocessing) -> dict[str, ColumnPreprocessing]:
+def _array_preprocessing(table: ParquetTable, preprocessing: Preprocessing) -> dict[str, ColumnPreprocessing]:
     """Returns the preprocessing of each column of an array. Raises `InputError` if a table's columns are wider."""
     array, kinds, first = preprocessing.columns[""], {}, 0
     flagged = {-1 - place for place in array.places if place < 0}
@@ -281,8 +281,8 @@ def _checked(table: ParquetTable, choice: Choice, order: Sequence[str], label: s
 
 def _check_exact(tables: list[ParquetTable], features: list[ColumnFeature], choice: Choice) -> None:
     """Raises `InputError` if float32 would round integers of columns not in `numbers`."""
-    integers = [each for each in features if tables[0].columns[each.column].kind.startswith(("int", "uint"))]
-    floats = [each.column for each in integers if choice.array or each.specs[each.column].dtype.kind == "f"]
+    integers = [feature for feature in features if tables[0].columns[feature.column].kind.startswith(("int", "uint"))]
+    floats = [feature.column for feature in integers if choice.array or feature.specs[feature.column].dtype.kind == "f"]
     names = [name for name in floats if name not in choice.numbers]
     for table in tables:
         for name, ends in table.extremes(names).items():
@@ -324,7 +324,7 @@ def _num_classes(tables: list[ParquetTable], label: str) -> int | None:
     both = [ends for table in tables if table.columns.get(label) and (ends := table.extremes([label])[label])]
     if not both:
         return None
-    least, most = min(each[0] for each in both), max(each[1] for each in both)
+    least, most = min(ends[0] for ends in both), max(ends[1] for ends in both)
     return most + 1 if least >= 0 and most < _MOST_CLASSES else None
 
 
@@ -346,48 +346,53 @@ def _fit_column(
         fill = found.means[name] if choice.missing == "mean" else np.array(_number(choice.missing) or 0)
     flags = choice.missing == "column" and name in found.has_missing
     fills = choice.missing != "refuse" and (choice.missing != "column" or flags)
-    known = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
-    known = [None, None] if kind == "timestamp" and not fills else known
+    fill_values = np.broadcast_to(fill, 2 if kind == "timestamp" else fill.shape).tolist() if fills else None
+    fill_values = [None, None] if kind == "timestamp" and not fills else fill_values
     values = found.values[name].tobytes() if name in found.values else b""
-    return ColumnPreprocessing(kind, known, flags, values=values)
+    return ColumnPreprocessing(kind, fill_values, flags, values=values)
 
 
 def _feature(
-    name: str, column: Column, each: ColumnPreprocessing | None, vocabulary: Mapping[str, int], shows_fill: bool
+    name: str,
+    column: Column,
+    preprocessing: ColumnPreprocessing | None,
+    vocabulary: Mapping[str, int],
+    shows_fill: bool,
 ) -> ColumnFeature:
     """Describes the features that a column's preprocessing makes of it."""
-    if each is None:
+    if preprocessing is None:
         kind = "numbers" if column.kind.startswith("float") else "ids"
         text = "text" if column.kind == "text" else f"{kind} of any length, padded in batches"
         dtype = np.dtype(object) if column.kind == "text" else column.dtype
         return ColumnFeature(name, {name: Spec(column.shape, dtype)}, text, None)
-    if each.kind in ("category", "hash"):
+    if preprocessing.kind in ("category", "hash"):
         hashed = "category, hashed: for hash_buckets or table_capacity"
-        text = hashed if each.kind == "hash" else f"category of {len(each.words):,} words"
-        return ColumnFeature(name, {name: Spec((), np.dtype(np.int64))}, text, each)
-    is_time = each.kind == "timestamp"
-    if each.values:
+        text = hashed if preprocessing.kind == "hash" else f"category of {len(preprocessing.words):,} words"
+        return ColumnFeature(name, {name: Spec((), np.dtype(np.int64))}, text, preprocessing)
+    is_time = preprocessing.kind == "timestamp"
+    if preprocessing.values:
         text = f"id, {vocabulary[name] - 1:,} values"
-    elif each.kind == "id" and not column.shape:
-        known = name in vocabulary
-        text = f"id of {vocabulary[name]:,}" if known else "id, any integer: for hash_buckets or table_capacity"
+    elif preprocessing.kind == "id" and not column.shape:
+        has_largest = name in vocabulary
+        text = f"id of {vocabulary[name]:,}" if has_largest else "id, any integer: for hash_buckets or table_capacity"
     else:
         times = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}
-        text = times.get(each.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number")
-        text += f" ({each.fill:g} where missing)" if shows_fill and isinstance(each.fill, (int, float)) else ""
+        text = times.get(preprocessing.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number")
+        if shows_fill and isinstance(preprocessing.fill, (int, float)):
+            text += f" ({preprocessing.fill:g} where missing)"
     shape: tuple[int | None, ...] = () if is_time else column.shape
-    dtype = np.dtype(column.kind if each.kind == "id" else np.float32)
+    dtype = np.dtype(column.kind if preprocessing.kind == "id" else np.float32)
     specs = {part: Spec(shape, dtype) for part in ([name, name + SECONDS] if is_time else [name])}
-    if each.is_flagged:
+    if preprocessing.is_flagged:
         specs[name + MISSING] = Spec(shape, np.float32)
         text += f", and {name}{MISSING}"
-    return ColumnFeature(name, specs, text, each)
+    return ColumnFeature(name, specs, text, preprocessing)
 
 
 def _preprocessing(features: list[ColumnFeature], choice: Choice) -> Preprocessing:
     """Returns the preprocessing of the columns, or of one array of their numbers side by side."""
     if not choice.array:
-        return Preprocessing({each.column: each.preprocessing for each in features if each.preprocessing})
+        return Preprocessing({feature.column: feature.preprocessing for feature in features if feature.preprocessing})
     fills: list[float | None] = []
     places: list[int] = []
     for feature in features:
@@ -463,7 +468,7 @@ class Columns(Source):
         self._label = None if choice.label == NONE else choice.label
         self._names = [*choice.features, *([self._label] if self._label else [])]
         for name in self._names:
-            _check_alike(name, table, like)
+            _check_same_kind(name, table, like)
         self.preprocessing_digest = zlib.crc32(repr(classes).encode(), preprocessing.digest)
         self._classes = None if classes is None else {text: number for number, text in enumerate(classes)}
         self._starts = np.concatenate([[0], np.cumsum(table.group_rows)]).astype(np.int64)
@@ -479,7 +484,8 @@ class Columns(Source):
                 Spec(column.shape, column.kind) if is_number else Spec((), np.float32 if classes is None else np.int64)
             )
             self.element_spec = (specs, label)
-        self._kept = functools.lru_cache(_KEPT_GROUPS)(_no_group_yet)
+        # By group: the lock for filling its slot, and the slot.
+        self._slots = functools.lru_cache(_CACHED_GROUPS)(lambda number: (threading.Lock(), []))
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -491,7 +497,11 @@ class Columns(Source):
         for number in numbers.tolist():
             at = np.flatnonzero(groups == number) if len(numbers) > 1 else slice(None)
             rows = indices[at] - self._starts[number]
-            group = self._group(number)
+            lock, slot = self._slots(number)
+            with lock:  # one thread reads a group, the others wait
+                if not slot:
+                    slot.append(self._converted(self._table.read(number, self._names)))
+            group = slot[0]
             if group.problems:
                 self._check(group, number, rows)
             for name, array in group.arrays.items():
@@ -512,13 +522,6 @@ class Columns(Source):
     def identity(self) -> str:
         return f"{self._names} {self._choice.missing} of {self._table.identity}"
 
-    def _group(self, number: int) -> _Converted:
-        lock, group = self._kept(number)
-        with lock:  # one thread reads a group, the others wait
-            if not group:
-                group.append(self._converted(self._table.read(number, self._names)))
-        return group[0]
-
     def _converted(self, group: Group) -> _Converted:
         problems: dict[int, str] = {}
         for feature in self._features:
@@ -533,10 +536,10 @@ class Columns(Source):
         raw = {feature.column: group.values[feature.column] for feature in self._features}
         codes = {name: values.codes for name, values in raw.items() if isinstance(values, Texts)}
         raw = {name: values.words if name in codes else values for name, values in raw.items()}
-        made = self._preprocessing(raw, group.missing)
-        made = {"": made} if self._choice.array else made
+        converted = self._preprocessing(raw, group.missing)
+        converted = {"": converted} if self._choice.array else converted
         arrays: dict[str | None, np.ndarray] = {
-            name: values[codes[name]] if name in codes else values for name, values in made.items()
+            name: values[codes[name]] if name in codes else values for name, values in converted.items()
         }
         if self._label:
             self._add_labels(group, arrays, problems)
@@ -552,10 +555,10 @@ class Columns(Source):
             _add_missing(problems, name, missing, lacks_fill=False)
         if self._classes is not None:
             numbers = np.array([self._classes.get(word, -1) for word in labels.words], np.int64)[labels.codes]
-            known = ", ".join(text.decode(errors="replace") for text in [*self._classes][:5])
+            some_classes = ", ".join(text.decode(errors="replace") for text in [*self._classes][:5])
             for row in np.flatnonzero(numbers < 0).tolist():
                 word = labels.words[labels.codes[row]].decode(errors="replace")
-                problems.setdefault(row, f"label {word!r} is not among those of training ({known})")
+                problems.setdefault(row, f"label {word!r} is not among those of training ({some_classes})")
             labels = np.maximum(numbers, 0)
         arrays[_LABEL] = labels
 
@@ -565,11 +568,6 @@ class Columns(Source):
             if problem := group.problems.get(row):
                 location = self._table.describe_row(number, row)
                 raise BadRecordError(int(self._starts[number]) + row, f"{location}: {problem}")
-
-
-def _no_group_yet(number: int) -> tuple[threading.Lock, list[_Converted]]:
-    """Returns the slot of a group, and the lock for filling it."""
-    return threading.Lock(), []
 
 
 def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_fill: bool) -> None:
@@ -582,7 +580,7 @@ def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks
         problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{cure}")
 
 
-def _check_alike(name: str, table: ParquetTable, like: ParquetTable) -> None:
+def _check_same_kind(name: str, table: ParquetTable, like: ParquetTable) -> None:
     if name not in table.columns:
         raise InputError(f"{table.path} has no column {name!r}, and {like.path} has; give both the same columns")
     column, wanted = table.columns[name], like.columns[name]

@@ -107,9 +107,10 @@ class Records:
         allowed: int | None = None,
     ):
         self._files, self._layouts, self._converters, self._allowed = table_files.files, layouts, converters, allowed
-        own = [*converters] if converters else [*next(layout.names for layout in layouts if layout.names)]
-        self._own, self._keys = own, {name: values for name, values in table_files.keys.items() if name not in own}
-        self.names = [*own, *self._keys]
+        file_columns = [*converters] if converters else [*next(layout.names for layout in layouts if layout.names)]
+        self._file_columns = file_columns
+        self._keys = {name: values for name, values in table_files.keys.items() if name not in file_columns}
+        self.names = [*file_columns, *self._keys]
         self._done = progress(f"reading {self._files.paths[0]}", passes * sum(self._files.sizes))
         self._bytes_before = 0  # in completed passes
         self.digest = 0
@@ -123,6 +124,8 @@ class Records:
         Raises:
           InputError: a record is malformed, or too many are; a file can't be read, or none has records.
         """
+        import pyarrow as pa
+
         self.digest, yielded, bad = 0, 0, BadRecords(self._allowed)
         for number, path in enumerate(self._files.paths):
             layout, records, digest = self._layouts[number], 0, 0
@@ -134,7 +137,7 @@ class Records:
                     self._refuse_header(layout, path, table, records)
                     records += len(table)
                     for name, values in self._keys.items():
-                        table = table.append_column(name, _repeated(values[number], len(table)))
+                        table = table.append_column(name, pa.repeat(pa.scalar(values[number], pa.string()), len(table)))
                     if len(table):
                         yield path, table
                     self._done(self._bytes_before + stream.tell())
@@ -147,7 +150,7 @@ class Records:
             self._bytes_before += self._files.sizes[number]
         bad.warn()
         if not yielded:
-            has = "has a header and no records" if any(each.header for each in self._layouts) else "has no records"
+            has = "has a header and no records" if any(layout.header for layout in self._layouts) else "has no records"
             raise InputError(f"{self._files.paths[0]} {has}; give files that have some")
 
     def _parsed(self, path: str, layout: CsvLayout, line: int, block: bytes, bad: BadRecords) -> Any:
@@ -173,9 +176,9 @@ class Records:
         if len(layout.delimiter) > 1:  # yields an empty field between its characters
             gaps = [f"\0{number}" for number in range(1, len(names))]
             names = [*itertools.chain(*zip(["", *gaps], names, strict=True))][1:]
-        wanted = [*self._own, *gaps]
+        wanted = [*self._file_columns, *gaps]
         if not block.strip(b"\r\n"):
-            return pa.table({name: pa.array([], pa.string()) for name in self._own})
+            return pa.table({name: pa.array([], pa.string()) for name in self._file_columns})
         table = arrow.read_csv(
             pa.BufferReader(block),
             read_options=arrow.ReadOptions(column_names=names, block_size=len(block) + 1),
@@ -190,22 +193,22 @@ class Records:
         )
         filled = any(pc.any(pc.not_equal(table[name], "")).as_py() for name in gaps)
         broken = layout.is_lines and layout.has_quotes and b'"' in block
-        if filled or (broken and any(pc.any(pc.match_substring(table[n], "\n")).as_py() for n in self._own)):
+        if filled or (broken and any(pc.any(pc.match_substring(table[n], "\n")).as_py() for n in self._file_columns)):
             raise _MalformedError
-        return table.select(self._own)
+        return table.select(self._file_columns)
 
     def _converted(self, table: Any) -> Any:
         import pyarrow as pa
 
         if self._converters is None:
             return table
-        return pa.table({name: each.convert(table[name]) for name, each in self._converters.items()})
+        return pa.table({name: converter.convert(table[name]) for name, converter in self._converters.items()})
 
     def _checked(self, path: str, layout: CsvLayout, line: int, block: bytes, skip: int, bad: BadRecords) -> Any:
         """Splits a block by Python's csv, without malformed records; raises as `tables` does."""
         import pyarrow as pa
 
-        records = itertools.islice(records_of(path, io.BytesIO(block), layout, line), skip, None)
+        records = itertools.islice(split_records(path, io.BytesIO(block), layout, line), skip, None)
         tables = [self._valid_records(path, layout, [], bad)]
         while some := [*itertools.islice(records, _ROWS)]:
             tables.append(self._valid_records(path, layout, some, bad))
@@ -229,7 +232,7 @@ class Records:
                 lines.append(at)
                 rows.append(row)
         fields = [*zip(*rows, strict=True)] or [()] * len(layout.names)
-        columns = {name: pa.array(fields[layout.names.index(name)], pa.string()) for name in self._own}
+        columns = {name: pa.array(fields[layout.names.index(name)], pa.string()) for name in self._file_columns}
         unfit: dict[int, str] = {}
         for name, converter in (self._converters or {}).items():
             for row_number in converter.unfit(columns[name]):
@@ -265,7 +268,7 @@ def first_record(files: Files, number: int, layout: CsvLayout) -> tuple[int, lis
     """Returns (last line, fields or problem) of a file's first record."""
     path = files.paths[number]
     with files.stream(number) as stream, _whole_gzip(path):
-        return next(records_of(path, _unpacked(stream), layout), (1, []))
+        return next(split_records(path, _unpacked(stream), layout), (1, []))
 
 
 def _unpacked(stream: io.BufferedReader) -> Any:
@@ -312,7 +315,7 @@ def _is_regular(block: bytes, delimiter: str) -> bool:
     return len(at) % 2 == 0 and bool(np.isin(beside, between).all())
 
 
-def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
+def split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
     """Yields (last line, fields or problem) of each record, except empty lines.
 
     Args:
@@ -331,8 +334,8 @@ def records_of(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iter
         if layout.is_lines:
             text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", "surrogateescape", newline="")
             for number, raw in enumerate(text, line + 1):
-                if each := raw.rstrip("\r\n"):
-                    yield number, _fields(each, layout, dialect)
+                if text_line := raw.rstrip("\r\n"):
+                    yield number, _fields(text_line, layout, dialect)
             return
         text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", newline="")
         reader = csv.reader(text, **dialect)
@@ -373,9 +376,3 @@ def shown(text: bytes | str) -> str:
     if isinstance(text, bytes):
         text = text[: 4 * _SHOWN].decode("utf-8", "backslashreplace")
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
-
-
-def _repeated(value: str, times: int) -> Any:
-    import pyarrow as pa
-
-    return pa.repeat(pa.scalar(value, pa.string()), times)

@@ -200,7 +200,7 @@ class Finder:
         is_gone = _missing_mask(fields)
         present = fields.filter(pc.invert(is_gone)) if pc.any(is_gone).as_py() else fields
         if len(present) < len(fields) and not self._marker:
-            self._marker = next((each for each in fields.filter(is_gone).unique().to_pylist() if each.strip()), "")
+            self._marker = next((field for field in fields.filter(is_gone).unique().to_pylist() if field.strip()), "")
         if not len(present):
             return
         kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._all_fit(kind, present)), "text")

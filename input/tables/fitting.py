@@ -76,20 +76,20 @@ class Fitted(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Returns it as a JSON value."""
-        words = {name: [*map(as_text, each)] for name, each in self.words.items()}
+        words = {name: [*map(as_text, column_words)] for name, column_words in self.words.items()}
         means = {name: mean.tolist() for name, mean in self.means.items()}
         classes = None if self.classes is None else [as_text(word) for word in self.classes]
-        values = {name: numbers_as_text(each) for name, each in self.values.items()}
+        values = {name: numbers_as_text(numbers) for name, numbers in self.values.items()}
         return {**self._asdict(), "words": words, "means": means, "classes": classes, "values": values}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Fitted:
         """Restores it from the result of `as_json`."""
         fitted = cls(**content)
-        words = {name: [*map(as_bytes, each)] for name, each in fitted.words.items()}
+        words = {name: [*map(as_bytes, column_words)] for name, column_words in fitted.words.items()}
         means = {name: np.array(mean) for name, mean in fitted.means.items()}
         classes = fitted.classes and [*map(as_bytes, fitted.classes)]
-        values = {name: numbers_from_text(each) for name, each in fitted.values.items()}
+        values = {name: numbers_from_text(numbers) for name, numbers in fitted.values.items()}
         return fitted._replace(words=words, means=means, classes=classes, values=values)
 
 
@@ -111,7 +111,7 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
             words[name].update(some[np.unique(codes[:count])])
             if len(words[name]) > _MOST_WORDS:
                 raise InputError(f"{table.path}: column {name!r} has more than {_MOST_WORDS:,} different words, {cure}")
-    return {name: sorted(each - {b""}) for name, each in words.items()}
+    return {name: sorted(distinct - {b""}) for name, distinct in words.items()}
 
 
 def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str, np.ndarray]:
@@ -199,7 +199,7 @@ def _fit(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[str,
                 counts[name] = counts.get(name, 0) + count - gone.sum(0)
                 has_missing |= {name} if gone.any() else set()
     means = {name: sums[name] / np.maximum(counts[name], 1) for name in numeric if name in sums}
-    differ = {name for name, each in words.items() if len(each) == rows} | _all_differ(table, ids, rows)
+    differ = {name for name, distinct in words.items() if len(distinct) == rows} | _all_differ(table, ids, rows)
     differ = differ if rows >= _FEW_ROWS else set()
     differing = [name for name in choice.features if name in differ]
     return Fitted(words, means, sorted(has_missing), differing, classes, _values(table, largest, rows))

@@ -87,8 +87,8 @@ class ParquetTable:
         self._lock = threading.Lock()
         self.paths = table_files.files.paths
         self._metadata = metadata or [self._opened(n, InputError).metadata for n in range(len(self.paths))]
-        self._schemas = [each.schema.to_arrow_schema() for each in self._metadata]
-        rows = [[each.row_group(i).num_rows for i in range(each.num_row_groups)] for each in self._metadata]
+        self._schemas = [metadata.schema.to_arrow_schema() for metadata in self._metadata]
+        rows = [[metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] for metadata in self._metadata]
         # (file, group in it) of each group that has rows
         self._groups = [(n, i) for n, sizes in enumerate(rows) for i, size in enumerate(sizes) if size]
         self.group_rows = np.array([rows[n][i] for n, i in self._groups], np.int64)
@@ -124,19 +124,19 @@ class ParquetTable:
         number, row_group = self._groups[group]
         self.source.check(number)
         with self._lock:
-            at = next((i for i, (each, _) in enumerate(self._idle) if each == number), None)
+            at = next((i for i, (idle_number, _) in enumerate(self._idle) if idle_number == number), None)
             reader = None if at is None else self._idle.pop(at)[1]
         reader = reader or self._opened(number, SourceError, self._metadata[number])
-        own = {name: None for name in names if self._schemas[number].get_field_index(name) >= 0}
+        in_file = {name: None for name in names if self._schemas[number].get_field_index(name) >= 0}
         # One thread: several already read groups ahead.
         table = storage.retried(
-            self.source.paths[number], lambda: reader.read_row_group(row_group, columns=[*own], use_threads=False)
+            self.source.paths[number], lambda: reader.read_row_group(row_group, columns=[*in_file], use_threads=False)
         )
         with self._lock:
             self._idle = [*self._idle[1 - _IDLE_READERS :], (number, reader)]
         arrays: dict[str, Any] = {}
         for name in names:
-            if name in own:
+            if name in in_file:
                 chunks = table.column(name)
                 arrays[name] = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
             else:
@@ -166,10 +166,15 @@ class ParquetTable:
         column = self.columns[name]
         if column is None or column.kind != "float32":
             return False
-        types = [schema.field(at).type for schema in self._schemas if (at := schema.get_field_index(name)) >= 0]
-        known = [self._statistics(group, name) for group in range(len(self._groups))]
-        is_small = all(each is not None and max(abs(each.min), abs(each.max)) <= EXACT_FLOAT32 for each in known)
-        return any(map(self._is_double, types)) and not is_small
+        types, kinds = self._pa.types, []
+        for schema in self._schemas:
+            if (at := schema.get_field_index(name)) >= 0:
+                kind = schema.field(at).type
+                kind = kind.value_type if self._is_list(kind) else kind
+                kinds.append(kind.value_type if types.is_dictionary(kind) else kind)
+        statistics = [self._statistics(group, name) for group in range(len(self._groups))]
+        is_small = all(ends is not None and max(abs(ends.min), abs(ends.max)) <= EXACT_FLOAT32 for ends in statistics)
+        return any(types.is_float64(kind) or types.is_decimal(kind) for kind in kinds) and not is_small
 
     def _largest_integers(self, names: Sequence[str]) -> dict[str, float]:
         """Returns the largest absolute values of the float columns whose values are all whole numbers."""
@@ -179,11 +184,11 @@ class ParquetTable:
                 values = {name: values_of.flat(array, self._pa) for name, array in self._arrays(group, [*most]).items()}
             except (self._pa.ArrowException, OSError) as error:
                 raise self._unreadable(SourceError, number, row_group, error) from None
-            for name, each in values.items():
-                if not np.isfinite(each).all() or (each != np.floor(each)).any():
+            for name, floats in values.items():
+                if not np.isfinite(floats).all() or (floats != np.floor(floats)).any():
                     del most[name]
                 else:
-                    most[name] = max(most[name], float(np.abs(each).max(initial=0)))
+                    most[name] = max(most[name], float(np.abs(floats).max(initial=0)))
             if not most:
                 break
         return most
@@ -199,7 +204,9 @@ class ParquetTable:
             )
             is_list = mine is not None and mine.kind == column.kind and (mine.varies or column.varies)
             is_list &= bool(mine and mine.shape and column.shape)
-            if is_number or is_list or (mine is None and name not in self.problems and self._is_null(name)):
+            schemas = [(schema, schema.get_field_index(name)) for schema in self._whole_schemas()]
+            is_null = all(self._pa.types.is_null(schema.field(at).type) for schema, at in schemas if at >= 0)
+            if is_number or is_list or (mine is None and name not in self.problems and is_null):
                 self.columns[name] = column
 
     def check(self, name: str, may_lack: bool) -> None:
@@ -241,8 +248,8 @@ class ParquetTable:
                     if name in values.missing:
                         present = present[~values.missing[name]]
                     ends[name] += [int(present.min()), int(present.max())] if len(present) else []
-            ends = {name: [min(each), max(each)] if each else [] for name, each in ends.items()}
-        return {name: (each[0], each[1]) if each else None for name, each in ends.items()}
+            ends = {name: [min(bounds), max(bounds)] if bounds else [] for name, bounds in ends.items()}
+        return {name: (bounds[0], bounds[1]) if bounds else None for name, bounds in ends.items()}
 
     def _statistics(self, group: int, name: str) -> Any:
         """Returns a file's statistics of a column in a group, if they have a finite minimum and maximum."""
@@ -256,7 +263,7 @@ class ParquetTable:
     @functools.cached_property
     def _positions(self) -> list[dict[str, int]]:
         """By file, the columns' indices by name."""
-        return [{each.schema.column(i).path: i for i in range(each.num_columns)} for each in self._metadata]
+        return [{metadata.schema.column(i).path: i for i in range(metadata.num_columns)} for metadata in self._metadata]
 
     def _columns(self) -> dict[str, Column | None]:
         """Returns the contents of all files' columns; records those in which files differ."""
@@ -286,7 +293,7 @@ class ParquetTable:
             if field.type == first.type:
                 continue
             column = self._column(field)
-            zones = [types.is_timestamp(each.type) and bool(each.type.tz) for each in (first, field)]
+            zones = [types.is_timestamp(candidate.type) and bool(candidate.type.tz) for candidate in (first, field)]
             is_alike = (
                 widest is not None and column is not None and widest.shape == column.shape and zones[0] == zones[1]
             )
@@ -308,7 +315,7 @@ class ParquetTable:
 
     def _read_keys(self, keys: dict[str, list[str]], like: ParquetTable | None) -> dict[str, Any]:
         """Adds the columns in folders' names that the files lack; returns their values."""
-        made: dict[str, Any] = {}
+        keys_read: dict[str, Any] = {}
         for name, texts in keys.items():
             if name in self.columns:
                 continue
@@ -317,7 +324,7 @@ class ParquetTable:
             inferred = finder.end()
             kind = like.key_kinds[name] if like and name in like.key_kinds else inferred.kind
             try:
-                made[name] = Converter(kind).convert(fields)
+                keys_read[name] = Converter(kind).convert(fields)
             except Unfit as unfit:
                 raise InputError(
                     f"{self.paths[unfit.row]}: expected {Converter(kind).expects} for {name} in the folder's name, as "
@@ -325,7 +332,7 @@ class ParquetTable:
                 ) from None
             self.key_kinds[name] = kind
             self.columns[name] = Column(*_KEY_COLUMNS.get(kind, ("timestamp", (2,))))
-        return made
+        return keys_read
 
     def _read_uint64(self) -> None:
         """Converts uint64 columns with values beyond int64 to text, which keeps each value."""
@@ -343,19 +350,6 @@ class ParquetTable:
 
     def _whole_schemas(self) -> list[Any]:
         return [self._schemas[number] for number in self._whole]
-
-    def _is_null(self, name: str) -> bool:
-        """Returns whether a column has no values in any file, by their schemas."""
-        is_null = self._pa.types.is_null
-        at = [(schema, schema.get_field_index(name)) for schema in self._whole_schemas()]
-        return all(is_null(schema.field(number).type) for schema, number in at if number >= 0)
-
-    def _is_double(self, kind) -> bool:
-        """Returns whether a type has numbers that float32 rounds."""
-        types = self._pa.types
-        kind = kind.value_type if self._is_list(kind) else kind
-        kind = kind.value_type if types.is_dictionary(kind) else kind
-        return types.is_float64(kind) or types.is_decimal(kind)
 
     def _opened(self, number: int, error_class: type[ValueError], metadata=None):
         path = self.source.paths[number]
@@ -386,7 +380,7 @@ class ParquetTable:
             length = kind.list_size if types.is_fixed_size_list(kind) else self._length(field.name)
             return Column("float32" if types.is_floating(values) else str(values), (length,))
         texts = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
-        if any(getattr(types, f"is_{each}")(kind) for each in texts):
+        if any(getattr(types, f"is_{text_type}")(kind) for text_type in texts):
             return Column("text")
         if types.is_integer(kind) or types.is_boolean(kind):
             return Column("int64")
@@ -446,7 +440,7 @@ class ParquetTable:
         """Adds a column to a group."""
         pa = self._pa
         if column.kind == "text":
-            group.values[name] = self._texts_of(array)
+            group.values[name] = self._to_texts(array)
             if array.null_count:
                 group.missing[name] = array.is_null().to_numpy(zero_copy_only=False)
             return
@@ -481,7 +475,7 @@ class ParquetTable:
         if wrong:
             group.wrong[name] = wrong
 
-    def _texts_of(self, array) -> Texts:
+    def _to_texts(self, array) -> Texts:
         pa, types = self._pa, self._pa.types
         if types.is_dictionary(array.type):
             array = array if types.is_string(array.type.value_type) else array.dictionary_decode()

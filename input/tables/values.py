@@ -118,13 +118,13 @@ def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None,
         if (lengths == length).all():
             return flat.to_numpy(zero_copy_only=False).reshape(-1, length), None, {}
     values, missing, wrong = np.zeros((len(array), length), dtype), np.zeros((len(array), length), bool), {}
-    for row, each in enumerate(array.to_pylist()):
-        if each is None:
+    for row, items in enumerate(array.to_pylist()):
+        if items is None:
             missing[row] = True
-        elif len(each) != length or None in each:
+        elif len(items) != length or None in items:
             wrong[row] = f"has not {length} values, as others have"
         else:
-            values[row] = each
+            values[row] = items
     return values, missing, wrong
 
 

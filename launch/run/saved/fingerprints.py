@@ -69,7 +69,7 @@ def _written(paths: Sequence[str]) -> int:
     times = []
     for path in some:
         with contextlib.suppress(CrankshaftError):
-            times.append(storage.state_of(path).written_ns)
+            times.append(storage.file_state(path).written_ns)
     return zlib.crc32(repr(times).encode())
 
 
