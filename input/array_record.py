@@ -18,9 +18,9 @@ import numpy as np
 from ..engine.data.data import Data
 from ..engine.errors import BadRecordError, UnavailableError
 from .checks import InputError, check_at_least
+from .data_json import as_bytes
 from .files import listing
 from .files.storage import Files, is_remote, retried
-from .known import as_bytes
 from .records import shards
 from .records.examples import ExampleSource
 from .records.features import Features

@@ -17,8 +17,8 @@ from ..engine.data.data import Data
 from ..engine.data.source import Source, Spec
 from ..engine.errors import BadRecordError
 from .checks import InputError, check_at_least
+from .data_json import as_bytes, numbering_digest
 from .files import image_headers, labelled_files, listing, storage
-from .known import as_bytes, numbering_digest
 
 _KIND = listing.FileKind(
     ".jpg, .jpeg, .jpe, .jfif, .png, .gif, .bmp",

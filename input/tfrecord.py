@@ -16,8 +16,8 @@ import numpy as np
 from ..engine.data.data import Data
 from ..engine.errors import BadRecordError, SourceError
 from .checks import check_at_least
+from .data_json import as_bytes
 from .files import listing
-from .known import as_bytes
 from .records import checksums, compressed, record_index
 from .records.examples import ExampleSource
 from .records.features import Features

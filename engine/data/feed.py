@@ -40,9 +40,6 @@ class Feed(abc.ABC):
     call's input), a side in the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a
     step's input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s and its `share`'s.
 
-    The feeds are not merged, since they differ in who reads: the device itself, a host's threads, one iterator per
-    process, or workers of parameter servers. One class for all would ask at each step which of them it is.
-
     Attributes:
       order: assigns examples to steps: sizes, seed, shuffle.
       share: this process's share of a stream, whose positions checkpoints keep, one for each of its counts (see

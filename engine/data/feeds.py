@@ -1,6 +1,9 @@
 """Feeds, which bring a split's batches to replicas: cached on the device, read ahead, streamed, or one repeated.
 
 With `random_access`, an epoch's smaller last batch has a separately compiled program.
+
+The feeds are not one class, since they differ in who reads: the device, a host's threads, or one iterator per process.
+One class would ask in each method which of them it is, and no line would serve all.
 """
 
 from __future__ import annotations

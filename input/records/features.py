@@ -2,7 +2,7 @@
 
 A features.json has `features` (name -> shape, dtype and storage: bytes, float or int64); `label` and `weight`, or
 `example`, an example's form as a nest of names; `"records": "raw"` if a record is the bytes of its one feature instead
-of an Example; properties of the data (`input.known`); and the `splits` that `crankshaft prepare` has written. Host
+of an Example; properties of the data (`input.data_json`); and the `splits` that `crankshaft prepare` has written. Host
 code, NumPy only; TensorFlow infers features without a features.json.
 """
 
@@ -72,7 +72,7 @@ class Features:
     Attributes:
       by_name: the features to read.
       example: nest of tuples and dicts of their names.
-      extra: properties of the data (`input.known`) and the splits.
+      extra: properties of the data (`input.data_json`) and the splits.
     """
 
     by_name: dict[str, RecordFeature]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...engine.data.data import Data
-from .. import known
+from .. import data_json
 from ..checks import InputError
 from ..files import listing, storage
 from . import features
@@ -115,7 +115,7 @@ def data_from_splits(splits: Sequence[Any], described: Features, num_classes: in
       InputError: features.json is malformed.
     """
     try:
-        data = known.from_json(described.extra, features.NAME)
+        data = data_json.from_json(described.extra, features.NAME)
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{features.NAME} lacks properties of the data ({error}); run crankshaft prepare again"

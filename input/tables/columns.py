@@ -19,7 +19,7 @@ from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, 
 from ...engine.data.source import Source, Spec
 from ...engine.errors import BadRecordError
 from ..checks import InputError
-from ..known import as_bytes, as_text
+from ..data_json import as_bytes, as_text
 from .fitting import NONE, Choice, Fitted, fitted
 from .parquet_table import Group, ParquetTable
 from .values import EXACT_FLOAT32, Column, Texts
@@ -178,7 +178,7 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
 
 
 def _restored(table: ParquetTable, choice: Choice, saved: Data) -> tuple[list[ColumnFeature], Data, list[str]]:
-    """Returns the results of `_fit` as a run has them; columns that it lacks are unchanged, and refused later by name."""
+    """Returns the results of `_fit` as a run has them; columns that it lacks are unchanged, and later refused."""
     preprocessing = saved.preprocessing
     columns = _array_preprocessing(table, preprocessing) if preprocessing.array else preprocessing.columns
     features = []

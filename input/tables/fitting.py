@@ -1,4 +1,4 @@
-"""What preprocessing is fitted to the rows of a table to train on: words, raw ids, means, columns that lack values.
+"""Fits preprocessing to the rows of a table to train on: words, raw ids, means, columns that lack values.
 
 Host code.
 """
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checks import InputError
+from ..data_json import as_bytes, as_text, numbers_as_text, numbers_from_text
 from ..files.prepared import PreparedWriter, prepared
-from ..known import as_bytes, as_text, numbers_as_text, numbers_from_text
 from .parquet_table import ParquetTable
 
 # Input arguments that only decide how columns are preprocessed: a trained run has its own preprocessing.

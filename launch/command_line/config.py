@@ -20,7 +20,7 @@ from ...engine.data.data import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
-from ...input import known
+from ...input import data_json
 from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
@@ -208,7 +208,7 @@ class Config(Flags):
         if not self.run_dir or self.mode == "benchmark" or RunDir(self.run_dir).newest() is None:
             return None
         try:
-            return known.from_json(read_json(RunDir(self.run_dir).model), NAMES.model)
+            return data_json.from_json(read_json(RunDir(self.run_dir).model), NAMES.model)
         except (OSError, ValueError, KeyError, TypeError):  # training writes it again, and other modes refuse it
             return None
 

@@ -22,7 +22,7 @@ from ....engine.data import entry, reader
 from ....engine.data.source import Source, unknown_dimensions
 from ....engine.errors import counted
 from ....engine.machine.files import sync
-from ....input import known
+from ....input import data_json
 from ....input.records import features, shard_writing
 from ....input.records.features import Features
 from ....input.records.shard_writing import Shard, ShardRequest
@@ -67,7 +67,7 @@ def load(request: ShardRequest) -> Loaded:
                 f"the {name} data of input={request.input} has random examples, which differ by epoch, and shards "
                 "would keep those of one; turn that off by input_arg"
             )
-    return Loaded(by_name, shard_writing.described(train.element_spec, known.as_json(loaded)))
+    return Loaded(by_name, shard_writing.described(train.element_spec, data_json.as_json(loaded)))
 
 
 def write(request: ShardRequest, loaded: Loaded, shard: Shard) -> dict[str, int]:

@@ -24,7 +24,7 @@ from ....engine.internals import keras
 from ....engine.internals.variables import own_copy, tf_variable
 from ....engine.inventory import Inventory
 from ....engine.machine import files
-from ....input import known
+from ....input import data_json
 from ...errors import UsageError
 from ...host.files import write_json
 from ..base import BaseRun
@@ -110,7 +110,7 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
 
 
 def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
-    """Writes a SavedModel, and in its `assets.extra/data.json` the data's description (`input.known`).
+    """Writes a SavedModel, and in its `assets.extra/data.json` the data's description (`input.data_json`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, others by the names of
     `_leaves`; as text those that were looked up. It returns `outputs`: what `Run.predict` returns, several likewise.
@@ -143,7 +143,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
         with averaged_weights(trainer):
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
-        write_json(os.path.join(temporary, _DATA), known.as_json(run.data_info))
+        write_json(os.path.join(temporary, _DATA), data_json.as_json(run.data_info))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
             file.write(
                 _readme(model.name, inputs, list(signature.structured_outputs)) + _readme_rest(more, run.data_info)

@@ -12,7 +12,7 @@ from ....engine.data import form
 from ....engine.data.data import Data
 from ....engine.data.source import Spec
 from ....engine.machine.files import read_json
-from ....input import known
+from ....input import data_json
 from ....models.classification import Classifier
 from ....models.tabular import Tabular
 from ...command_line.config import Config
@@ -48,7 +48,7 @@ def read(run_dir: str) -> ModelDescription:
         if wrong := [model for model in models.values() if not isinstance(model, (dict, type(None)))]:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: model for name, model in models.items() if model is not None}
-        features, data = _zeros(content["features"]), known.from_json(content, NAMES.model)
+        features, data = _zeros(content["features"]), data_json.from_json(content, NAMES.model)
         return ModelDescription(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{NAMES.model} does not describe the model ({error}); train the run on") from None

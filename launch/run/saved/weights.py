@@ -28,7 +28,7 @@ from ....engine.layers.embeddings import Embedding
 from ....engine.mesh import shards
 from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....engine.reduction import per_replica
-from ....input import known
+from ....input import data_json
 from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config
 from ...errors import UsageError, nearest
@@ -47,7 +47,7 @@ def write_description(run: BaseRun, run_dir: str) -> None:
     features = model_file.describe(form.features(run.example))
     content = {"keras": model, **({"models": models} if models else {}), "features": features}
     content |= {"logits_of": run.logits_kind, "model_is_forward": model_is_forward(run.trainer)}
-    write_run_file(RunDir(run_dir).model, {**content, **known.as_json(run.data_info)})
+    write_run_file(RunDir(run_dir).model, {**content, **data_json.as_json(run.data_info)})
 
 
 def model_is_forward(trainer: Trainer) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from crankshaft.engine.data.data import Data
 from crankshaft.engine.data.preprocessing import ColumnPreprocessing, Preprocessing
-from crankshaft.input import known
+from crankshaft.input import data_json
 from crankshaft.input.files import tokens
 
 
@@ -20,11 +20,11 @@ def test_what_is_known_comes_back_from_a_file():
     }
     properties = (np.int64(3), {"city": np.int64(5)}, "by name", tokens.Bytes(), ("a", "b", "c"))
     splits = Data("train", None, *properties, preprocessing=Preprocessing(columns, ("city", "day")))
-    kept = json.loads(json.dumps(known.as_json(splits)))
-    again = known.from_json({**kept, "features": {}}, "here")
+    kept = json.loads(json.dumps(data_json.as_json(splits)))
+    again = data_json.from_json({**kept, "features": {}}, "here")
     assert isinstance(again.tokens, tokens.Bytes)
     assert dataclasses.replace(again, tokens=None) == dataclasses.replace(splits, train=None, tokens=None)
-    assert "preprocessing" not in known.as_json(Data("train"))
+    assert "preprocessing" not in data_json.as_json(Data("train"))
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_what_is_known_comes_back_from_a_file():
 )
 def test_what_is_not_of_its_form_is_refused(content):
     with pytest.raises((TypeError, ValueError)):
-        known.from_json(content, "here")
+        data_json.from_json(content, "here")
