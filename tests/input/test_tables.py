@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.errors import BadRecordError
-from crankshaft.input import csv, known, parquet
+from crankshaft.input import csv, data_json, parquet
 from crankshaft.input.checks import InputError
 from crankshaft.input.tables import fitting
 
@@ -123,7 +123,7 @@ def test_a_new_table_is_read_by_the_preprocessing_of_the_data_trained_on(tables)
     columns |= {"day": ["2024-02-29", "", "2024-03-01", "2024-03-02"]} if tables.is_csv else {}
     folder = tables.write(**columns)
     trained_on = tables.load(folder, missing="mean")
-    saved = known.from_json(known.as_json(trained_on), "model.json")
+    saved = data_json.from_json(data_json.as_json(trained_on), "model.json")
     same = tables.load(folder, missing="mean", trained_on=saved)
     assert rows(same.train) == rows(trained_on.train)
     assert same.train.preprocessing_digest == trained_on.train.preprocessing_digest
@@ -197,7 +197,7 @@ def test_ids_far_larger_than_many_are_numbered_by_the_values_of_training(tables)
     divided = tables.load(folder, **how, validation_split=0.5)  # the last rows are not trained on
     assert (divided.vocabulary["user"], rows(divided.train)["user"]) == (3, [2, 1, 0, 2, 0, 0])
     assert data.ids != divided.ids
-    saved = known.from_json(known.as_json(data), "model.json")
+    saved = data_json.from_json(data_json.as_json(data), "model.json")
     assert saved.preprocessing == data.preprocessing
     new = tables.load(other, missing="zero", features=("user", "item"), trained_on=saved)
     assert (rows(new.train)["user"], new.vocabulary, new.ids) == ([3, 0], data.vocabulary, data.ids)
