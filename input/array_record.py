@@ -86,7 +86,7 @@ class ArrayRecords(ExampleSource):
         self._records = np.array([counts[number] for number in full])
         self._ends = np.cumsum(self._records)
         self._starts = self._ends - self._records
-        self._shard = functools.lru_cache(_OPEN_SHARDS)(functools.partial(_opened, self._files.paths))
+        self._shard = functools.lru_cache(_OPEN_SHARDS)(functools.partial(_open, self._files.paths))
         samples = self.samples()
         super().__init__(features_by(lambda: samples))
         group = self._shard(0).group
@@ -142,7 +142,7 @@ class ArrayRecords(ExampleSource):
             raise error
 
 
-def _opened(paths: list[str], number: int) -> _Shard:
+def _open(paths: list[str], number: int) -> _Shard:
     return _Shard(paths[number])
 
 

@@ -22,7 +22,7 @@ def as_json(data: Data) -> dict[str, Any]:
     """Returns the properties of data, plain JSON, for `from_json`."""
     saved: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(data, name)) is not None}
     if data.tokens is not None:
-        saved["tokens"] = data.tokens.kept()
+        saved["tokens"] = data.tokens.to_saved()
     del saved["preprocessing"]
     if data.preprocessing != UNCHANGED:
         columns = {
@@ -56,8 +56,8 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
 
 def _preprocessing(columns: Mapping[str, Mapping[str, Any]], array: Iterable[str]) -> Preprocessing:
     restored = {}
-    for name, values in {**columns}.items():
-        column = ColumnPreprocessing(**values)
+    for name, saved in {**columns}.items():
+        column = ColumnPreprocessing(**saved)
         if column.kind not in KINDS:
             raise TypeError(f"{column.kind!r:.40} is not one of {', '.join(KINDS)}")
         np.asarray(column.fill, np.float64)

@@ -149,7 +149,9 @@ def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
             f"{where}: expected 3 or 4 columns, since the first line does not name them, found {len(fields)} ({row}); "
             "put a line of names before it: user, item, rating, timestamp"
         )
-    indices = _named(where, fields) if is_header else dict(zip(_COLUMNS, range(len(fields)), strict=False))
+    indices = (
+        _columns_from_header(where, fields) if is_header else dict(zip(_COLUMNS, range(len(fields)), strict=False))
+    )
     if with_times and "timestamp" not in indices:
         raise InputError(
             f"{where}: split=time needs a fourth column, the timestamp, found {row}; use input_arg split=random"
@@ -159,7 +161,7 @@ def _layout(files: Files, number: int, with_times: bool) -> CsvLayout:
     return layout._replace(names=names, header=tuple(fields) if is_header else ())
 
 
-def _named(where: str, fields: list[str]) -> dict[str, int]:
+def _columns_from_header(where: str, fields: list[str]) -> dict[str, int]:
     """Returns the columns' indices by the names in a header."""
     names = ["".join(filter(str.isalnum, field.partition(":")[0].lower())) for field in fields]
     indices: dict[str, int] = {}

@@ -122,9 +122,9 @@ class TFRecords(ExampleSource):
                 pieces += [block[at : at + size] for at, size in zip(first_bytes, sizes.tolist(), strict=True)]
             else:
                 pieces += self._index.files.pread_each(shard, starts.tolist(), sizes.tolist())
-        return self._checked(pieces, np.concatenate(lengths), indices)
+        return self._verify(pieces, np.concatenate(lengths), indices)
 
-    def _checked(self, pieces: list[bytes], lengths: np.ndarray, indices: np.ndarray) -> list[bytes]:
+    def _verify(self, pieces: list[bytes], lengths: np.ndarray, indices: np.ndarray) -> list[bytes]:
         """Returns the data of records that were read whole, after checking their checksums."""
         heads = np.frombuffer(b"".join([piece[:HEADER_BYTES] for piece in pieces]), _HEAD)
         feet = np.frombuffer(b"".join([piece[-FOOTER_BYTES:] for piece in pieces]), "<u4")

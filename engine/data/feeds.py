@@ -186,8 +186,10 @@ class ReadFeed(Feed):
             pad = () if self._padding is None else (functools.partial(self._padding.pad, indices),)
             return self._reader.read(indices[:, start:stop], block, *pad)
 
-        left = self.order.blocks_to_end(first_block) * len(replicas) if self._source.by_epoch else tf.int64.max
-        numbers = tf.data.Dataset.range(left)
+        order, num_blocks = self.order, tf.int64.max
+        if self._source.by_epoch:  # to the epoch's end
+            num_blocks = ((order.block_epoch(first_block) + 1) * order.blocks_per_epoch - first_block) * len(replicas)
+        numbers = tf.data.Dataset.range(num_blocks)
         return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
 
 

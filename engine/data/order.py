@@ -237,10 +237,6 @@ class Order:
         """Returns the epoch of a block, if no block has several epochs."""
         return block // self.blocks_per_epoch
 
-    def blocks_to_end(self, block: int) -> int:
-        """Returns the number of blocks to the epoch's end, if no block has several epochs."""
-        return (self.block_epoch(block) + 1) * self.blocks_per_epoch - block
-
     def examples(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the examples of a block, by index.
 
@@ -299,14 +295,6 @@ class Order:
         """Returns (epoch, [chunks] int64 of it that are worth reading ahead as a block begins)."""
         return tf.zeros([], tf.int64), tf.zeros([0], tf.int64)
 
-    def _first_index(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns (epoch, order index) of a block's first example."""
-        if epochs := self._epochs_per_block:
-            return block * epochs, tf.zeros_like(block)
-        epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
-        whole = tf.minimum(in_epoch * self.block_steps, self.whole_steps)
-        return epoch, whole * self.batch_size
-
     def _shuffled(self, indices: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the examples at these order indices of an epoch, a scalar."""
         if self.seed is None or self.num_examples == 1:
@@ -336,10 +324,6 @@ class ChunkedOrder(Order):
         return 2 * self.window_chunks + 2
 
     @property
-    def _whole_chunks(self) -> int:
-        return self.num_examples // self.chunk_examples
-
-    @property
     def _window_examples(self) -> int:
         return self.chunk_examples * self.window_chunks
 
@@ -349,7 +333,11 @@ class ChunkedOrder(Order):
 
     def chunks_ahead(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Those of the window after the block's first.
-        epoch, index = self._first_index(block)
+        if epochs := self._epochs_per_block:
+            epoch, index = block * epochs, tf.zeros_like(block)
+        else:
+            epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
+            index = tf.minimum(in_epoch * self.block_steps, self.whole_steps) * self.batch_size
         window = index // self._window_examples + 1
         epoch, window = tf.where(window < self._windows, epoch, epoch + 1), window % self._windows
         first = window * self._window_examples
@@ -374,7 +362,7 @@ class ChunkedOrder(Order):
         """Returns the examples at these order indices: chunks are permuted, and each keeps its order."""
         if self.seed is None:
             return indices
-        size, whole = self.chunk_examples, self._whole_chunks
+        size, whole = self.chunk_examples, self.num_examples // self.chunk_examples
         smaller = self.num_examples - whole * size
         keys = self._keys(epoch)
         # The number of whole chunks before the smaller one.

@@ -67,10 +67,6 @@ class ColumnPreprocessing(NamedTuple):
         fills = self.fill if isinstance(self.fill, list) else [self.fill]
         return self.is_of_text or any(fill is not None for fill in fills)
 
-    def added_features(self, name: str) -> list[str]:
-        """Returns the names of the features that a column yields besides its own."""
-        return [name + SECONDS] * (self.kind == "timestamp") + [name + MISSING] * self.is_flagged
-
     def decoded(self, values: Any) -> tuple[Any, Any]:
         """Returns raw values of a column of numbers or times as numbers, and the mask of those that are missing.
 
@@ -116,7 +112,7 @@ class ColumnPreprocessing(NamedTuple):
         if self.kind != "id":
             values = xp.asarray(values, np.float32)
         elif self.values:
-            values = _numbered(values, np.frombuffer(self.values, np.int64))
+            values = _number_ids(values, np.frombuffer(self.values, np.int64))
         if missing is not None and self.fill is not None:
             fill = np.asarray(self.fill, np.float64)  # None is NaN
             values = xp.where(missing, xp.asarray(fill, values.dtype), values)
@@ -210,7 +206,8 @@ class Preprocessing:
             is_one = array is not None and isinstance(specs, tf.TensorSpec)
             return tf.TensorSpec([None, len(array.fill)], specs.dtype) if is_one else specs
         used = {name: column for name, column in self.columns.items() if name in specs}
-        added = {feature for name, column in used.items() for feature in column.added_features(name)}
+        added = {name + SECONDS for name, column in used.items() if column.kind == "timestamp"}
+        added |= {name + MISSING for name, column in used.items() if column.is_flagged}
         text = {name: tf.TensorSpec(specs[name].shape, tf.string) for name in used if used[name].is_of_text}
         return {name: text.get(name, spec) for name, spec in specs.items() if name not in added}
 
@@ -291,7 +288,7 @@ def days_and_seconds(micros: Any) -> tuple[Any, Any]:
     return xp.asarray(micros // _DAY_MICROSECONDS, np.float32), xp.asarray(seconds, np.float32)
 
 
-def _numbered(ids: Any, values: np.ndarray) -> Any:
+def _number_ids(ids: Any, values: np.ndarray) -> Any:
     """Returns each id's position among sorted values, from 1 on, int64 of the ids' shape; 0 if it is none of them."""
     if isinstance(ids, np.ndarray):
         at = np.minimum(np.searchsorted(values, ids), len(values) - 1)

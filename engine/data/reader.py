@@ -154,7 +154,13 @@ class Chunks:
 
     def __init__(self, reads: Reads, order: Any):
         self._reads, self._size = reads, order.chunk_examples
-        self._chunk = functools.lru_cache(order.chunks_to_keep)(functools.partial(_begin_chunk, reads, self._size))
+
+        @functools.lru_cache(order.chunks_to_keep)
+        def begin(epoch: int, number: int, size: int = self._size) -> Future:  # without a reference to this object
+            first = number * size
+            return reads.begin(np.arange(first, min(first + size, len(reads.source)), dtype=np.int64))
+
+        self._chunk = begin
         self._lock = threading.Lock()  # each chunk is started once
 
     def read(self, indices: np.ndarray, epoch: int, epoch_ahead: int, ahead: np.ndarray):
@@ -188,11 +194,6 @@ class Chunks:
         return tf.nest.map_structure(gathered, *chunks)
 
 
-def _begin_chunk(reads: Reads, size: int, epoch: int, number: int) -> Future:
-    first = number * size
-    return reads.begin(np.arange(first, min(first + size, len(reads.source)), dtype=np.int64))
-
-
 def _no_rows(stored_spec: Any) -> Any:
     return tf.nest.map_structure(lambda spec: form.zeros(spec)[:0], stored_spec)
 
@@ -216,28 +217,18 @@ def packed(tensors: Sequence[tf.Tensor], stored_spec: Any):
     return tf.nest.pack_sequence_as(stored_spec, shaped)
 
 
-def example_seeds(order: Order, epochs: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """Returns [n, 2] int64 seeds, one for each (seed, epoch, example).
-
-    Args:
-      order: has the seed; None counts as 0.
-      epochs: [n] int64.
-      indices: [n] int64.
-    """
-    return tf.stack([((order.seed or 0) << 32) + epochs, indices], 1)
-
-
 def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, stored: Callable):
     """Returns a source's examples: nest of tensors [n, ...], of its declared shapes. In a graph.
 
     Args:
       source: of the examples.
-      order: of its examples.
+      order: of its examples; has the seed, of which None counts as 0.
       indices: [n] int64.
       epochs: [n] int64, of each.
       stored: see `Source.gather`.
     """
-    examples = source.gather(indices, example_seeds(order, epochs, indices), stored)
+    seeds = tf.stack([((order.seed or 0) << 32) + epochs, indices], 1)  # one for each (seed, epoch, example)
+    examples = source.gather(indices, seeds, stored)
     return tf.nest.map_structure(lambda x, spec: tf.ensure_shape(x, [None, *spec.shape]), examples, source.element_spec)
 
 
@@ -336,8 +327,12 @@ class Reads:
 
     def _stuck(self, idle: float) -> StuckReadError:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
+        frame = sys._current_frames().get(thread)
+        while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY + os.sep):
+            frame = frame.f_back
+        at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
         return StuckReadError(
-            f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {_location(thread)}, from example "
+            f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {at}, from example "
             f"{first} on{quote_files(self.source.files())}; see whether its files' disk or host answers, or raise "
             "step_timeout_seconds"
         )
@@ -402,7 +397,7 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
         tf.nest.assert_same_structure(source.stored_spec, returned, check_types=False)
     except (TypeError, ValueError):
         raise SourceError(
-            f"{name} returned {_described(returned)}, and the source's spec has {_described(source.stored_spec)}; "
+            f"{name} returned {_describe(returned)}, and the source's spec has {_describe(source.stored_spec)}; "
             "return an array [n, ...] for each Spec, in the same tuples and dicts"
         ) from None
 
@@ -434,13 +429,13 @@ def fits(shape: Sequence[int], spec: Spec) -> bool:
     return len(shape) == len(spec.shape) and all(b in (a, None) for a, b in zip(shape, spec.shape, strict=True))
 
 
-def _described(nest: Any) -> str:
+def _describe(nest: Any) -> str:
     """Describes a nest's form in a few words, including what is not an array."""
     if isinstance(nest, dict):
-        forms = {name: _described(value) for name, value in nest.items()}
+        forms = {name: _describe(value) for name, value in nest.items()}
         return "a dict of " + ", ".join(f"{k}" if form == _ARRAY else f"{k} ({form})" for k, form in forms.items())
     if isinstance(nest, (tuple, list)):
-        components = [_described(value) for value in nest] if isinstance(nest, tuple) else []
+        components = [_describe(value) for value in nest] if isinstance(nest, tuple) else []
         within = f" ({', '.join(components)})" if {*components} - {_ARRAY} else ""
         return f"a {type(nest).__name__} of {len(nest)}{within}"
     return _ARRAY if isinstance(nest, (Spec, np.ndarray)) else f"a {type(nest).__name__}"
@@ -450,14 +445,6 @@ def _name(source: Source) -> str:
     while isinstance(source, WrappedSource):
         source = source.source
     return type(source).__name__
-
-
-def _location(thread: int) -> str:
-    """Returns "file:line in function" of a thread, outside the standard library."""
-    frame = sys._current_frames().get(thread)
-    while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY + os.sep):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
 
 
 def _size(array: np.ndarray) -> int:

@@ -66,18 +66,18 @@ def find(
     by_lists = True
     for pattern in listing.patterns(data_dir):
         if pattern.lower().endswith(_LISTS):
-            pairs += _listed(pattern)
+            pairs += _read_list(pattern)
             continue
         by_lists = False
         if listing.is_folder(pattern):
-            pairs += [(path, _name(folder)) for path, folder in _in_class_folders(pattern, kind, is_one, flag)]
+            pairs += [(path, _name(folder)) for path, folder in _read_class_folders(pattern, kind, is_one, flag)]
         else:
             paths = listing.find(pattern, kind, flag).paths
             pairs += [(path, _name(os.path.basename(os.path.dirname(path)))) for path in paths]
     if not by_lists:
         # In a fixed random order, so that any number of last examples has all classes.
         pairs = [pairs[at] for at in np.random.default_rng(0).permutation(len(pairs))]
-    return _numbered(pairs, by_lists, flag, training)
+    return _number_labels(pairs, by_lists, flag, training)
 
 
 def _name(folder: str) -> str:
@@ -85,7 +85,7 @@ def _name(folder: str) -> str:
     return os.fsencode(folder).decode(errors="surrogateescape")
 
 
-def _numbered(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training: Labelled | None) -> Labelled:
+def _number_labels(pairs: list[tuple[str, str]], by_lists: bool, flag: str, training: Labelled | None) -> Labelled:
     paths, texts = [path for path, _ in pairs], [text for _, text in pairs]
     if training is None and not (by_lists and all(map(_NUMBER.fullmatch, {*texts}))):
         names = sorted({*texts})
@@ -119,7 +119,7 @@ def _expected(kind: listing.FileKind) -> str:
     return f"a folder of classes with {kind.expected} files, or a list ({', '.join(_LISTS)}) of path,label"
 
 
-def _in_class_folders(
+def _read_class_folders(
     folder: str, kind: listing.FileKind, is_one: Callable[[bytes], bool], flag: str
 ) -> list[tuple[str, str]]:
     """Returns (path, class) of each file, sorted by the names of classes and files; logs what is left out."""
@@ -158,7 +158,7 @@ def _in_class_folders(
     return pairs
 
 
-def _listed(path: str) -> list[tuple[str, str]]:
+def _read_list(path: str) -> list[tuple[str, str]]:
     """Returns (path, label) of each line of a list."""
     files = storage.Files([path])
     try:
@@ -171,8 +171,8 @@ def _listed(path: str) -> list[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         if not (line := line.strip()):
             continue
-        name, *label = line.rsplit("," if "," in line else None, 1)
-        name, label = name.strip().strip('"'), "".join(label).strip().strip('"')
+        name, *rest = line.rsplit("," if "," in line else None, 1)
+        name, label = name.strip().strip('"'), "".join(rest).strip().strip('"')
         if number == 1 and {name.lower(), label.lower()} in _HEADERS:
             continue
         if not name or not label:

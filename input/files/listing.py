@@ -23,7 +23,7 @@ _TEMPORARY = re.compile(
 _OURS = re.compile(
     r".*\.(index|lock|crc|md5|sha1|sha256|sha512)|features\.json|prepare\.jsonl"
 )  # beside shards, never data
-_OF_A_SET = re.compile(r"(.*?)-([0-9]{4,})-of-([0-9]{4,})(?![0-9]).*", re.DOTALL)
+_SET_MEMBER = re.compile(r"(.*?)-([0-9]{4,})-of-([0-9]{4,})(?![0-9]).*", re.DOTALL)
 _SPLITS = {"data_dir": ("train", "training"), "eval_data_dir": ("validation", "valid", "val", "eval", "dev", "test")}
 SPLITS = (*_SPLITS["data_dir"], *_SPLITS["eval_data_dir"])  # as files and folders are named
 _SPLIT = re.compile(rf"(?:.*[-_.])?({'|'.join(SPLITS)})(\.\w+)?")
@@ -168,12 +168,12 @@ def files_and_folders(folder: str) -> tuple[dict[str, str], list[str]]:
         folders = [name.rstrip("/") for name in names if name.endswith("/") or gfile().isdir(join(folder, name))]
         return {name: join(folder, name) for name in names if name.rstrip("/") not in folders}, folders
     try:
-        return retried(folder, lambda: _scanned(folder))
+        return retried(folder, lambda: _scan(folder))
     except OSError as error:
         raise InputError(f"{folder} can't be read ({error.strerror}); see to its permissions") from None
 
 
-def _scanned(folder: str) -> tuple[dict[str, str], list[str]]:
+def _scan(folder: str) -> tuple[dict[str, str], list[str]]:
     real = os.path.realpath(folder)
     files, folders = {}, []
     with os.scandir(folder or os.curdir) as entries:
@@ -238,7 +238,7 @@ def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[s
     best = min(by_rank)
     for rank in sorted(by_rank.keys() - {best}):
         left_out["read only if there are no others"] += [entry.name for entry in by_rank[rank]]
-    entries = _unpacked(by_rank[best], left_out)
+    entries = _leave_out_packed(by_rank[best], left_out)
     entries = _select_split(sorted(entries, key=lambda entry: natural(entry.path)), folder, flag, left_out)
     _check_sets(entries, flag, is_folder=True)
     return entries
@@ -263,12 +263,12 @@ def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[
             left_out["hidden, backup or temporary"].append(os.path.basename(path))
         elif not (_OURS.fullmatch(name) or re.fullmatch(kind.beside, name)):
             entries.append(ListedFile(path, path if is_remote(path) else os.path.realpath(path)))
-    entries = _unpacked(entries, left_out)
+    entries = _leave_out_packed(entries, left_out)
     _check_sets(entries, flag, is_folder=False)
     return entries
 
 
-def _unpacked(entries: list[ListedFile], left_out: dict[str, list[str]]) -> list[ListedFile]:
+def _leave_out_packed(entries: list[ListedFile], left_out: dict[str, list[str]]) -> list[ListedFile]:
     """Returns the files without those that are there unpacked, too."""
     paths = {entry.path for entry in entries}
     twice = {entry.path for entry in entries if entry.path[-3:].lower() == ".gz" and entry.path[:-3] in paths}
@@ -281,7 +281,7 @@ def _sets(entries: list[ListedFile]) -> dict[str, dict[int, dict[int, list[str]]
     """Returns the files that are parts of sets: by prefix, by the set's size, by number."""
     sets: dict[str, dict[int, dict[int, list[str]]]] = {}
     for entry in entries:
-        if match := _OF_A_SET.fullmatch(entry.name):
+        if match := _SET_MEMBER.fullmatch(entry.name):
             of = sets.setdefault(join(os.path.dirname(entry.path), match[1]), {}).setdefault(int(match[3]), {})
             of.setdefault(int(match[2]), []).append(entry.path)
     return sets

@@ -153,28 +153,27 @@ def prepared(
     Raises:
       InputError: it can't be written; and the errors of `write`.
     """
-    if is_bundled(files.paths[0]):
+    if os.path.dirname(files.paths[0]) == BUNDLED:
         return PreparedInMemory(files.paths[0], write)
     folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
     path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, made_by)}")
 
-    def checked(writer: PreparedWriter) -> None:
+    def write_checked(writer: PreparedWriter) -> None:
         write(writer)
         for number in range(len(files.paths)):
             files.check(number)  # may have grown meanwhile
 
     try:
-        return _there(path) or (_write if is_remote(path) else _write_once)(path, checked)
+        if (file := _open_if_whole(path)) or is_remote(path):
+            return file or _write(path, write_checked)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with _locked(f"{path}.lock", path):
+            return _open_if_whole(path) or _write(path, write_checked)  # exists if this process waited for another
     except OSError as error:
         raise InputError(
             f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
             "by input_arg=prepared_dir=FOLDER"
         ) from None
-
-
-def is_bundled(path: str) -> bool:
-    """Returns whether a file is bundled with Crankshaft."""
-    return os.path.dirname(path) == BUNDLED
 
 
 def progress(title: str, total: int) -> Callable[[int], None]:
@@ -202,7 +201,7 @@ def _digest(files: Files, kind: str, made_by: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _there(path: str) -> Prepared | None:
+def _open_if_whole(path: str) -> Prepared | None:
     try:
         return Prepared(path)
     except InputError:
@@ -210,12 +209,6 @@ def _there(path: str) -> Prepared | None:
     except SourceError as error:
         logging.warning("%s", error)
         return None
-
-
-def _write_once(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with _locked(f"{path}.lock", path):
-        return _there(path) or _write(path, write)  # exists if this process waited for another
 
 
 def _write(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:

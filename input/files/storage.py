@@ -86,7 +86,7 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
         except Exception as error:
             if isinstance(error, CrankshaftError) or not may_pass(error):
                 raise
-            why = getattr(error, "strerror", None) or _why(error)
+            why = getattr(error, "strerror", None) or _first_line(error)
             if seconds is None:
                 tries = len(_TRY_AGAIN_SECONDS) + 1
                 raise UnavailableError(
@@ -136,7 +136,7 @@ class Files:
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
         # Holds lists, not this object: then a file is closed when the last thread has read it.
-        self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_opened, self.paths, self.sizes))
+        self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_open, self.paths, self.sizes))
 
     def only(self, numbers: Sequence[int]) -> Files:
         """Returns some of the files, in their original state."""
@@ -192,7 +192,7 @@ class Files:
         path, nbytes = self.paths[number], self.sizes[number]
         self.check(number)
         try:
-            data = retried(path, lambda: _opened(self.paths, self.sizes, number).pread(0, nbytes))
+            data = retried(path, lambda: _open(self.paths, self.sizes, number).pread(0, nbytes))
         except OSError as error:
             raise self._unreadable(number, error) from None
         if len(data) < nbytes:
@@ -237,7 +237,7 @@ class Files:
         return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")
 
 
-def _opened(paths: list[str], sizes: list[int], number: int) -> _Local | _Remote:
+def _open(paths: list[str], sizes: list[int], number: int) -> _Local | _Remote:
     return _Remote(paths[number], sizes[number]) if is_remote(paths[number]) else _Local(paths[number])
 
 
@@ -278,7 +278,7 @@ def file_state(path: str) -> State:
         try:
             remote = retried(path, lambda: gfile().stat(path))
         except Exception as error:  # TensorFlow's, which is imported only here
-            raise InputError(f"{path} can't be read ({_why(error)}); see that it is there") from None
+            raise InputError(f"{path} can't be read ({_first_line(error)}); see that it is there") from None
         if remote.is_directory:
             raise InputError(f"{path} is a folder; give files")
         return State(int(remote.length), int(remote.mtime_nsec))
@@ -348,10 +348,10 @@ def _block(file: Any, number: int) -> bytes:
         file.seek(number * _REMOTE_BLOCK_BYTES)
         return file.read(_REMOTE_BLOCK_BYTES)
     except Exception as error:  # of TensorFlow
-        raise OSError(errno.EIO if may_pass(error) else None, _why(error)) from None
+        raise OSError(errno.EIO if may_pass(error) else None, _first_line(error)) from None
 
 
-def _why(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Returns the first line of an error of TensorFlow, whose text may be empty."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 

@@ -68,7 +68,7 @@ class Bytes:
         """Returns the tokens of each piece of text."""
         return [np.frombuffer(piece.text, np.uint8) for piece in pieces]
 
-    def kept(self) -> dict[str, str]:
+    def to_saved(self) -> dict[str, str]:
         """Returns the argument of `from_saved`, plain JSON."""
         return {"kind": "bytes"}
 
@@ -112,7 +112,7 @@ class Vocabulary:
         return tokenizer
 
     @functools.cached_property
-    def _known(self) -> int:
+    def _vocabulary_size(self) -> int:
         """The numbers up to which the vocabulary has tokens."""
         count = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if not count:
@@ -121,7 +121,7 @@ class Vocabulary:
 
     @functools.cached_property
     def separator(self) -> int:
-        count = self._known
+        count = self._vocabulary_size
         token = self._tokenizer.token_to_id(self._separator) if self._separator else count
         if token is None:
             raise InputError(
@@ -131,7 +131,7 @@ class Vocabulary:
 
     @property
     def count(self) -> int:
-        return max(self._known, self.separator + 1)
+        return max(self._vocabulary_size, self.separator + 1)
 
     @property
     def identity(self) -> str:
@@ -146,7 +146,7 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch([piece.decoded() for piece in pieces], add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
-    def kept(self) -> dict[str, str]:
+    def to_saved(self) -> dict[str, str]:
         """Returns the argument of `from_saved`, plain JSON."""
         return {"kind": "vocabulary", "tokenizer": self._text, "separator": self._separator}
 

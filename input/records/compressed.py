@@ -6,6 +6,7 @@ Host code. TensorFlow is imported where such shards are opened.
 from __future__ import annotations
 
 import gzip
+import itertools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,14 @@ def open_splits(
 
     train, evaluation = _with_records(train), evaluation and _with_records(evaluation)
     selected, label, weight = names
-    parsed = described.find(train, tuple(map(str, selected)), label, weight, lambda: _samples(train, SAMPLES))
+
+    def samples() -> list[bytes]:
+        """The first records of several files: the first, the last, and evenly spaced ones between."""
+        numbers = sorted({*np.linspace(0, len(train) - 1, _SAMPLED_FILES).astype(int).tolist()})
+        records = (_first_records(train[number], -(-SAMPLES // len(numbers))) for number in numbers)
+        return [*itertools.chain(*records)]
+
+    parsed = described.find(train, tuple(map(str, selected)), label, weight, samples)
     parse = in_graph(parsed)
     check_alike(train, evaluation or [])
     streams = [
@@ -64,14 +72,8 @@ def open_splits(
 
 def _with_records(paths: list[str]) -> list[str]:
     """Returns the paths of the shards that have records; logs the others."""
-    empty = [not _unpacked(path, lambda file: file.read(1)) for path in paths]
+    empty = [not _read_unpacked(path, lambda file: file.read(1)) for path in paths]
     return [paths[number] for number in listing.not_empty(paths, empty, "it has no record; give shards that have some")]
-
-
-def _samples(paths: list[str], count: int) -> list[bytes]:
-    """Returns the first records of several files: the first, the last, and evenly spaced ones between."""
-    numbers = sorted({*np.linspace(0, len(paths) - 1, _SAMPLED_FILES).astype(int).tolist()})
-    return [record for number in numbers for record in _first_records(paths[number], -(-count // len(numbers)))]
 
 
 def _first_records(path: str, count: int) -> list[bytes]:
@@ -83,10 +85,10 @@ def _first_records(path: str, count: int) -> list[bytes]:
             records.append(_record(file, head))
         return records
 
-    return _unpacked(path, read)
+    return _read_unpacked(path, read)
 
 
-def _unpacked(path: str, read: Callable[[gzip.GzipFile], Any]) -> Any:
+def _read_unpacked(path: str, read: Callable[[gzip.GzipFile], Any]) -> Any:
     """Calls `read` on a file's unpacked bytes. Raises `InputError` if they are truncated."""
     try:
         with gzip.open(storage.Files([path]).stream(0)) as file:

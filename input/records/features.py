@@ -125,11 +125,11 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
     path, content = read_json(paths)
     if content is not None and not texts:
         return _from_json(path, content, label, weight)
-    looked, rare = _looked_at(paths[0], samples())
+    by_name, rare = _infer_features(paths[0], samples())
     if texts:
-        features = [_declared(text, looked) for text in texts]
+        features = [_parse_declared(text, by_name) for text in texts]
     else:
-        features = [feature for name, feature in looked.items() if name not in rare]
+        features = [feature for name, feature in by_name.items() if name not in rare]
         if rare:
             logging.warning(
                 "left out, as less than half of the records that were looked at have it: %s; if it is to be read, name "
@@ -241,20 +241,20 @@ def _example(names: list[str], label: str, weight: str, source: str) -> Any:
     return (features, label) if label else (features,)
 
 
-def _declared(text: str, looked: Mapping[str, RecordFeature]) -> RecordFeature:
+def _parse_declared(text: str, by_name: Mapping[str, RecordFeature]) -> RecordFeature:
     match = re.fullmatch(r"([^:]+)(?::(\w+))?(?::(\d+(?:x\d+)*))?", text)
     if not match:
         raise InputError(f"features={text} can't be read; write NAME:DTYPE:SHAPE, e.g. image:uint8:28x28x1")
     name, dtype, shape = match.groups()
-    if name not in looked:
-        raise InputError(f"features={text}: no record that was looked at has {name}; they have {', '.join(looked)}")
-    seen = looked[name]
+    if name not in by_name:
+        raise InputError(f"features={text}: no record that was looked at has {name}; they have {', '.join(by_name)}")
+    seen = by_name[name]
     spec_dtype = _dtype(f"features={text}", dtype) if dtype else seen.spec.dtype
     sizes = tuple(map(int, shape.split("x"))) if shape else seen.spec.shape if spec_dtype == seen.spec.dtype else ()
     return RecordFeature(name, seen.stored, Spec(sizes, spec_dtype))
 
 
-def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature], dict[str, str]]:
+def _infer_features(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature], dict[str, str]]:
     """Infers features from sample records.
 
     Each feature is that of most samples that have values for it. Bytes of one length that are not text are uint8, else
@@ -267,7 +267,7 @@ def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature
         parsed = [values_in(record) for record in samples]
     except NotAnExampleError as error:
         raise InputError(f"{path}: of a record: {error}; write a {NAME}, or records that are") from None
-    looked, rare = {}, {}
+    by_name, rare = {}, {}
     for name in sorted({name for record in parsed for name in record}):
         stored = [record[name] for record in parsed if name in record and len(record[name].values)]
         forms = collections.Counter((feature.kind, len(feature.values)) for feature in stored)
@@ -276,10 +276,10 @@ def _looked_at(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFeature
         if forms:
             kind, count = forms.most_common(1)[0][0]
             values = [value for feature in stored if feature.kind == kind for value in feature.values]
-            looked[name] = _as_it_looks(name, kind, count, values)
-    if len(rare) == len({*looked, *rare}):
+            by_name[name] = _infer_feature(name, kind, count, values)
+    if len(rare) == len({*by_name, *rare}):
         raise InputError(f"{path}: no feature is in half of its records; write a {NAME}, or records that have the same")
-    return looked, rare
+    return by_name, rare
 
 
 class NotAnExampleError(ValueError):
@@ -307,7 +307,7 @@ def values_in(record: bytes) -> dict[str, Stored]:
     return {name: Stored(kind[:-5], getattr(features[name], kind).value) for name, kind in kinds.items() if kind}
 
 
-def _as_it_looks(name: str, kind: str, count: int, values: Sequence[Any]) -> RecordFeature:
+def _infer_feature(name: str, kind: str, count: int, values: Sequence[Any]) -> RecordFeature:
     shape = () if count == 1 else (count,)
     if kind != "bytes":
         return RecordFeature(name, kind, Spec(shape, np.float32 if kind == "float" else np.int64))

@@ -112,7 +112,11 @@ def open_index(paths: list[str], log: Callable[[str], None] | None = None) -> In
             if is_kept and in_memory + 8 * shard.records > _IN_MEMORY_BYTES:
                 shard = dataclasses.replace(shard, offsets=None)
         elif shard.length < 0 and in_memory + 8 * shard.records <= _IN_MEMORY_BYTES:
-            shard = dataclasses.replace(shard, offsets=_read_offsets(path, shard.records))
+            stored = Files([path + SUFFIX]).pread(0, 0, _OFFSETS_AT + 8 * (shard.records + 1))
+            if checksums.crc32c(stored[_OFFSETS_AT:]) != _HEADER.unpack_from(stored)[-1]:
+                raise InputError(f"{path}{SUFFIX} is damaged (its checksum differs); delete it: it is rebuilt")
+            offsets = np.frombuffer(stored, "<i8", offset=_OFFSETS_AT).astype(np.int64)
+            shard = dataclasses.replace(shard, offsets=offsets)
         if not shard.records:
             raise InputError(f"{path} is empty: expected records, found none; leave it out, or write it again")
         in_memory += 0 if shard.offsets is None else shard.offsets.nbytes
@@ -164,21 +168,13 @@ def _read(files: Files, number: int) -> ShardIndex | None:
                 return ShardIndex(records, length, ends)
             logging.warning("%s is the index of another file than the one beside it; rebuilding it", path)
             return None
-    if not _is_anothers(path):
+    if not _is_foreign(path):
         logging.warning("%s is not a whole index; rebuilding it", path)
     return None
 
 
 def _checksum_shard_ends(files: Files, number: int) -> int:
     return checksum_of_ends(lambda offset, length: files.pread(number, offset, length), files.sizes[number])
-
-
-def _read_offsets(path: str, records: int) -> np.ndarray:
-    index = Files([path + SUFFIX])
-    stored = index.pread(0, 0, _OFFSETS_AT + 8 * (records + 1))
-    if checksums.crc32c(stored[_OFFSETS_AT:]) != _HEADER.unpack_from(stored)[-1]:
-        raise InputError(f"{path}{SUFFIX} is damaged (its checksum differs); delete it: it is rebuilt")
-    return np.frombuffer(stored, "<i8", offset=_OFFSETS_AT).astype(np.int64)
 
 
 def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardIndex, bool]:
@@ -190,7 +186,7 @@ def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardI
     )
     if exists(path + SUFFIX) and _read(files, number):
         return index, True  # another process was faster, and others may be reading its index
-    if _is_anothers(path + SUFFIX):
+    if _is_foreign(path + SUFFIX):
         log(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and rebuilt at each start")
         return index, False
     try:
@@ -202,7 +198,7 @@ def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardI
     return index, True
 
 
-def _is_anothers(path: str) -> bool:
+def _is_foreign(path: str) -> bool:
     """Returns whether a file is not an index of this format, which must not be replaced."""
     if not exists(path):
         return False

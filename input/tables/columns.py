@@ -124,7 +124,7 @@ def make_splits(
     label = choice.label
     if not (choice.needs_labels or all(label in table.columns for table in tables)):
         choice = choice._replace(label=NONE)
-    names = _checked(train, choice, array, label)
+    names = _select_columns(train, choice, array, label)
     if array and {*array} != {*names}:
         saved = None  # refused later, by these names
     if not saved:
@@ -134,7 +134,7 @@ def make_splits(
         for name in (*names, choice.label):
             evaluation.check(name, may_lack=bool(choice.features) and name != choice.label)
     choice = choice._replace(features=names)
-    features, data, differ = _restored(train, choice, saved) if saved else _fit(tables, choice)
+    features, data, differ = _features_from_run(train, choice, saved) if saved else _fit(tables, choice)
     _check_names(train, features)
     _check_exact(tables, features, choice)
     classes = None if data.classes is None else [*map(as_bytes, data.classes)]
@@ -177,7 +177,7 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
     return features, data, found.differ
 
 
-def _restored(table: ParquetTable, choice: Choice, saved: Data) -> tuple[list[ColumnFeature], Data, list[str]]:
+def _features_from_run(table: ParquetTable, choice: Choice, saved: Data) -> tuple[list[ColumnFeature], Data, list[str]]:
     """Returns the results of `_fit` as a run has them; columns that it lacks are unchanged, and later refused."""
     preprocessing = saved.preprocessing
     columns = _array_preprocessing(table, preprocessing) if preprocessing.array else preprocessing.columns
@@ -235,7 +235,7 @@ def _array_preprocessing(table: ParquetTable, preprocessing: Preprocessing) -> d
     return kinds
 
 
-def _checked(table: ParquetTable, choice: Choice, order: Sequence[str], label: str) -> tuple[str, ...]:
+def _select_columns(table: ParquetTable, choice: Choice, order: Sequence[str], label: str) -> tuple[str, ...]:
     """Checks the choice, and returns the names of the features' columns, those of a run's array in its order.
 
     `label` is that of the labels' column, also if it is not read.
@@ -433,11 +433,19 @@ def _column_table(
     return "\n".join(lines)
 
 
-class _Converted(NamedTuple):
+class _ConvertedGroup(NamedTuple):
     """A group as read: arrays by feature, and the problems of its rows."""
 
     arrays: dict[str | None, np.ndarray]
     problems: dict[int, str]
+
+
+class _Slot:
+    """The place of a group of rows, and the lock for filling it."""
+
+    def __init__(self, number: int):
+        self.number, self.lock = number, threading.Lock()
+        self.group: _ConvertedGroup | None = None
 
 
 class Columns(Source):
@@ -484,8 +492,7 @@ class Columns(Source):
                 Spec(column.shape, column.kind) if is_number else Spec((), np.float32 if classes is None else np.int64)
             )
             self.element_spec = (specs, label)
-        # By group: the lock for filling its slot, and the slot.
-        self._slots = functools.lru_cache(_CACHED_GROUPS)(lambda number: (threading.Lock(), []))
+        self._slots = functools.lru_cache(_CACHED_GROUPS)(_Slot)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -497,11 +504,11 @@ class Columns(Source):
         for number in numbers.tolist():
             at = np.flatnonzero(groups == number) if len(numbers) > 1 else slice(None)
             rows = indices[at] - self._starts[number]
-            lock, slot = self._slots(number)
-            with lock:  # one thread reads a group, the others wait
-                if not slot:
-                    slot.append(self._converted(self._table.read(number, self._names)))
-            group = slot[0]
+            slot = self._slots(number)
+            with slot.lock:  # one thread reads a group, the others wait
+                if slot.group is None:
+                    slot.group = self._convert(self._table.read(number, self._names))
+            group = slot.group
             if group.problems:
                 self._check(group, number, rows)
             for name, array in group.arrays.items():
@@ -522,7 +529,7 @@ class Columns(Source):
     def identity(self) -> str:
         return f"{self._names} {self._choice.missing} of {self._table.identity}"
 
-    def _converted(self, group: Group) -> _Converted:
+    def _convert(self, group: Group) -> _ConvertedGroup:
         problems: dict[int, str] = {}
         for feature in self._features:
             name = feature.column
@@ -543,7 +550,7 @@ class Columns(Source):
         }
         if self._label:
             self._add_labels(group, arrays, problems)
-        return _Converted(arrays, problems)
+        return _ConvertedGroup(arrays, problems)
 
     def _add_labels(self, group: Group, arrays: dict[str | None, np.ndarray], problems: dict[int, str]) -> None:
         name = self._label
@@ -562,7 +569,7 @@ class Columns(Source):
             labels = np.maximum(numbers, 0)
         arrays[_LABEL] = labels
 
-    def _check(self, group: _Converted, number: int, rows: np.ndarray) -> None:
+    def _check(self, group: _ConvertedGroup, number: int, rows: np.ndarray) -> None:
         """Raises `BadRecordError` for the first bad one of these rows."""
         for row in rows.tolist():
             if problem := group.problems.get(row):

@@ -132,9 +132,9 @@ class Records:
             layout, records, digest = self._layouts[number], 0, 0
             with self._files.stream(number) as stream:
                 nbytes = max(_BLOCK_BYTES, _BLOCK_BYTES_A_COLUMN * len(self.names))
-                for line, block in _blocks(path, _unpacked(stream), layout, nbytes):
+                for line, block in _blocks(path, _unpack(stream), layout, nbytes):
                     digest = zlib.crc32(block, digest)
-                    table = self._parsed(path, layout, line, block.removeprefix(_BOM) if line == 0 else block, bad)
+                    table = self._parse(path, layout, line, block.removeprefix(_BOM) if line == 0 else block, bad)
                     self._refuse_header(layout, path, table, records)
                     records += len(table)
                     for name, values in self._keys.items():
@@ -154,15 +154,15 @@ class Records:
             has = "has a header and no records" if any(layout.header for layout in self._layouts) else "has no records"
             raise InputError(f"{self._files.paths[0]} {has}; give files that have some")
 
-    def _parsed(self, path: str, layout: CsvLayout, line: int, block: bytes, bad: BadRecords) -> Any:
+    def _parse(self, path: str, layout: CsvLayout, line: int, block: bytes, bad: BadRecords) -> Any:
         """Parses whole records that begin after a line number."""
         import pyarrow as pa
 
         skip = int(line == 0 and bool(layout.header))
         try:
-            return self._converted(self._split(layout, block).slice(skip))
+            return self._convert(self._split(layout, block).slice(skip))
         except (pa.ArrowInvalid, Unfit, _MalformedError):
-            return self._converted(self._checked(path, layout, line, block, skip, bad))
+            return self._convert(self._split_without_malformed(path, layout, line, block, skip, bad))
 
     def _split(self, layout: CsvLayout, block: bytes) -> Any:
         """Splits a block into columns of text. Raises an error if anything looks malformed."""
@@ -198,14 +198,16 @@ class Records:
             raise _MalformedError
         return table.select(self._file_columns)
 
-    def _converted(self, table: Any) -> Any:
+    def _convert(self, table: Any) -> Any:
         import pyarrow as pa
 
         if self._converters is None:
             return table
         return pa.table({name: converter.convert(table[name]) for name, converter in self._converters.items()})
 
-    def _checked(self, path: str, layout: CsvLayout, line: int, block: bytes, skip: int, bad: BadRecords) -> Any:
+    def _split_without_malformed(
+        self, path: str, layout: CsvLayout, line: int, block: bytes, skip: int, bad: BadRecords
+    ) -> Any:
         """Splits a block by Python's csv, without malformed records; raises as `tables` does."""
         import pyarrow as pa
 
@@ -269,10 +271,10 @@ def first_record(files: Files, number: int, layout: CsvLayout) -> tuple[int, lis
     """Returns (last line, fields or problem) of a file's first record."""
     path = files.paths[number]
     with files.stream(number) as stream, _whole_gzip(path):
-        return next(split_records(path, _unpacked(stream), layout), (1, []))
+        return next(split_records(path, _unpack(stream), layout), (1, []))
 
 
-def _unpacked(stream: io.BufferedReader) -> Any:
+def _unpack(stream: io.BufferedReader) -> Any:
     """Returns a stream of a file's contents, unpacked if its first bytes (not its name) say gzip."""
     return gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP else stream
 

@@ -6,7 +6,6 @@ columns at once; where it can't (a blank before a number, a plus), Python does, 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -184,7 +183,7 @@ class Finder:
         self._pa = pa
         self._kind = kind
         self._why = AS_TEXT if kind else ""
-        self._is_settled = kind is not None
+        self._is_decided = kind is not None
         self._seen = self._present = 0  # fields; fields with a value
         self._counts = dict.fromkeys(_FORMS, 0)
         self._odd: dict[str, tuple[int, str]] = {}  # the first field without a form
@@ -195,7 +194,7 @@ class Finder:
         import pyarrow.compute as pc
 
         first, self._seen = self._seen, self._seen + len(fields)
-        if self._is_settled:
+        if self._is_decided:
             return
         is_gone = _missing_mask(fields)
         present = fields.filter(pc.invert(is_gone)) if pc.any(is_gone).as_py() else fields
@@ -203,12 +202,12 @@ class Finder:
             self._marker = next((field for field in fields.filter(is_gone).unique().to_pylist() if field.strip()), "")
         if not len(present):
             return
-        kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._all_fit(kind, present)), "text")
+        kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._fits(kind, present)), "text")
         if (
             kind in ("text", *_FORMS["numbers"].kinds)
             and pc.any(pc.match_substring_regex(present, _LEADING_ZERO)).as_py()
         ):
-            kind, self._why, self._is_settled = "text", "leading zeros", True
+            kind, self._why, self._is_decided = "text", "leading zeros", True
         self._kind = kind
         self._present += len(present)
         for name, form in _FORMS.items():
@@ -219,7 +218,7 @@ class Finder:
             else:
                 at = pc.index(is_gone, self._pa.scalar(False)).as_py()
                 self._odd.setdefault(name, (first + at, fields[at].as_py()))
-        self._is_settled |= self._present > _SETTLED and kind == "text" and not self._form()
+        self._is_decided |= self._present > _SETTLED and kind == "text" and not self._form()
 
     def end(self) -> InferredType:
         """Returns the column's kind."""
@@ -227,7 +226,7 @@ class Finder:
             return InferredType("text", "integers beyond int64", None)
         if self._kind not in (None, "text"):
             return InferredType(self._kind, "", None)
-        form = "" if self._is_settled else self._form()
+        form = "" if self._is_decided else self._form()
         marker = f"{self._marker.strip()!r} is a word like others" if self._marker and self._kind else ""
         if form and form not in self._odd:
             return InferredType("text", f"not {form} of one kind", None)
@@ -251,12 +250,11 @@ class Finder:
         if name not in self._odd and (at := pc.index(is_plain, self._pa.scalar(False)).as_py()) >= 0:
             self._odd[name] = first + at, fields[at].as_py()
 
-    def _all_fit(self, kind: str, fields) -> bool:
-        return self._fits(kind, fields[:_FIRST]) and (len(fields) <= _FIRST or self._fits(kind, fields))
-
     def _fits(self, kind: str, fields) -> bool:
         import pyarrow.compute as pc
 
+        if len(fields) > _FIRST and not self._fits(kind, fields[:_FIRST]):  # most misfits show early
+            return False
         if kind == _BEYOND:
             return pc.all(pc.match_substring_regex(fields, _INTEGER)).as_py()
         try:
@@ -275,17 +273,11 @@ class Finder:
 
 
 def _missing_mask(fields) -> Any:
-    """Returns which text fields are missing values."""
+    """Marks the text fields that are missing values."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.is_in(pc.utf8_trim_whitespace(fields), _missing_words())
-
-
-@functools.cache
-def _missing_words() -> Any:
-    import pyarrow as pa
-
-    return pa.array(MISSING_WORDS)
+    return pc.is_in(pc.utf8_trim_whitespace(fields), pa.array(MISSING_WORDS))
 
 
 def integer(field: str) -> int:

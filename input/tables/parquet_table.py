@@ -86,7 +86,7 @@ class ParquetTable:
         self._idle: list[tuple[int, Any]] = []  # (number, reader) of files that no thread is reading
         self._lock = threading.Lock()
         self.paths = table_files.files.paths
-        self._metadata = metadata or [self._opened(n, InputError).metadata for n in range(len(self.paths))]
+        self._metadata = metadata or [self._open(n, InputError).metadata for n in range(len(self.paths))]
         self._schemas = [metadata.schema.to_arrow_schema() for metadata in self._metadata]
         rows = [[metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] for metadata in self._metadata]
         # (file, group in it) of each group that has rows
@@ -126,7 +126,7 @@ class ParquetTable:
         with self._lock:
             at = next((i for i, (idle_number, _) in enumerate(self._idle) if idle_number == number), None)
             reader = None if at is None else self._idle.pop(at)[1]
-        reader = reader or self._opened(number, SourceError, self._metadata[number])
+        reader = reader or self._open(number, SourceError, self._metadata[number])
         in_file = {name: None for name in names if self._schemas[number].get_field_index(name) >= 0}
         # One thread: several already read groups ahead.
         table = storage.retried(
@@ -351,7 +351,7 @@ class ParquetTable:
     def _whole_schemas(self) -> list[Any]:
         return [self._schemas[number] for number in self._whole]
 
-    def _opened(self, number: int, error_class: type[ValueError], metadata=None):
+    def _open(self, number: int, error_class: type[ValueError], metadata=None):
         path = self.source.paths[number]
         self.source.check(number)
         try:
@@ -407,7 +407,7 @@ class ParquetTable:
             if lengths and counted == group.num_rows * min(lengths):
                 continue
             try:
-                for batch in self._opened(number, InputError).iter_batches(64, row_groups=[row_group], columns=[name]):
+                for batch in self._open(number, InputError).iter_batches(64, row_groups=[row_group], columns=[name]):
                     lengths |= {*self._pa.compute.list_value_length(batch.column(0)).drop_null().to_pylist()}
                     if len(lengths) > 1:
                         return None

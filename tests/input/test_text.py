@@ -206,7 +206,7 @@ def test_what_cut_the_text_is_kept_and_tells_tokens_back(tmp_path):
     folder = written(tmp_path, said.encode())
     for arguments in ({}, {"vocabulary_size": 258}):
         made = text.load(folder, 0, context=4, **arguments).tokens
-        again = tokens.from_saved(json.loads(json.dumps(made.kept())), "here")
+        again = tokens.from_saved(json.loads(json.dumps(made.to_saved())), "here")
         assert (again.count, again.separator, again.identity, again.ids) == (
             made.count,
             made.separator,

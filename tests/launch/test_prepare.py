@@ -314,7 +314,7 @@ def test_to_train_on_shards_of_text_takes_no_library(prepared, tmp_path, monkeyp
     text = ("--input=text", "--input_arg=vocabulary_size=300", f"--input_arg=prepared_dir={tmp_path}")
     assert prepared(*text, f"--output_dir={out}", "--shards=1")[0] == 0
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    kept = tfrecord.load(str(out), 0).tokens.kept()
+    kept = tfrecord.load(str(out), 0).tokens.to_saved()
     monkeypatch.undo()
     assert tokens.from_saved(kept, "here").count == 301  # the border of documents among them
 
