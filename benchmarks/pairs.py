@@ -50,7 +50,7 @@ def measured(commands: Sequence[str], turns: int) -> dict[str, Any]:
     ours, theirs = results
     warnings = [line for result in ours for line in result["warnings"]]
     warnings += [line for result in theirs for line in of_benchmark.warnings(ours[0], result)]
-    if other := differences(*map(of_benchmark.work_of, (theirs[0], ours[0]))):
+    if other := differences(*map(of_benchmark.measured_work, (theirs[0], ours[0]))):
         warnings.append(f"baseline: it is of other work ({'; '.join(other)})")
     return {
         "commands": list(commands),

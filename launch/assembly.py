@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
-from .benchmark.result import check_work_of_baseline
+from .benchmark.result import check_baseline_work
 from .cluster import cluster, rendezvous, servers
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
@@ -94,7 +94,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
             isolation = Isolation(config.keras, script_flags)
             with run_environment(config, isolation):
                 checks.check_named(config)
-                check_work_of_baseline(config)
+                check_baseline_work(config)
                 with _joining(config):
                     strategy = building.make_strategy(config, ending.end_stuck)
             if not process.sets_allocator(os.environ):
@@ -105,7 +105,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         if not config.is_evaluator:
             stack.enter_context(strategy.watch())
 
-        get = functools.partial(loading.load, config) if config.input else functools.partial(loading.call, data)
+        get = functools.partial(loading.load, config) if config.input else functools.partial(loading.data_from, data)
         is_list = isinstance(hooks, Sequence)  # else it is refused later, as are those in it that are not hooks
         limits = [hook.last_step for hook in hooks if hasattr(hook, "last_step")] if is_list else []
         needs_epochs = not is_list or any(getattr(hook, "needs_epochs", True) for hook in hooks)

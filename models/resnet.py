@@ -56,25 +56,20 @@ class Model(Classifier):
         if self.sync_batch_norm and (steps := self.run_context.options.accumulate_steps) > 1:
             raise UsageError(f"sync_batch_norm=true needs whole batches, and accumulate_steps={steps}; use one of them")
         images = tf.keras.Input(features.shape[1:], dtype=features.dtype)
-        x = self._small(images) if self.depth in _SMALL else self._large(images)
+        if self.depth in _SMALL:
+            add_block, filters = self._pair, 16
+            x = _relu(self._convolution(images, filters, 3, "first"))
+        else:
+            add_block, filters = self._bottleneck, 64
+            x = _relu(self._convolution(images, filters, 7, "first", strides=2))
+            x = tf.keras.layers.MaxPooling2D(3, strides=2, padding="same", data_format=_FORMAT)(x)
+        for stage, blocks in enumerate((_SMALL | _LARGE)[self.depth]):
+            for block in range(blocks):
+                strides = 2 if stage and not block else 1
+                x = add_block(x, filters << stage, strides, f"stage{stage}_block{block}")
         x = tf.keras.layers.GlobalAveragePooling2D(_FORMAT)(x)
         logits = tf.keras.layers.Dense(self.run_context.num_classes, kernel_initializer="he_normal", name="logits")
         return tf.keras.Model(images, logits(x), name=f"resnet{self.depth}")
-
-    def _small(self, x):
-        x = _relu(self._convolution(x, 16, 3, "first"))
-        for stage, blocks in enumerate(_SMALL[self.depth]):
-            for block in range(blocks):
-                x = self._pair(x, 16 << stage, 2 if stage and not block else 1, f"stage{stage}_block{block}")
-        return x
-
-    def _large(self, x):
-        x = _relu(self._convolution(x, 64, 7, "first", strides=2))
-        x = tf.keras.layers.MaxPooling2D(3, strides=2, padding="same", data_format=_FORMAT)(x)
-        for stage, blocks in enumerate(_LARGE[self.depth]):
-            for block in range(blocks):
-                x = self._bottleneck(x, 64 << stage, 2 if stage and not block else 1, f"stage{stage}_block{block}")
-        return x
 
     def _pair(self, x, filters: int, strides: int, name: str):
         y = _relu(self._convolution(x, filters, 3, f"{name}_a", strides))
@@ -92,8 +87,8 @@ class Model(Classifier):
         return _relu(y + x)
 
     def _convolution(self, x, filters: int, size: int, name: str, strides: int = 1):
-        made = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal", "data_format": _FORMAT}
-        x = tf.keras.layers.Conv2D(filters, size, strides, name=name, **made)(x)
+        options = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal", "data_format": _FORMAT}
+        x = tf.keras.layers.Conv2D(filters, size, strides, name=name, **options)(x)
         return BatchNormalization(
             total=self.reduction.sum_statistics if self.sync_batch_norm else None,
             momentum=self.batch_norm_momentum,

@@ -174,8 +174,8 @@ class Decoder(tf.keras.Model):
         self.drop = tf.keras.layers.Dropout(shape["dropout"], name="dropout")
         self.blocks = [Block(shape, one_pass, name=f"block_{i}") for i in range(shape["layers"])]
         self.norm = _norm(shape, "norm")
-        own = {"stddev": _STDDEV, "name": "logits"}
-        self.logits = self.embedding if shape["tied"] else Embedding(vocabulary, width, split="vocabulary", **own)
+        options = {"stddev": _STDDEV, "name": "logits"}
+        self.logits = self.embedding if shape["tied"] else Embedding(vocabulary, width, split="vocabulary", **options)
 
     def build(self, input_shape):
         inner = (*input_shape, self.embedding.size)
@@ -197,9 +197,9 @@ class Decoder(tf.keras.Model):
     def next_logits(self, tokens: tf.Tensor, cache: list, position: tf.Tensor) -> tuple[tf.Tensor, list]:
         """See `engine.generation.Generates`."""
         x, caches = self._embedded(tokens, position, training=False), []
-        for block, kept in zip(self.blocks, cache, strict=True):
-            x, kept = block(x, cache=kept, position=position, training=False)
-            caches.append(kept)
+        for block, block_cache in zip(self.blocks, cache, strict=True):
+            x, block_cache = block(x, cache=block_cache, position=position, training=False)
+            caches.append(block_cache)
         logits = self.logits.logits(self.norm(x[:, -1:]))[:, 0]
         if self.mesh.is_sharded:
             logits = tf.concat(tf.unstack(self.mesh.model.all_gather(logits)), -1)

@@ -123,7 +123,7 @@ class _Figures(string.Formatter):
 def number(value: Any) -> str:
     """Formats a number with four significant digits, or whole above a thousand; of mappings and lists each one."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {number(each)}" for name, each in value.items() if each is not None)
+        return ", ".join(f"{name} {number(figure)}" for name, figure in value.items() if figure is not None)
     if isinstance(value, (list, tuple)):
         return ", ".join(map(number, value))
     if value is None or isinstance(value, str):
@@ -136,10 +136,10 @@ def sections(result: Mapping[str, Any]) -> Iterator[Section]:
     form, lists = _Figures(), _lists(result)
     for title, formats in _SECTIONS.items():
         if title in lists:
-            rows = [tuple(form.row(each, entry) or _NONE for each in formats.values()) for entry in lists[title]]
-            columns, figures = tuple(formats), tuple(":" in each for each in formats.values())
+            rows = [tuple(form.row(cell, entry) or _NONE for cell in formats.values()) for entry in lists[title]]
+            columns, figures = tuple(formats), tuple(":" in cell for cell in formats.values())
         else:
-            rows = [(name, text) for name, each in formats.items() if (text := form.row(each, result)) is not None]
+            rows = [(name, text) for name, cell in formats.items() if (text := form.row(cell, result)) is not None]
             columns, figures = (), (False, False)
         if rows:
             yield Section(title, columns, figures, rows)
@@ -151,7 +151,7 @@ def _lists(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Returns the entries of the sections that list something."""
     rounds = result.get("rounds") or ()
     return {
-        "Rounds": [{"round": i, **each} for i, each in enumerate(rounds, 1)] if len(rounds) > 1 else [],
+        "Rounds": [{"round": number, **figures} for number, figures in enumerate(rounds, 1)] if len(rounds) > 1 else [],
         "Profile": (result.get("profile") or {}).get("ops") or [],
     }
 

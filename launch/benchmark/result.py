@@ -129,10 +129,10 @@ def problems(result: Any) -> list[str]:
         for name, (_, types) in KEYS.items()
         if types and (name not in result or not isinstance(result[name], types))
     ]
-    return wrong or _problems_of_calls(result["calls"])
+    return wrong or _call_problems(result["calls"])
 
 
-def _problems_of_calls(calls: Mapping[str, Any]) -> list[str]:
+def _call_problems(calls: Mapping[str, Any]) -> list[str]:
     """Checks the columns that rates are computed of: as many numbers in each, above 0."""
     columns = [calls.get(name) for name in ("steps", "examples", "seconds", "round")]
     if not all(isinstance(column, list) and column and len(column) == len(columns[0]) for column in columns):
@@ -142,14 +142,14 @@ def _problems_of_calls(calls: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def work_of(values: Mapping[str, Any]) -> dict[str, Any]:
+def measured_work(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the work that a result measured."""
     return {name: values[name] for name in _WORK}
 
 
 def configured_work(config: Config) -> dict[str, Any]:
     """Returns the work that these flags measure, as their result names it."""
-    return work_of(config.deciding())
+    return measured_work(config.deciding())
 
 
 def check_baseline(config: Config) -> None:
@@ -168,11 +168,11 @@ def check_baseline(config: Config) -> None:
         read_baseline(config.baseline)
 
 
-def check_work_of_baseline(config: Config) -> None:
+def check_baseline_work(config: Config) -> None:
     """Raises `UsageError` for a baseline that is of other work than these flags measure."""
     if not config.baseline:
         return
-    if changed := differences(work_of(read_baseline(config.baseline)), configured_work(config)):
+    if changed := differences(measured_work(read_baseline(config.baseline)), configured_work(config)):
         raise UsageError(
             f"baseline={config.baseline} is of other work ({'; '.join(changed)}); use the same flags, or a baseline of "
             "this work"
@@ -194,8 +194,8 @@ def read_baseline(path: str) -> dict[str, Any]:
 
 
 def warnings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Returns what makes a comparison with the baseline uncertain: the baseline's warnings, and another machine."""
-    machines = [{name: each["environment"].get(name) for name in _MACHINE} for each in (theirs, ours)]
+    """Warns where a comparison with the baseline is uncertain: the baseline's own warnings, and another machine."""
+    machines = [{name: result["environment"].get(name) for name in _MACHINE} for result in (theirs, ours)]
     lines = [f"baseline: {line}" for line in theirs["warnings"]]
     if changed := differences(*machines):
         lines.append(f"baseline: it is of another machine ({'; '.join(changed)})")

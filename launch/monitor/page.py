@@ -28,8 +28,8 @@ def html(data: dict[str, Any] | None = None) -> str:
     return (
         _asset("page.html")
         .replace("%%policy%%", policy)
-        .replace("%%styles%%", "".join(f"<style>{each}</style>" for each in styles))
-        .replace("%%scripts%%", "".join(f"<script>{each}</script>" for each in scripts))
+        .replace("%%styles%%", "".join(f"<style>{style}</style>" for style in styles))
+        .replace("%%scripts%%", "".join(f"<script>{script}</script>" for script in scripts))
         .replace("%%data%%", held)
     )
 

@@ -21,7 +21,7 @@ from .track import Track
 
 VERSION = 1  # of the schema, in `start`
 _LONGEST_TEXT = 500
-_MOST_OF_EVENT = 100_000  # characters and values that are kept of one
+_MOST_EVENT_SIZE = 100_000  # characters and values that are kept of one
 _HUGE = 1e300
 _MOST_WORKERS = 10_000
 _MOST_NOTES = 200  # of each kind
@@ -135,7 +135,7 @@ class RecordReader:
                 self.read = 1.0
                 break
             if is_whole and not self._is_in_long:
-                self._take(line, size)
+                self._add_line(line, size)
             else:
                 self.skipped += is_whole
             self._is_in_long = not is_whole
@@ -155,7 +155,7 @@ class RecordReader:
 
     # -- A line ------------------------------------------------------------------------------------------------------
 
-    def _take(self, line: bytes, size: int) -> None:
+    def _add_line(self, line: bytes, size: int) -> None:
         if _WINDOW.match(line):
             room = min(1.0, _WORKERS_BYTES / size) * self._offset
             has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
@@ -167,7 +167,7 @@ class RecordReader:
             self.skipped += 1
             return
         workers = (raw.pop("workers", None) or [])[:_MOST_WORKERS]
-        event = _bounded(raw, [_MOST_OF_EVENT])
+        event = _bounded(raw, [_MOST_EVENT_SIZE])
         kind, task, time = raw["event"], event.get("task"), raw["time"]
         self._time = time
         if kind in _LATEST:
@@ -181,7 +181,7 @@ class RecordReader:
             self._periods.clear()
             self._window_seconds = 0.0
         elif kind == "cluster":
-            self._workers = {_name(each): {"seen": math.inf, "figures": {}} for each in workers}
+            self._workers = {_name(worker): {"seen": math.inf, "figures": {}} for worker in workers}
             self._faults.clear()
         elif kind in ("fault", "restart") and task is not None and len(self._faults) < _MOST_WORKERS:
             self._faults[task] = (str(event.get("text") or event.get("cause")), event.get("state"))
@@ -193,21 +193,21 @@ class RecordReader:
             self._windows.add(_flat(event))
             before, self._window_seconds = self._window_seconds, event.get("seconds") or self._window_seconds
             self._periods.append(self._window_seconds - before)
-            self._take_workers(workers, time)
+            self._add_workers(workers, time)
 
-    def _take_workers(self, workers: list[dict[str, Any]], time: float) -> None:
+    def _add_workers(self, workers: list[dict[str, Any]], time: float) -> None:
         lane: dict[Any, float] = {_TIME: time}
-        for each in workers:
-            name = _name(each)
+        for row in workers:
+            name = _name(row)
             if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
                 continue
-            figures = {key: number for key in _FIGURES if (number := _number(each.get(key))) is not None}
-            known = self._workers.setdefault(name, {"seen": self._window_seconds, "figures": {}})
-            known["figures"].update(figures)
+            figures = {key: number for key in _FIGURES if (number := _number(row.get(key))) is not None}
+            worker = self._workers.setdefault(name, {"seen": self._window_seconds, "figures": {}})
+            worker["figures"].update(figures)
             lane.update(((name, key), number) for key, number in figures.items())
-            if each.get("steps") == 0:  # with parameter servers one that does nothing is named too
+            if row.get("steps") == 0:  # with parameter servers one that does nothing is named too
                 continue
-            known["seen"] = self._window_seconds
+            worker["seen"] = self._window_seconds
             if name in self._faults and self._faults[name][1] != "silent":  # that one ends with its own warning
                 del self._faults[name]
         if workers:
@@ -229,9 +229,14 @@ class RecordReader:
           find: a part of the names of the workers that are shown.
           most_lanes: as many of them have their figures over time, first those that are stopped and slow.
         """
-        workers = sorted(self._states(find), key=lambda each: (_ORDER.index(each["state"]), _natural(each["name"])))
-        for each in workers[:most_lanes]:
-            each["lane"] = {key: self._lanes.column((each["name"], key)) for key in each["figures"]}
+
+        def rank(worker: dict[str, Any]) -> tuple:  # worker 10 comes after worker 9
+            parts = re.split(r"(\d+)", worker["name"])
+            return _ORDER.index(worker["state"]), [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
+
+        workers = sorted(self._states(find), key=rank)
+        for worker in workers[:most_lanes]:
+            worker["lane"] = {key: self._lanes.column((worker["name"], key)) for key in worker["figures"]}
         version = self._latest.get("start", {}).get("version", VERSION)
         newer = "" if version == VERSION else f"the record is of schema {version}, and this reads {VERSION}"
         servers = self._latest.get("window", {}).get("servers") or []
@@ -245,28 +250,28 @@ class RecordReader:
             "windows": {name: self._windows.column(name) for name in self._windows.names},
             "evaluations": {name: self._evaluations.column(name) for name in self._evaluations.names},
             "workers": workers,
-            "servers": [{**each, **self._health(str(each.get("name")))} for each in servers],
+            "servers": [{**server, **self._health(str(server.get("name")))} for server in servers],
             "lane_time": self._lanes.column(_TIME),
             "notes": sorted(notes, key=lambda note: note["time"]),
         }
 
     def _states(self, find: str) -> Iterator[dict[str, Any]]:
         """Yields each worker: name, state, why, newest figures."""
-        figures = {name: each["figures"] for name, each in self._workers.items() if each["figures"]}
-        own = {name: each.get("own_ms", each.get("step_ms", 0.0)) for name, each in figures.items()}
-        steps = sorted(own.values())
+        figures = {name: worker["figures"] for name, worker in self._workers.items() if worker["figures"]}
+        step_ms = {name: values.get("own_ms", values.get("step_ms", 0.0)) for name, values in figures.items()}
+        steps = sorted(step_ms.values())
         slow = _SLOW * steps[len(steps) // 2] if len(steps) > 2 else math.inf
-        newest = max((each["seen"] for each in self._workers.values() if each["seen"] < math.inf), default=0.0)
-        for name, each in self._workers.items():
+        newest = max((worker["seen"] for worker in self._workers.values() if worker["seen"] < math.inf), default=0.0)
+        for name, worker in self._workers.items():
             if find.lower() not in name.lower():
                 continue
             health = self._health(name)
             if health["state"] == "runs":
-                if newest - each["seen"] > max(_MISSING_SECONDS, 3e-3 * each["figures"].get("step_ms", 0.0)):
+                if newest - worker["seen"] > max(_MISSING_SECONDS, 3e-3 * worker["figures"].get("step_ms", 0.0)):
                     health = {"state": "stopped", "why": "the others have gone on without it"}
-                elif own.get(name, 0) > slow:
-                    health = {"state": "slow", "why": f"{own[name] / slow * _SLOW:.1f} times the median step"}
-            yield {"name": name, **health, "figures": each["figures"]}
+                elif step_ms.get(name, 0) > slow:
+                    health = {"state": "slow", "why": f"{step_ms[name] / slow * _SLOW:.1f} times the median step"}
+            yield {"name": name, **health, "figures": worker["figures"]}
 
     def _health(self, task: str) -> dict[str, str]:
         """Returns a task's state, and why: by its faults, and whether the run has ended, other than well."""
@@ -310,28 +315,23 @@ def _bounded(value: Any, room: list[int], depth: int = 4) -> Any:
     if isinstance(value, dict | list):
         most = min(_MOST_VALUES, max(0, room[0])) if depth else 0
         if isinstance(value, list):
-            return [_bounded(each, room, depth - 1) for each in value[:most]]
+            return [_bounded(item, room, depth - 1) for item in value[:most]]
         items = itertools.islice(value.items(), most)
-        return {_bounded(key, room): _bounded(each, room, depth - 1) for key, each in items}
+        return {_bounded(key, room): _bounded(item, room, depth - 1) for key, item in items}
     return value if isinstance(value, bool) else _number(value)
 
 
 def _flat(event: Mapping[str, Any]) -> dict[str, float]:
     """Returns an event's numbers by name; those of its mappings as `metrics.loss`."""
     inner = {
-        f"{key}.{name}": each
+        f"{key}.{name}": value
         for key in ("metrics", "spent")
         if isinstance(event.get(key), dict)
-        for name, each in event[key].items()
+        for name, value in event[key].items()
     }
-    return {name: number for name, each in {**event, **inner}.items() if (number := _number(each)) is not None}
+    return {name: number for name, value in {**event, **inner}.items() if (number := _number(value)) is not None}
 
 
 def _is_last(name: Any) -> bool:
     name = name[-1] if isinstance(name, tuple) else name
     return name in ("time", "step", "epoch", "seconds") or name.startswith("spent.")
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Returns what sorts worker 10 after worker 9."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]

@@ -97,7 +97,7 @@ def _benchmark(path: str, flags: int) -> dict[str, Any]:
     """Returns the sections of the Markdown report of a benchmark's result; {} for other results or without one."""
     with contextlib.suppress(UsageError):
         result = report.read(path, flags)
-        return {"sections": [each._asdict() for each in report.sections(result)]}
+        return {"sections": [section._asdict() for section in report.sections(result)]}
     return {}
 
 

@@ -263,12 +263,12 @@ class _Plans:
         config = configured(passed, hosts, self.machine.devices_per_host, self._trainer_class, given is not None)
         with _tensorflow():
             from ..host.isolation import Isolation
-            from ..run.data import loading as data
+            from ..run.data import loading
             from ..run.run import run_environment
             from .quantify import quantify
         with run_environment(config, Isolation(config.keras)):
             checks.check_named(config)
-            self._data = self._data or (data.load(config) if config.input else data.call(given))
+            self._data = self._data or (loading.load(config) if config.input else loading.data_from(given))
             work = quantify(config, hosts, self.machine.devices_per_host, self.machine.kind, self._data)
         if config.jit == "on" or self.machine.kind == "tpu":
             work = dataclasses.replace(work, operations=0.0)

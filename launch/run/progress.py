@@ -232,7 +232,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     width = _SUMMARY_COLUMNS
     if file.isatty():
         width = min(max(terminal.columns(), _LEAST_SUMMARY), width)
-    for model in (each for each in models if hasattr(each, "summary")):
+    for model in (model for model in models if hasattr(model, "summary")):
         print(_summary(model, width), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
         if (whole := sum(map(shards.size, model.variables))) != held:

@@ -53,7 +53,7 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
         verdict = "faster"
     elif interval and interval[1] < 1:
         verdict = "slower"
-    rates = [[each["examples_per_sec"] for each in side] for side in (ours, theirs)]
+    rates = [[result["examples_per_sec"] for result in side] for side in (ours, theirs)]
     rounds = [{"ours": a, "theirs": b, "ratio": a / b} for a, b in zip(*rates, strict=True)]
     return {"ratio": ratio, "interval": interval, "verdict": verdict, "rounds": rounds}
 
@@ -70,7 +70,7 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
     """
     logs = [math.log(_rate(ours["calls"]) / _rate(theirs["calls"])) for ours, theirs in pairs]
     ratio = math.exp(np.mean(logs))
-    margins = [[log_margins(each["calls"]) for each in pair] for pair in pairs]
+    margins = [[log_margins(result["calls"]) for result in pair] for pair in pairs]
     if any(None in pair for pair in margins):
         return ratio, None
     # Of each pair, our margin below and theirs above make the ratio's below.
@@ -80,7 +80,7 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
     if len(logs) > 1:
         error = student_t(len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
         below, above = max(below, error), max(above, error)
-    lost = np.array([[(each.get("noise") or {}).get("lost_share", 0.0) for each in pair] for pair in pairs])
+    lost = np.array([[(result.get("noise") or {}).get("lost_share", 0.0) for result in pair] for pair in pairs])
     if len(logs) > 1:
         lost = np.maximum(0.0, lost - lost[:, ::-1])
     ours_lost, theirs_lost = np.exp(np.mean(np.log(1 - lost), axis=0))

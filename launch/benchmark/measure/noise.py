@@ -78,8 +78,8 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
     others = max((cores for cores in (before, during) if cores is not None), default=0.0)
     wanted = min(end.cpus, quota_cores)
     # Other processes may have the time that a quota leaves idle anyway.
-    taken = max(0.0, wanted - (end.cpus - others)) / wanted
-    shares = [min(share, 0.9) for share in (taken, throttled_share) if share > NOTICED]
+    missing = max(0.0, wanted - (end.cpus - others)) / wanted
+    shares = [min(share, 0.9) for share in (missing, throttled_share) if share > NOTICED]
     return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
 
 
@@ -91,9 +91,9 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
         interval = "no interval" if count < 2 else "the interval is widened by Student's t"
         notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {interval}; time for longer")
     if count > 1 and intervals.has_drifted(rates, sum(calls["examples"]) / sum(calls["seconds"])):
-        among = "rounds" if len(set(calls["round"])) > 1 else "halves"
+        parts = "rounds" if len(set(calls["round"])) > 1 else "halves"
         ends = f"{_figure(min(rates))} to {_figure(max(rates))} examples/s"
-        notes.append(f"drift: {among} ran at {ends}; the interval holds them all")
+        notes.append(f"drift: {parts} ran at {ends}; the interval holds them all")
     if noise.other_cores is None:
         notes.append("other load is not known: the system does not count CPU time; the interval leaves it out")
     elif max(noise.other_cores_before, noise.other_cores) > NOTICED * noise.cpus:

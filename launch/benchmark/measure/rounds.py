@@ -45,8 +45,8 @@ class Length:
         """
         if self.steps is not None:
             return self.steps
-        filling, each = self.seconds * share * steps_per_sec, strategy.sync_period_steps
-        return strategy.exchange(each * round(filling / each) if filling >= each else max(1, round(filling)))[0]
+        filling, period = self.seconds * share * steps_per_sec, strategy.sync_period_steps
+        return strategy.exchange(period * round(filling / period) if filling >= period else max(1, round(filling)))[0]
 
 
 def run(
@@ -138,11 +138,11 @@ def timed_round(strategy, program: Program, steps: int, clock=time.perf_counter)
     sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
     awaited = clock() - before
     # Replicas that train by themselves for a round have their sums between steps, where they are not timed.
-    known = result.workers is not None and strategy.sync_period_steps == 1
+    is_waited = result.workers is not None and strategy.sync_period_steps == 1
     calls = []
     for first, steps, seconds, input_seconds, workers in noted:
         examples = program.feed.order.examples_before(first + steps) - program.feed.order.examples_before(first)
-        calls.append(Call(steps, examples, seconds, input_seconds, reduce_seconds(workers) if known else None))
+        calls.append(Call(steps, examples, seconds, input_seconds, reduce_seconds(workers) if is_waited else None))
     calls[-1] = calls[-1]._replace(seconds=calls[-1].seconds + awaited)
     return calls, sums
 
@@ -241,9 +241,9 @@ def _finish_open_steps(strategy, program: Program, round_steps: int) -> None:
     program by which they meet in between, as they do where something is due, is compiled here: one of two steps ends
     there.
     """
-    each = strategy.sync_period_steps
-    if each > 1:
+    period = strategy.sync_period_steps
+    if period > 1:
         strategy.run(program, 1)
         strategy.run(program, 1).sums.read()
-    while round_steps >= each and (not strategy.in_step or program.step % each):
-        strategy.run(program, each - program.step % each).sums.read()
+    while round_steps >= period and (not strategy.in_step or program.step % period):
+        strategy.run(program, period - program.step % period).sums.read()

@@ -60,7 +60,7 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
                 f"{len(files)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
                 "run_dir that all of them share"
             )
-        return _described(folder, space, traced_steps)
+        return _profile_result(folder, space, traced_steps)
     if strategy.is_chief:
         tf.profiler.experimental.start(folder)
     try:
@@ -73,10 +73,10 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
             tf.profiler.experimental.stop()
     if not strategy.is_chief:
         return None
-    return _described(folder, _read(set(_files(folder)) - before), steps)
+    return _profile_result(folder, _read(set(_files(folder)) - before), steps)
 
 
-def _described(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
+def _profile_result(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
     listed = ops(space, steps)
     return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in listed), "ops": listed}
 
@@ -111,7 +111,7 @@ def _trace_tasks(strategy, folder: str, steps: int) -> None:
 def _steps_in(space: xplane_pb2.XSpace) -> int:
     """Returns how many steps of parameter servers a trace holds: as often as they were counted in it."""
     events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
-    by_op = Counter(op for plane, event in events if (op := _op(plane, event, of_device=False)))
+    by_op = Counter(op for plane, event in events if (op := _op(plane, event, is_device=False)))
     return max((times for (name, _), times in by_op.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
 
 
@@ -133,42 +133,42 @@ def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:
     for plane in planes:
         for line in plane.lines:
             if not devices or line.name.startswith("Stream"):
-                for name, type_, picoseconds in _own_times(plane, line, of_device=bool(devices)):
+                for name, type_, picoseconds in _own_times(plane, line, is_device=bool(devices)):
                     times[name, type_] += picoseconds
     total = sum(times.values())
     return [
         {"name": name, "type": type_, "ms_per_step": 1e-9 * time / steps, "share": time / total}
-        for (name, type_), time in sorted(times.items(), key=lambda each: -each[1])
+        for (name, type_), time in sorted(times.items(), key=lambda item: -item[1])
         if time
     ]
 
 
-def _own_times(plane, line, of_device: bool) -> Iterator[tuple[str, str, int]]:
+def _own_times(plane, line, is_device: bool) -> Iterator[tuple[str, str, int]]:
     """Yields (name, type, picoseconds) of a line's ops, without the time of the ops within them."""
-    events = [(each.offset_ps, each.duration_ps, op) for each in line.events if (op := _op(plane, each, of_device))]
-    events.sort(key=lambda each: (each[0], -each[1]))
+    events = [(event.offset_ps, event.duration_ps, op) for event in line.events if (op := _op(plane, event, is_device))]
+    events.sort(key=lambda event: (event[0], -event[1]))
     open_ops: list[list[Any]] = []  # [end, name and type, time of its own], each within the one before it
     for start, duration, op in [*events, (float("inf"), 0, None)]:
         while open_ops and open_ops[-1][0] <= start:
-            _, (name, type_), own = open_ops.pop()
+            _, (name, type_), own_time = open_ops.pop()
             if not _CONTROL.fullmatch(type_):
-                yield name, type_, max(own, 0)
+                yield name, type_, max(own_time, 0)
         if open_ops:
             open_ops[-1][2] -= duration
         open_ops.append([start + duration, op, duration])
 
 
-def _op(plane, event, of_device: bool) -> tuple[str, str] | None:
+def _op(plane, event, is_device: bool) -> tuple[str, str] | None:
     """Returns an event's op, (name, type); None for an event that is not an op."""
     event_name = plane.event_metadata[event.metadata_id].name
-    stats = {plane.stat_metadata[each.metadata_id].name: each for each in event.stats}
+    stats = {plane.stat_metadata[stat.metadata_id].name: stat for stat in event.stats}
     if "tf_op" in stats and (match := _EXECUTED.fullmatch(_text(plane, stats["tf_op"]))):
         return _CALLED.sub("", match["name"]), match["type"]
     if "hlo_op" in stats:
         name = _text(plane, stats["hlo_op"])
         base = re.sub(r"(_\d+)?(\.\d+)?$", "", name)
         return name, "fusion" if base.endswith("fusion") else base
-    if of_device:
+    if is_device:
         return event_name, "kernel"
     match = _EXECUTED.fullmatch(event_name)
     return (_CALLED.sub("", match["name"]), match["type"]) if match else None

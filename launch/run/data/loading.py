@@ -20,8 +20,8 @@ from ...command_line.config import READING, Config
 from ...errors import EXIT_USAGE, UsageError
 
 _MOST_VALUES = 4  # of a tuple instead of a `Data`
-_OF_ONE_INPUT = ("bucket_by", "max_bad_records")  # flags
-_BY_INDEX = ("max_bad_records", "shuffle_window")  # flags
+_ONE_INPUT_FLAGS = ("bucket_by", "max_bad_records")
+_BY_INDEX_FLAGS = ("max_bad_records", "shuffle_window")
 
 
 def load(config: Config, trained_on: Data | None = None) -> Data:
@@ -33,7 +33,7 @@ def load(config: Config, trained_on: Data | None = None) -> Data:
     }
     if trained_on and "trained_on" in arguments:
         arguments["trained_on"] = trained_on
-    return call(functools.partial(entry.make, config.data_dir, config.seed, **arguments))
+    return data_from(functools.partial(entry.make, config.data_dir, config.seed, **arguments))
 
 
 def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
@@ -45,7 +45,7 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
     try:
         if config.input is None and data is None:
             raise UsageError("it was started without data; give all tasks the same command line")
-        entered, _ = enter(config, load(config) if config.input else call(data))
+        entered, _ = enter(config, load(config) if config.input else data_from(data))
         both = (entered.train, entered.evaluation)
         return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of the worker's own work
@@ -71,13 +71,13 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
     train, evaluation = entered.train, entered.evaluation
     if share and evaluates_other:
         train = views.divided(train, share)[0]
-    for name in () if train.by_index else _BY_INDEX:
+    for name in () if train.by_index else _BY_INDEX_FLAGS:
         if value := getattr(config, name):
             raise UsageError(
                 f"{name}={value} is for examples that are read by their indices, and the train data is a stream; leave "
                 "it out"
             )
-    for name in _OF_ONE_INPUT if combined.first(train) is not train else ():
+    for name in _ONE_INPUT_FLAGS if combined.first(train) is not train else ():
         if value := getattr(config, name):
             raise UsageError(f"{name}={value} is for one input, and the train data has several; leave it out")
     if config.bucket_by:
@@ -98,7 +98,7 @@ def _without_bad_records(split, limit: int):
     return WithoutBadRecords(split, limit, lambda line: logging.warning("%s", line))
 
 
-def call(data: Callable | Sequence | Data) -> Data:
+def data_from(data: Callable | Sequence | Data) -> Data:
     """Calls the user's function, if it is one, and makes `Data` of its tuple; see `train.main` for the tuple."""
     returned = data() if callable(data) else data
     if isinstance(returned, Data):
@@ -115,7 +115,7 @@ def call(data: Callable | Sequence | Data) -> Data:
 
 
 def faster_input(train, resident_data_mb: int, shuffle_window: int) -> str:
-    """Returns what makes the input faster, for a run whose steps wait for it."""
+    """Names the changes that make the input faster, for a run whose steps wait for it."""
     from ....engine.data.reader import example_bytes  # with TensorFlow
 
     more = "or give the run more cores"

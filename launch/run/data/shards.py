@@ -47,7 +47,7 @@ class Loaded:
 def load(request: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
     load_input = registry.find("input", request.input).make
-    loaded = loading.call(load_input(request.data_dir, request.seed, **request.arguments))
+    loaded = loading.data_from(load_input(request.data_dir, request.seed, **request.arguments))
     entered, _ = entry.enter(loaded)
     train, evaluation = entered.train, entered.evaluation
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,8 @@ from ....engine import logging
 from ....engine.checkpoints import Manifest, RunDir
 from ....engine.data.source import Spec, Split
 from ....engine.data.streamed import Stream, untuned
-from ....engine.errors import CrankshaftError
 from ....engine.internals import pipelines
 from ....engine.internals.tensorflow import iterator_state
-from ....input.files import storage
 from ...command_line.config import Config
 from ...command_line.values import differences
 from ...errors import UsageError
@@ -31,7 +28,6 @@ from ...errors import UsageError
 # Read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
 _MOST_BYTES = 1 << 24
-_MOST_FILES = 1024
 _SAMPLED = 16  # examples that workers compare
 _SAMPLED_FLOATS = 256  # of each component
 _ROUNDING = 1e-4  # between CPUs
@@ -40,12 +36,12 @@ _OTHER_IDS = "ids are numbered otherwise"
 
 
 def fingerprint(split: Split, examples: int, ids: Any = None, eval_batches: int = 0) -> dict[str, int]:
-    """Returns {"examples", "digest"} of a split, "ids" if the data numbers its ids, and "written" if it reads files.
+    """Returns {"examples", "digest"} of a split, and "ids" if the data numbers its ids.
 
     Of evaluation data also "eval_batches", if only so many of its first batches count.
 
     The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
-    last; of other data, of its identity. `written` is of when the files were last written to.
+    last; of other data, of its identity.
 
     Args:
       split: the examples.
@@ -58,19 +54,12 @@ def fingerprint(split: Split, examples: int, ids: Any = None, eval_batches: int 
     content = [split.identity().encode()] if arrays is None else map(_content, tf.nest.flatten(arrays))
     for chunk in content:
         digest = zlib.crc32(chunk, digest)
-    made = {"examples": examples, "digest": digest, **({} if ids is None else {"ids": hash_ids(ids)})}
-    made |= {"eval_batches": eval_batches} if eval_batches else {}
-    return {**made, "written": _written(files)} if (files := split.files()) else made
-
-
-def _written(paths: Sequence[str]) -> int:
-    """Returns a digest of the times of local files' last changes, of a sample if they are many."""
-    some = [path for path in paths[:: -(-len(paths) // _MOST_FILES)] if not storage.is_remote(path)]
-    times = []
-    for path in some:
-        with contextlib.suppress(CrankshaftError):
-            times.append(storage.file_state(path).written_ns)
-    return zlib.crc32(repr(times).encode())
+    numbers = {"examples": examples, "digest": digest}
+    if ids is not None:
+        numbers["ids"] = hash_ids(ids)
+    if eval_batches:
+        numbers["eval_batches"] = eval_batches
+    return numbers
 
 
 def hash_ids(ids: Any) -> int:
@@ -116,9 +105,9 @@ def sample(split: Split) -> dict[str, Any]:
         iterator = iter(untuned(part.take(_SAMPLED)))
         with contextlib.suppress(tf.errors.OpError):  # state of its own, as random numbers have, or a fault found later
             iterator_state(iterator)  # raises for it
-            elements = [[x.numpy() for x in tf.nest.flatten(each, expand_composites=True)] for each in iterator]
+            elements = [[x.numpy() for x in tf.nest.flatten(example, expand_composites=True)] for example in iterator]
             is_path = part is not split.dataset and [type(x) for x in elements[0]] == [bytes]
-            found["examples"] += [_sample(os.path.basename(x) if is_path else x) for each in elements for x in each]
+            found["examples"] += [_sample(os.path.basename(x) if is_path else x) for values in elements for x in values]
     return found
 
 
@@ -171,16 +160,6 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
             )
         if config.is_chief:
             logging.warning("%s; if that is not meant, use another run_dir", _describe_change(manifest, about, "train"))
-    for split in ("train", "eval"):
-        before, now = (data.get("data", {}).get(split) for data in (manifest.about, about))
-        times = {each.get("written") for each in (before, now) if isinstance(each, dict)} - {None}
-        if split not in changed and len(times) > 1 and config.is_chief:
-            logging.warning(
-                "files of the %s data were written to since %s was, and all that was compared is as before; if it "
-                "is other data, use another run_dir",
-                _NAMES[split],
-                manifest.name,
-            )
     if "eval" in changed and config.is_chief:
         logging.warning(
             "%s: it is evaluated again, and no score of before counts", _describe_change(manifest, about, "eval")
@@ -235,7 +214,7 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
 def _division(share: dict[str, Any]) -> str:
     counts = share.get("counts", [])
     if share.get("by") == "file":
-        return f"by files among {len(counts)} workers ({', '.join(f'{each:,}' for each in counts)} examples)"
+        return f"by files among {len(counts)} workers ({', '.join(f'{count:,}' for count in counts)} examples)"
     return "by the rows of a batch"
 
 
