@@ -58,22 +58,14 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
             "average is equal on all; leave one of them out"
         )
     inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
-    _build_keras_optimizers(inventory)
+    for applied in inventory.keras_optimizers:
+        if not applied.built:  # for all variables, since it is unknown which of them a step will update by it
+            applied.build([*inventory.all_weights, *inventory.own_variables])
     for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):
         inventory.options_of[id(optimizer)] = optimizers.applied_options(optimizer, trainer.run_context.options)
     updated = [v for optimizer in inventory.optimizers.values() for v in optimizer.updated_variables]
     reduction.build(updated, inventory.aggregated)
     return trainer
-
-
-def _build_keras_optimizers(inventory: Inventory) -> None:
-    """Makes the slots of Keras optimizers that are applied directly, before a checkpoint is restored.
-
-    Which variables a step will update by them is unknown, so each has slots for all, unless it was built for some.
-    """
-    for optimizer in inventory.keras_optimizers:
-        if not optimizer.built:
-            optimizer.build([*inventory.all_weights, *inventory.own_variables])
 
 
 @contextlib.contextmanager

@@ -65,7 +65,8 @@ class PowerSgd(Reduction):
         super().build(variables, state)
         memory, q, keys = {}, {}, {}
         for index, variable in enumerate(variables):
-            rows, columns = _matrix_shape(variable.shape)
+            columns = variable.shape[-1] if variable.shape.rank else 1  # a vector is one row
+            rows = variable.shape.num_elements() // max(1, columns)
             if self.rank * (rows + columns) >= rows * columns:
                 continue
             keys[id(tf_variable(variable))] = key = state_key(variable, index)
@@ -172,9 +173,3 @@ class _Products(NamedTuple):
     basis: tf.Tensor
     local_q: tf.Tensor
     q: tf.Tensor
-
-
-def _matrix_shape(shape: tf.TensorShape) -> tuple[int, int]:
-    """Returns (rows, columns) of a tensor as a matrix: its last axis is the columns. A vector is one row."""
-    columns = shape[-1] if shape.rank else 1
-    return shape.num_elements() // max(1, columns), columns

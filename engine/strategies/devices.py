@@ -35,22 +35,41 @@ def create(name: str, **settings: Any) -> Strategy:
       settings: the fields of `StrategyOptions`.
     """
     options = StrategyOptions(**settings)
-    gpus = () if name == "parameter_server" and options.gpus is None else options.gpus
-    graphics.take(gpus, 1 if name == "one_device" and options.owns_process else None)
+    graphics.take(
+        () if name == "parameter_server" and options.gpus is None else options.gpus,
+        1 if name == "one_device" and options.owns_process else None,
+    )
     if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
         graphics.make_deterministic()
-    strategy = {**_BUILT_IN, **registry.registered()}[name](options)
-    if not isinstance(strategy, Strategy):
-        raise UsageError(
-            f"what was registered as the strategy {name} makes a {type(strategy).__name__}; make a Strategy"
-        )
-    return strategy
-
-
-def _mesh(distribution: tf.distribute.Strategy, options: StrategyOptions) -> Mesh:
-    """Lays out the replicas as requested."""
+    feed_options, steps_per_loop = options.feed_options, options.steps_per_loop
+    timeout_seconds, end_process = options.step_timeout_seconds, options.end_process
+    if name == "parameter_server":
+        servers = parameter_server.connect(options.servers.cluster)
+        return ParameterServer(servers, options.servers, feed_options, steps_per_loop, timeout_seconds, end_process)
+    if name not in registry.BUILT_IN:
+        strategy = registry.registered()[name](options)
+        if not isinstance(strategy, Strategy):
+            kind = type(strategy).__name__
+            raise UsageError(f"what was registered as the strategy {name} makes a {kind}; make a Strategy")
+        return strategy
+    distribution: tf.distribute.Strategy
+    micro_batches = 1
+    if name == "multi_worker":
+        distribution = connect(options.task, options.communication)
+    elif name == "one_device":
+        micro_batches = set_threads_per_micro_batch(options.parallel_micro_batches) if options.owns_process else 1
+        distribution = tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
+    elif name == "tpu":
+        distribution = _find_tpu(options.tpu_address)
+    elif options.num_virtual_devices or not isinstance(options.distribution, tf.distribute.MirroredStrategy):
+        distribution = _mirror(options.num_virtual_devices, options.owns_process)
+    else:
+        distribution = options.distribution
     model = model_axis(options.mesh, distribution.num_replicas_in_sync)
-    return Mesh(distribution, model, options.shard_optimizer)
+    mesh = Mesh(distribution, model, options.shard_optimizer)
+    if name == "multi_worker":
+        return MultiWorker(distribution, options.task, feed_options, steps_per_loop, timeout_seconds, end_process, mesh)
+    return Replicated(name, distribution, feed_options, steps_per_loop, micro_batches, mesh)
 
 
 def model_axis(sizes: Mapping[str, int], replicas: int) -> int:
@@ -61,31 +80,6 @@ def model_axis(sizes: Mapping[str, int], replicas: int) -> int:
         fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
         raise UsageError(f"mesh={layout} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
     return model
-
-
-def _multi_worker(options: StrategyOptions) -> Strategy:
-    distribution = connect(options.task, options.communication)
-    return MultiWorker(
-        distribution,
-        options.task,
-        options.feed_options,
-        options.steps_per_loop,
-        options.step_timeout_seconds,
-        options.end_process,
-        _mesh(distribution, options),
-    )
-
-
-def _parameter_server(options: StrategyOptions) -> Strategy:
-    distribution = parameter_server.connect(options.servers.cluster)
-    return ParameterServer(
-        distribution,
-        options.servers,
-        options.feed_options,
-        options.steps_per_loop,
-        options.step_timeout_seconds,
-        options.end_process,
-    )
 
 
 def set_threads_per_micro_batch(micro_batches: int) -> int:
@@ -111,26 +105,6 @@ def _set_single_threaded_ops(at_once: int) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _one_device(options: StrategyOptions) -> Strategy:
-    micro_batches = set_threads_per_micro_batch(options.parallel_micro_batches) if options.owns_process else 1
-    device = "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
-    return _replicated("one_device", tf.distribute.OneDeviceStrategy(device), options, micro_batches)
-
-
-def _mirrored(options: StrategyOptions) -> Strategy:
-    existing = options.distribution
-    if options.num_virtual_devices or not isinstance(existing, tf.distribute.MirroredStrategy):
-        existing = _mirror(options.num_virtual_devices, options.owns_process)
-    return _replicated("mirrored", existing, options)
-
-
-def _replicated(
-    name: str, distribution: tf.distribute.Strategy, options: StrategyOptions, micro_batches: int = 1
-) -> Strategy:
-    mesh = _mesh(distribution, options)
-    return Replicated(name, distribution, options.feed_options, options.steps_per_loop, micro_batches, mesh)
 
 
 def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
@@ -195,10 +169,6 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
         ) from None
 
 
-def _tpu(options: StrategyOptions) -> Strategy:
-    return _replicated("tpu", _find_tpu(options.tpu_address), options)
-
-
 def _find_tpu(address: str) -> tf.distribute.Strategy:
     try:
         if address.startswith("grpc://"):
@@ -216,12 +186,3 @@ def _find_tpu(address: str) -> tf.distribute.Strategy:
             f"strategy=tpu found no TPU at {address or 'this host'} ({why}); run on a TPU host, set TPU_NAME to its "
             "name or address, or use strategy=one_device or mirrored"
         ) from None
-
-
-_BUILT_IN = {
-    "one_device": _one_device,
-    "mirrored": _mirrored,
-    "multi_worker": _multi_worker,
-    "parameter_server": _parameter_server,
-    "tpu": _tpu,
-}

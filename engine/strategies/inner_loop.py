@@ -222,13 +222,6 @@ class InnerLoop(Program):
         """The number of TensorFlow's operations in a step, by kind ("MatMul"); known after the first call."""
         return graphs.kinds(self._step_graph)
 
-    @property
-    def _is_small(self) -> bool:
-        operations = self.operations
-        if operations.total() > _FEW_OPERATIONS or graphs.CONVOLUTIONS & operations.keys():
-            return False
-        return not any(graphs.has(self._step_graph, dtype) for dtype in ("bfloat16", "float16"))
-
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors
         return LoopResult(LoopSums(self._specs, sums), steps, input_seconds, rows=rows)
@@ -246,7 +239,10 @@ class InnerLoop(Program):
             if self._hosted:
                 start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
         one_step, zeros = self._traced(operands, start, first_step)
-        unrolled = self.unrolls and self._is_small and self.feed.most_steps(operands) >= _UNROLLED_STEPS
+        is_small = self.operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & self.operations.keys()
+        in_halves = any(graphs.has(self._step_graph, dtype) for dtype in ("bfloat16", "float16"))
+        has_several = self.feed.most_steps(operands) >= _UNROLLED_STEPS
+        unrolled = self.unrolls and is_small and not in_halves and has_several
 
         def body(steps, step):
             def run(offset, sums):
@@ -382,17 +378,16 @@ class InnerLoop(Program):
         self._arrivals.mark(batch, before)
         return batch
 
-    def _exchange(self) -> contextlib.AbstractContextManager:
-        """Returns the context of a replica's step, which controls exchanges other than the engine's."""
-        if self._is_shared:
-            return single_replica_context()
-        why = self.feed.order.no_exchange_reason(self._batch_shares)
-        return forbid_exchange(why) if why else contextlib.nullcontext()
-
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
             batch, replica = self.feed.batch(*batch), tf.cast(replica_id(), tf.int64)
-            with self._exchange():
+            if self._is_shared:
+                exchange = single_replica_context()
+            elif why := self.feed.order.no_exchange_reason(self._batch_shares):
+                exchange = forbid_exchange(why)
+            else:
+                exchange = contextlib.nullcontext()
+            with exchange:  # other than the engine's
                 result = self._step(batch, step, observed, *more)
             metrics, rows = result if self._returns_rows else (result, ())
             self._specs = row_specs(metrics, self._keeps_scores)

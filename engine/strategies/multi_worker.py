@@ -228,7 +228,7 @@ class MultiWorker(Replicated):
         self._requests = self._published = self._agreed = 0
         state.trainer.reduction.watched = watched_figures(self.distribution)
 
-    def _own_figures(self) -> dict:
+    def _local_figures(self) -> dict:
         # The mean of this worker's replicas.
         share = self.num_hosts / self.num_replicas
         figures = self.state.trainer.reduction.take_figures()

@@ -65,7 +65,7 @@ class StrategyOptions:
 
 
 Maker = Callable[[StrategyOptions], "Strategy"]
-_own: dict[str, Maker] = {}
+_registered: dict[str, Maker] = {}
 
 
 def register(name: str, maker: Maker) -> None:
@@ -82,14 +82,14 @@ def register(name: str, maker: Maker) -> None:
         raise UsageError(f"{name!r} is not a name of a strategy; use lower-case letters, digits and _")
     if name in BUILT_IN:
         raise UsageError(f"the strategy {name} comes with Crankshaft; register yours by another name")
-    _own[name] = maker
+    _registered[name] = maker
 
 
 def registered() -> Mapping[str, Maker]:
     """Returns the makers of a script's own strategies, by name."""
-    return MappingProxyType(_own)
+    return MappingProxyType(_registered)
 
 
 def names() -> tuple[str, ...]:
     """Returns the names of all strategies."""
-    return (*BUILT_IN, *_own)
+    return (*BUILT_IN, *_registered)

@@ -181,54 +181,48 @@ class Replicated(Strategy):
         return None
 
     def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:
-        if step == "eval" or isinstance(step, Prediction):
-            return self._eval_program(step, feed)
-        pace = Pace(self.steps_per_loop, self.state.trainer.reduction.sync_every_steps or 1)
-        of_training: dict[str, Any] = {"state": self.state, "pace": pace, "form": self._inventory.step_form}
-        # Unrolling gains nothing with several replicas or in XLA's programs (also TPUs'), nor if steps may wait in the
-        # loop, since the wait could not be distinguished from the steps beside it.
-        unrolls = self.num_replicas == 1 and not (jit or self._static_shapes or feed.reads_in_loop)
-        if step == "train":
-            train_step = self._train_step(jit)
-            unrolls = unrolls and not self._syncs
-            return self._program(train_step, feed, jit=jit, syncs=self._syncs, unrolls=unrolls, **of_training)
-
-        def step_alone(*arguments):
-            with StepContext(mesh=self.mesh):
-                return {**step(*arguments), **self._own_figures()}
-
-        return self._program(step_alone, feed, jit=jit, unrolls=unrolls, **of_training)
-
-    def _program(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
-        dtype = tf.float32 if self._static_shapes else tf.float64
-        return InnerLoop(self.distribution, step, feed, sums_dtype=dtype, batch_shares=self._batch_shares, **more)
-
-    def _train_step(self, jit: bool) -> Callable[..., dict]:
         runner, state = self._runner, self.state
+        if step == "eval" or isinstance(step, Prediction):
+            returns_rows = step != "eval" or computes_metrics(state.trainer)
+            evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
 
-        def train_step(batch, step, observed):
+            def eval_step(batch, number, observed):
+                done = feed.batch_number(number), tf.identity(state.step_variable)
+                if isinstance(step, Prediction):
+                    return {}, runner.outputs(step.compute, batch, *done)
+                return evaluate(batch, *done, observed)
+
+            return self._program(eval_step, feed, keeps_scores=not self._static_shapes, returns_rows=returns_rows)
+
+        def train_step(batch, number, observed):
+            if callable(step):
+                with StepContext(mesh=self.mesh):
+                    return {**step(batch, number, observed), **self._local_figures()}
             with updates_explained(self.num_replicas):
-                metrics = runner.train_step(batch, step, observed, jit=jit)
+                metrics = runner.train_step(batch, number, observed, jit=jit)
             graph = metrics["loss"].total.graph
             state.check_saved(graph)
             if self.num_replicas > 1:
                 state.check_assigned(graph, batch, runner.averaged, self.num_replicas)
-            return {**metrics, **self._own_figures()}
+            return {**metrics, **self._local_figures()}
 
-        return train_step
+        syncs = self._syncs if step == "train" else None
+        return self._program(
+            train_step,
+            feed,
+            jit=jit,
+            syncs=syncs,
+            # Gains nothing with several replicas or in XLA's programs (also TPUs'), nor if steps may wait in the loop,
+            # since the wait could not be distinguished from the steps beside it.
+            unrolls=self.num_replicas == 1 and not (jit or self._static_shapes or feed.reads_in_loop or syncs),
+            state=state,
+            pace=Pace(self.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
+            form=self._inventory.step_form,
+        )
 
-    def _eval_program(self, step: Step, feed: Feed) -> InnerLoop:
-        runner, state = self._runner, self.state
-        returns_rows = step != "eval" or computes_metrics(state.trainer)
-        evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
-
-        def eval_step(batch, number, observed):
-            done = feed.batch_number(number), tf.identity(state.step_variable)
-            if isinstance(step, Prediction):
-                return {}, runner.outputs(step.compute, batch, *done)
-            return evaluate(batch, *done, observed)
-
-        return self._program(eval_step, feed, keeps_scores=not self._static_shapes, returns_rows=returns_rows)
+    def _program(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
+        dtype = tf.float32 if self._static_shapes else tf.float64
+        return InnerLoop(self.distribution, step, feed, sums_dtype=dtype, batch_shares=self._batch_shares, **more)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         return RepeatedFeed(self._devices.copy(arrays), batch_size)
@@ -243,7 +237,7 @@ class Replicated(Strategy):
         values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
         return RepeatedFeed(values, feed.order.batch_size)
 
-    def _own_figures(self) -> dict:
+    def _local_figures(self) -> dict:
         """Returns a step's figures of this worker alone, which are not summed across workers. Replica code."""
         return {}
 

@@ -323,16 +323,27 @@ class ParameterServer(Strategy):
         Its updates are not counted, and are repeated if a worker dies.
         """
         inventory, runner, state = self._inventory, self._runner, self.state
+        if step == "eval" or isinstance(step, Prediction):
+            pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
+            returns_rows = step != "eval" or computes_metrics(state.trainer)
+            evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
+
+            def eval_step(batch, number, observed, pulled):
+                done = feed.batch_number(number), tf.identity(state.step_variable)
+                if isinstance(step, Prediction):
+                    return {}, runner.outputs(step.compute, batch, *done, pull.readings(pulled))
+                return evaluate(batch, *done, observed, pull.readings(pulled))
+
+            return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True, returns_rows=returns_rows)
+
         optimizers = list(inventory.optimizers.values())
         pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
-        if step == "eval" or isinstance(step, Prediction):
-            return self._eval_program(step, feed)
         if step == "train":
             reduce_dtype = inventory.trainer.reduction.reduce_dtype
             pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
 
-            def train_step(batch, step, observed, pulled):
-                metrics = runner.train_step(batch, step, observed, pull.readings(pulled))
+            def train_step(batch, number, observed, pulled):
+                metrics = runner.train_step(batch, number, observed, pull.readings(pulled))
                 graph = metrics["loss"].total.graph
                 state.check_saved(graph)
                 state.check_added(graph)
@@ -347,20 +358,6 @@ class ParameterServer(Strategy):
                 return step(batch, number, observed)
 
         return LeaseLoop(self.distribution, with_progress, feed, pull, state=state, pace=pace)
-
-    def _eval_program(self, step: Step, feed: LeaseFeed) -> LeaseLoop:
-        inventory, runner, state = self._inventory, self._runner, self.state
-        pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
-        returns_rows = step != "eval" or computes_metrics(state.trainer)
-        evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
-
-        def eval_step(batch, number, observed, pulled):
-            done = feed.batch_number(number), tf.identity(state.step_variable)
-            if isinstance(step, Prediction):
-                return {}, runner.outputs(step.compute, batch, *done, pull.readings(pulled))
-            return evaluate(batch, *done, observed, pull.readings(pulled))
-
-        return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True, returns_rows=returns_rows)
 
     @property
     def in_step(self) -> bool:
