@@ -219,7 +219,7 @@ def with_links(machine: str, link: Link, folder: Path) -> list[str]:
     paths = []
     for name, points in (("measured", measured), ("by_figures", by_figures)):
         paths.append(folder / f"{name}.yaml")
-        text = hardware.as_yaml(dataclasses.replace(figures, network_seconds=points))
+        text = hardware.to_yaml(dataclasses.replace(figures, network_seconds=points))
         paths[-1].write_text(text, encoding="utf-8")
     return [str(path) for path in paths]
 

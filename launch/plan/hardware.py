@@ -43,11 +43,12 @@ class _Table(ValueType):
         rows = value if isinstance(value, Mapping) else {"0": value}
         if len(rows) < self._least:
             raise ValueError(f"it takes {self.expected}")
-        return tuple(sorted((_size(size), self._figure.coerce(figure)) for size, figure in rows.items()))
+        sizes = (size if isinstance(size, str) else float(size) for size in rows)
+        return tuple(sorted(zip(map(_FROM_ZERO.coerce, sizes), map(self._figure.coerce, rows.values()), strict=True)))
 
 
 class _Mapping(ValueType):
-    """A table of each of some names."""
+    """Maps names to tables, or other figures."""
 
     def __init__(self, names: Sequence[str], kind: ValueType):
         self._names, self._kind = names, kind
@@ -59,11 +60,7 @@ class _Mapping(ValueType):
             raise ValueError(f"it takes {self.expected}")
         if unknown := next((name for name in value if self._names and name not in self._names), None):
             raise ValueError(f"{unknown} is unknown; {nearest(unknown, self._names)}")
-        return {name: self._kind.coerce(each) for name, each in value.items()}
-
-
-def _size(text: Any) -> float:
-    return _FROM_ZERO.coerce(text if isinstance(text, str) else float(text))
+        return {name: self._kind.coerce(figure) for name, figure in value.items()}
 
 
 _FROM_ZERO = Number(lower=0, upper=1e30)
@@ -79,9 +76,9 @@ class Hardware:
     Times of transfers are tables {bytes: seconds} of one message; the figure at 0 bytes is the latency.
     """
 
-    name: str = flag(Text("a name"), "", "What it is.")
-    sources: Mapping[str, str] = flag(_Mapping((), Text("a source")), {}, "Where figures are from, by name.")
-    kind: str = flag(OneOf(("cpu", "gpu", "tpu")), _REQUIRED, "Of the devices.")
+    name: str = flag(Text("a name"), "", "Hardware name.")
+    sources: Mapping[str, str] = flag(_Mapping((), Text("a source")), {}, "Sources of the figures, by name.")
+    kind: str = flag(OneOf(("cpu", "gpu", "tpu")), _REQUIRED, "Kind of the devices.")
     devices_per_host: int = flag(Integer(1, 1024), _REQUIRED, "Devices that train; a host's CPUs are one.")
     device_memory_gb: float = flag(_POSITIVE, _REQUIRED, "Memory of one device.")
     host_memory_gb: float = flag(_POSITIVE, _REQUIRED, "Memory of one host.")
@@ -89,12 +86,12 @@ class Hardware:
         _Mapping(_DTYPES, _Table(1, _POSITIVE)), _REQUIRED, "1e12 operations per second of n x n, by dtype and n."
     )
     memory_gb_per_sec: float = flag(_POSITIVE, _REQUIRED, "Read and written together, of one device.")
-    cache_gb_per_sec: float | None = flag(_POSITIVE, None, "The same of what fits into the last cache.")
-    cache_mb: float | None = flag(_POSITIVE, None, "That cache, in 2**20 bytes.")
+    cache_gb_per_sec: float | None = flag(_POSITIVE, None, "The same for arrays that fit into the last-level cache.")
+    cache_mb: float | None = flag(_POSITIVE, None, "Last-level cache size in MiB.")
     step_seconds: float = flag(_FROM_ZERO, 0.0, "The loop's own, per step.")
     operation_seconds: float = flag(_FROM_ZERO, 0.0, "To start one operation of a step that XLA does not compile.")
     network_seconds: tuple[tuple[float, float], ...] = flag(_TIMES, _REQUIRED, "One message between hosts, by bytes.")
-    link_seconds: tuple[tuple[float, float], ...] | None = flag(_TIMES, None, "Likewise between devices of a host.")
+    link_seconds: tuple[tuple[float, float], ...] | None = flag(_TIMES, None, "One message between devices, by bytes.")
     network_overlap: float = flag(_SHARE, 1.0, "Share of the backward pass during which messages travel at full speed.")
     achieved: Mapping[str, float] = flag(
         _Mapping(("matmul", "memory", "network"), _SHARE), {}, "Share of published rates that programs reach; else 1."
@@ -105,7 +102,7 @@ class Hardware:
     hours_between_failures: float = flag(_POSITIVE, _REQUIRED, "Mean, of one host, whatever fails.")
     lost_host_share: float = flag(_SHARE, 0.78, "Share of failures after which the scheduler has to replace the host.")
     recovery_seconds: float = flag(_POSITIVE, 10.0, "From a failure to the next step, on the same hosts.")
-    lost_host_seconds: float = flag(_POSITIVE, 600.0, "The same if the scheduler replaces a host.")
+    lost_host_seconds: float = flag(_POSITIVE, 600.0, "From the loss of a host to the next step.")
     step_jitter: float = flag(_SHARE, 0.02, "Standard deviation of a step's time, as a share of it.")
     slow_host_share: float = flag(_SHARE, 0.0, "Share of hosts that are slow at a time; for simulations.")
     slow_host_factor: float = flag(Number(lower=1, upper=1e3), 1.5, "How many times as long a step takes there.")
@@ -124,7 +121,7 @@ class Hardware:
         ]
 
     def matmul_seconds(self, dtype: str, flops: float) -> float:
-        """Returns the seconds of one product of this many operations, by the rate of a square one with as many.
+        """Computes the seconds of one product of this many operations, by the rate of a square one with as many.
 
         Raises:
           UsageError: the rate of this dtype is unknown.
@@ -138,13 +135,13 @@ class Hardware:
         return flops / (1e12 * rate * self.achieved.get("matmul", 1.0))
 
     def memory_seconds(self, moved_bytes: float, resident_bytes: float = math.inf) -> float:
-        """Returns the seconds of moving bytes of tensors that take `resident_bytes`."""
+        """Computes the seconds of moving bytes of tensors that take `resident_bytes`."""
         is_cached = self.cache_gb_per_sec and resident_bytes <= 2**20 * (self.cache_mb or 0)
         rate = self.cache_gb_per_sec if is_cached else self.memory_gb_per_sec
         return moved_bytes / (1e9 * rate * self.achieved.get("memory", 1.0))
 
     def message_seconds(self, link: str, message_bytes: float) -> float:
-        """Returns the seconds of one message over a link, "devices" or "hosts".
+        """Computes the seconds of one message over a link, "devices" or "hosts".
 
         Raises:
           UsageError: the link between devices is unknown.
@@ -160,7 +157,7 @@ class Hardware:
 
 def between(points: Points, size: float) -> float:
     """Interpolates a table linearly; outside of it, its first or last figure holds."""
-    index = bisect.bisect_left([each for each, _ in points], size)
+    index = bisect.bisect_left([point for point, _ in points], size)
     if index in (0, len(points)):
         return points[min(index, len(points) - 1)][1]
     (low, first), (high, last) = points[index - 1], points[index]
@@ -168,52 +165,52 @@ def between(points: Points, size: float) -> float:
 
 
 def read(name_or_path: str) -> Hardware:
-    """Returns published hardware by its name, or that of a YAML or JSON file.
+    """Reads published hardware by its name, or a YAML or JSON file.
 
     Raises:
       UsageError: the file can't be read, lacks a required figure, has an unknown one, or one out of its range.
     """
     published = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
     if name_or_path in published:
-        return of({"name": name_or_path, **published[name_or_path]}, name_or_path)
+        return from_figures({"name": name_or_path, **published[name_or_path]}, name_or_path)
     if not os.path.exists(os.path.expanduser(name_or_path)) and os.sep not in name_or_path:
         cure = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
         raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {cure}")
-    return of(parsing.read_file("--on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
+    return from_figures(parsing.read_file("on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
 
 
-def of(figures: Mapping[str, Any], source: str) -> Hardware:
-    """Returns the hardware of figures by name, each a number or text. `source` names them in errors; see `read`."""
-    known = fields(Hardware)
+def from_figures(figures: Mapping[str, Any], source: str) -> Hardware:
+    """Converts figures by name, each a number or text. `source` names them in errors; see `read`."""
+    hardware_fields = fields(Hardware)
     coerced: dict[str, Any] = {"name": source}
     for name, value in figures.items():
-        if name not in known:
-            raise UsageError(f"--on={source}: {name} is unknown; {nearest(name, known)}")
+        if name not in hardware_fields:
+            raise UsageError(f"--on={source}: {name} is unknown; {nearest(name, hardware_fields)}")
+        kind = hardware_fields[name].metadata["info"].kind
         try:
-            coerced[name] = known[name].metadata["info"].kind.coerce(value)
+            coerced[name] = kind.coerce(value)
         except (OtherTypeError, ValueError) as error:
-            why = str(error) or f"it takes {known[name].metadata['info'].kind.expected}"
+            why = str(error) or f"it takes {kind.expected}"
             shown = "nothing" if value in (None, "") else short(value)
             raise UsageError(f"--on={source}: {name} is {shown}; {why}") from None
-    for name, field in known.items():
+    for name, field in hardware_fields.items():
         if name not in coerced and default_value(field) is dataclasses.MISSING:
             info = field.metadata["info"]
             raise UsageError(f"--on={source} has no {name} ({info.help[:-1]}); add it: {info.kind.expected}")
     return Hardware(**coerced)
 
 
-def as_yaml(hardware: Hardware) -> str:
-    """Returns a file for `read`, with what each figure is."""
+def to_yaml(hardware: Hardware) -> str:
+    """Formats a file for `read`, with what each figure is."""
     lines = []
     for name, field in fields(Hardware).items():
         if (value := getattr(hardware, name)) not in (None, {}):
-            shown = json.dumps(_plain(value))
-            lines += [f"# {field.metadata['info'].help}", f"{name}: {shown}"]
+            lines += [f"# {field.metadata['info'].help}", f"{name}: {json.dumps(_to_plain(value))}"]
     return "\n".join(lines) + "\n"
 
 
-def _plain(value: Any) -> Any:
-    """Returns a figure as a file has it, tables as mappings."""
+def _to_plain(value: Any) -> Any:
+    """Converts a figure's tables to mappings, as a file has them."""
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _to_plain(figure) for name, figure in value.items()}
     return {str(int(size)): figure for size, figure in value} if isinstance(value, tuple) else value

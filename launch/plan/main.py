@@ -36,7 +36,7 @@ from ..errors import UsageError
 from ..host import process
 from ..host.files import write_json, write_text
 from ..host.signals import interruptible
-from . import hardware, plot, report, simulation
+from . import hardware, report, simulation
 from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
 from .program import execute
@@ -109,7 +109,7 @@ def _run(argv: list[str]) -> int:
         if flags.measure.endswith(".json"):
             raise UsageError(f"--measure={flags.measure} would be YAML; use a name that ends in .yaml")
         paths.check_writable("--measure", os.path.dirname(flags.measure))
-        write_text(flags.measure, hardware.as_yaml(_measured()))
+        write_text(flags.measure, hardware.to_yaml(_measured()))
         print(f"[plan] this machine is in {flags.measure}; plan with it by --on={flags.measure}")
         return 0
     return _plan(flags, passed)
@@ -119,7 +119,7 @@ def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -
     """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
     paths.check_results({"result_json": passed.get("result_json"), "run_dir": None})
     if flags.plot:
-        plot.check(flags.plot)
+        report.check_plot(flags.plot)
     if flags.simulate:
         simulation.check()
     machine = hardware.read(flags.on) if flags.on else None
@@ -131,7 +131,7 @@ def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -
         machine = dataclasses.replace(machine, price_per_host_hour=flags.price_per_host_hour)
     result = plan(passed, counts, machine, flags.simulate, trainer_class, data)
     if flags.plot:
-        plot.write(flags.plot, result["hosts"])
+        report.write_plot(flags.plot, result["hosts"])
     if path := passed.get("result_json"):
         write_json(path, result)
     print(report.text(result, machine, terminal.columns()), flush=True)
@@ -140,7 +140,7 @@ def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -
 
 def _measured() -> Hardware:
     with _tensorflow():
-        from .measure import measure
+        from .machine import measure
     print("[plan] measuring this machine; nothing else should run meanwhile", flush=True)
     return measure()
 

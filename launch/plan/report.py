@@ -1,100 +1,96 @@
-"""A plan as JSON and as a table, whose columns are numbers of hosts. Host code; nothing here starts TensorFlow."""
+"""A plan as JSON, as a table, whose columns are numbers of hosts, and as a plot. Host code, without TensorFlow."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import UsageError
 from . import simulation
 from .estimate import Estimate
 from .hardware import Hardware
 
-_ENDS = ("replicas", "of a host, at least", "limited by", "examples per second")  # of sections
+_SECTION_ENDS = ("replicas", "of a host, at least", "limited by", "examples per second")
 _LEAST_COLUMNS = 34  # of the figures' names, and the first of them
 
 
-def entry(found: Estimate, strategy: str, hardware: Hardware) -> dict[str, Any]:
-    """Returns the estimate of one number of hosts as plain JSON; bytes are of one device unless they say otherwise."""
-    work, memory = found.work, found.work.memory
+def entry(estimate: Estimate, strategy: str, hardware: Hardware) -> dict[str, Any]:
+    """Converts the estimate of one number of hosts to plain JSON; bytes are of one device unless they say otherwise."""
+    work, memory = estimate.work, estimate.work.memory
     return {
         "hosts": work.hosts,
         "strategy": strategy,
         "replicas": work.replicas,
         "servers": work.servers,
-        "fits": found.fits,
+        "fits": estimate.fits,
         "uncertain": list(work.uncertain),
         "memory": {**dataclasses.asdict(memory), "total": memory.total},
-        "host_bytes": found.host_bytes,
+        "host_bytes": estimate.host_bytes,
         "server_bytes": work.server_bytes,
         "gpus_per_host": hardware.devices_per_host if hardware.kind == "gpu" else 0,
-        "step": dataclasses.asdict(found.step),
-        "examples_per_sec": found.examples_per_sec,
-        "hours": found.hours,
-        "cost": found.cost,
-        "checkpoint": dataclasses.asdict(found.checkpoint),
-        "failures": dataclasses.asdict(found.failures),
-        "goodput": found.goodput,
+        "step": dataclasses.asdict(estimate.step),
+        "examples_per_sec": estimate.examples_per_sec,
+        "hours": estimate.hours,
+        "cost": estimate.cost,
+        "checkpoint": dataclasses.asdict(estimate.checkpoint),
+        "failures": dataclasses.asdict(estimate.failures),
+        "goodput": estimate.goodput,
     }
 
 
-_PARTS = ("compute", "memory", "dispatch", "network", "input")
-
-
 def text(plan: dict[str, Any], machine: Hardware, columns: int) -> str:
-    """Returns what a terminal shows of a plan."""
-    title = f"{plan['model']}, batches of {plan['global_batch_size']:,}; {machine.name}"
-    lines = [title, "", table(plan["hosts"], machine, columns)]
+    """Formats a plan for a terminal."""
+    entries = plan["hosts"]
+    lines = [f"{plan['model']}, batches of {plan['global_batch_size']:,}; {machine.name}"]
+    lines += ["", table(entries, columns)]
     if plan["jit"] == "auto" and machine.kind != "tpu":
-        lines += ["", "One device is planned without XLA; jit=auto times steps with it too, and takes the faster."]
-    lines += [f"\nUncertain: {line}." for line in dict.fromkeys(x for each in plan["hosts"] for x in each["uncertain"])]
+        lines += ["", "One device is planned without XLA; --jit=auto times steps with it too, and takes the faster."]
+    uncertain = dict.fromkeys(line for entry in entries for line in entry["uncertain"])
+    lines += [f"\nUncertain: {line}." for line in uncertain]
     if machine.assumed:
         lines += ["", f"Assumptions: {', '.join(machine.assumed)}."]
-    if "simulated" in plan["hosts"][0]:
-        lines += ["", *simulation.lines({each["hosts"]: each["simulated"] for each in plan["hosts"]})]
+    if "simulated" in entries[0]:
+        lines += ["", *simulation.lines({entry["hosts"]: entry["simulated"] for entry in entries})]
     if not plan["fits"]:
-        lines += [
-            "",
-            f"It does not fit into {size(1e9 * machine.device_memory_gb)} per device.",
-            *_advice(plan["advice"]),
-        ]
+        lines += ["", f"It does not fit into {size(1e9 * machine.device_memory_gb)} per device."]
+        if plan["advice"]:
+            lines += ["With these flags it does:", *(f"  {flags}" for flags in plan["advice"])]
+        else:
+            tried = "mesh, recomputation, sharded optimizer, micro-batch or number of servers"
+            lines.append(f"No {tried} that was tried makes it fit.")
     return "\n".join(lines)
 
 
-def _advice(advice: Sequence[str]) -> list[str]:
-    if not advice:
-        return [
-            "No mesh, recomputation, sharded optimizer, micro-batch or number of servers that was tried makes it fit."
-        ]
-    return ["With these flags it does:", *(f"  {each}" for each in advice)]
-
-
-def table(entries: Sequence[dict[str, Any]], hardware: Hardware, columns: int) -> str:
-    """Returns a table of entries, with a column for each number of hosts."""
+def table(entries: Sequence[dict[str, Any]], columns: int) -> str:
+    """Formats entries as a table, with a column for each number of hosts."""
     shown = Table(show_edge=False, pad_edge=False)
     shown.add_column("hosts")
-    for each in entries:
-        shown.add_column(f"{each['hosts']:,}", justify="right")
-    for name, figures in _rows(entries, hardware):
-        shown.add_row(name, *figures, end_section=name in _ENDS)
-    console = Console(file=io.StringIO(), width=max(columns, _LEAST_COLUMNS + 10 * len(entries)), color_system=None)
-    console.print(shown)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+    for entry in entries:
+        shown.add_column(f"{entry['hosts']:,}", justify="right")
+    for name, figures in _rows(entries):
+        shown.add_row(name, *figures, end_section=name in _SECTION_ENDS)
+    output = io.StringIO()
+    width = max(columns, _LEAST_COLUMNS + 10 * len(entries))
+    Console(file=output, width=width, color_system=None).print(shown)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
-def _rows(entries: Sequence[dict[str, Any]], hardware: Hardware) -> list[tuple[str, list[str]]]:
-    def row(name: str, show, *path: str) -> None:
+def _rows(entries: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    rows: list[tuple[str, list[str]]] = []
+
+    def row(name: str, show: Callable[[Any], str], *path: str) -> None:
         values: Sequence[Any] = entries
         for key in path:
-            values = [each[key] for each in values]
+            values = [value[key] for value in values]
         if any(value not in (None, 0) for value in values) or name in ("in all", "takes"):
             rows.append((name, ["-" if value is None else show(value) for value in values]))
 
-    rows: list[tuple[str, list[str]]] = []
     row("strategy", str, "strategy")
     row("replicas", "{:,}".format, "replicas")
     for part in ("weights", "optimizer", "gradients", "activations", "data"):
@@ -106,7 +102,7 @@ def _rows(entries: Sequence[dict[str, Any]], hardware: Hardware) -> list[tuple[s
     row("of a server", size, "server_bytes")
     row("FLOPs per step and device", _count, "step", "flops")
     row("sent per step", size, "step", "wire_bytes")
-    for part in _PARTS:
+    for part in ("compute", "memory", "dispatch", "network", "input"):
         row(part, time, "step", f"{part}_seconds")
     row("a step takes", time, "step", "seconds")
     row("limited by", str, "step", "bound")
@@ -117,18 +113,18 @@ def _rows(entries: Sequence[dict[str, Any]], hardware: Hardware) -> list[tuple[s
     if "simulated" in entries[0]:
         row("simulated examples per second", _count, "simulated", "examples_per_sec")
         row("simulated goodput", "{:.1%}".format, "simulated", "goodput")
-    row("failures per day", lambda each: f"{24 * each:.2g}", "failures", "per_hour")
+    row("failures per day", lambda per_hour: f"{24 * per_hour:.2g}", "failures", "per_hour")
     row("a failure costs", time, "failures", "seconds")
     row("a lost host costs", time, "failures", "lost_host_seconds")
     row("goodput", "{:.1%}".format, "goodput")
-    row("the run takes", lambda each: time(3600 * each), "hours")
+    row("the run takes", lambda hours: time(3600 * hours), "hours")
     row("and costs", "{:,.3g}".format, "cost")
-    row("fits", lambda each: "yes" if each else "no", "fits")
+    row("fits", lambda fits: "yes" if fits else "no", "fits")
     return rows
 
 
 def size(number: float) -> str:
-    """Returns bytes in three digits: "1.25 GB"."""
+    """Formats bytes in three digits: "1.25 GB"."""
     return _scaled(number, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
@@ -144,8 +140,47 @@ def _scaled(number: float, units: Sequence[str]) -> str:
 
 
 def time(seconds: float) -> str:
-    """Returns seconds in two or three digits, in a unit that fits: "1.2 ms", "3.5 h"."""
+    """Formats seconds in two or three digits, in a unit that fits: "1.2 ms", "3.5 h"."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= (2 * length if length > 1 else length):
             return f"{seconds / length:.3g} {unit}"
     return f"{1e6 * seconds:.3g} us"
+
+
+def check_plot(path: str) -> None:
+    """Raises `UsageError` if a plot can't be written to a file of such a name, before anything is computed for it."""
+    if os.path.splitext(path)[1] not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot={path} is not a name that ends in .png, .svg or .pdf")
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        raise UsageError(f"--plot={path} needs matplotlib: pip install crankshaft[plan]") from None
+
+
+def write_plot(path: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Draws examples per second and goodput by the number of hosts into a file whose name `check_plot` let pass."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    hosts = [entry["hosts"] for entry in entries]
+    curves = {"planned": [(entry["examples_per_sec"] * entry["goodput"], entry["goodput"]) for entry in entries]}
+    if all("simulated" in entry for entry in entries):
+        outcomes = [entry["simulated"] for entry in entries]
+        curves["simulated"] = [(outcome["examples_per_sec"], outcome["goodput"]) for outcome in outcomes]
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, points in curves.items():
+        for axes, values in zip((left, right), zip(*points, strict=True), strict=True):
+            axes.plot(hosts, values, marker="o", label=name)
+    first, _ = curves["planned"][0]
+    in_proportion = [first * number / hosts[0] for number in hosts]
+    left.plot(hosts, in_proportion, ":", color="gray", label="in proportion to hosts")
+    left.set(xscale="log", yscale="log", xlabel="hosts", ylabel="examples per second")
+    right.set(xscale="log", ylim=(0, 1.02), xlabel="hosts", ylabel="goodput")
+    right.yaxis.set_major_formatter(PercentFormatter(1.0))
+    for axes in (left, right):
+        axes.set_xticks(hosts, [f"{number:,}" for number in hosts])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=150)

@@ -44,7 +44,7 @@ WORK = Work(
 
 
 def _hardware(**changes) -> hardware.Hardware:
-    return hardware.of(FIGURES | changes, "mine")
+    return hardware.from_figures(FIGURES | changes, "mine")
 
 
 @pytest.mark.parametrize(("mean_minutes", "published"), [(24 * 60, 117), (6 * 60, 57), (15, 9.1)])

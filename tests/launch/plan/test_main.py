@@ -9,7 +9,7 @@ import pytest
 
 from crankshaft.engine.machine import memory
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.plan import hardware, measure, saved
+from crankshaft.launch.plan import hardware, machine, saved
 from crankshaft.launch.plan import main as command
 from tests.launch.plan.test_estimate import FIGURES
 
@@ -206,7 +206,7 @@ def test_advice_applied_fits(flags, advice):
 
     def planned(machine, *more):
         passed = parsing.from_argv(["crankshaft train", *flags, *more])
-        return command.plan(passed, [1], hardware.of(FIGURES | {"host_memory_gb": 1e3} | machine, "mine"))
+        return command.plan(passed, [1], hardware.from_figures(FIGURES | {"host_memory_gb": 1e3} | machine, "mine"))
 
     (needed,) = planned({}, *advice.split())["hosts"]
     device, host = needed["memory"]["total"], max(needed["host_bytes"], needed["server_bytes"])
@@ -218,7 +218,7 @@ def test_advice_applied_fits(flags, advice):
 
 
 def test_a_disk_too_small_to_be_measured_is_named(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(measure, "_FILE_BYTES", 1 << 60)
+    monkeypatch.setattr(machine, "_FILE_BYTES", 1 << 60)
     with pytest.raises(SystemExit) as ended:
         command.main(["crankshaft plan", f"--measure={tmp_path}/this.yaml"])
     assert ended.value.code == 1

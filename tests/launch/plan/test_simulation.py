@@ -91,7 +91,7 @@ def test_servers_and_the_coordinator_bound_the_rate_of_workers():
 
 def test_an_estimated_run_is_simulated_with_the_estimates_goodput():
     """Daly's formulas, which the estimate uses, leave out jitter; the simulation leaves out the time of snapshots."""
-    machine = hardware.of(FIGURES | {"step_jitter": 0.0}, "mine")
+    machine = hardware.from_figures(FIGURES | {"step_jitter": 0.0}, "mine")
     for hosts, servers, messages in ((64, 0, (Message("all_reduce", 1e8, 64, "hosts"),)), (1, 1, ())):
         work = dataclasses.replace(WORK, hosts=hosts, replicas=hosts, servers=servers, messages=messages)
         expected = estimate(work, machine)
