@@ -3,6 +3,9 @@
 The process has run its script up to `main`, and has imported TensorFlow, whose runtime has not started: the task goes
 on from there. So what dies while its host survives recovers in its place, in seconds, without the scheduler's help.
 With `--min_workers` the parents agree before each attempt on the workers that are part of it.
+
+It is not the supervisor of `crankshaft local` with one task: it forks the script that it runs in, passes on no output,
+and agrees with agents on other hosts. What both need is in `cluster/children.py`, `restarts.py` and `memory.py`.
 """
 
 from __future__ import annotations
@@ -65,17 +68,12 @@ def run(config: Config, task: Callable[[Config], int]) -> int:
 
 
 def _obstacle(config: Config) -> str | None:
-    """Returns why this process can't fork the task; None if it can, as far as is known before the imports."""
+    """Describes why this process can't fork the task; None if it can, as far as is known before the imports."""
     if sys.platform != "linux":
         return f"{sys.platform} does not end processes with their parent"
     if threading.active_count() > 1 or threading.current_thread() is not threading.main_thread():
         return "the script has started threads, which a fork would lack"
     return "run_dir is not on this file system" if config.remote else None
-
-
-def _members_of(config: Config) -> Members:
-    fits = functools.partial(checks.fits, config)
-    return Members(config.cluster, config.run_dir, config.min_workers, config.cluster_timeout_seconds, fits)
 
 
 class _Agent:
@@ -87,7 +85,11 @@ class _Agent:
         before = [time.monotonic() - age for age in ages]
         self._rule = Synchronous(config.max_restarts, WINDOW_SECONDS, 0.0, before=before, restarts="it starts again")
         self._memory = TaskMemory(1)
-        self._members = _members_of(config) if config.min_workers else None
+        self._members = None
+        if config.min_workers:
+            fits = functools.partial(checks.fits, config)
+            timeout_seconds = config.cluster_timeout_seconds
+            self._members = Members(config.cluster, config.run_dir, config.min_workers, timeout_seconds, fits)
         self._cluster = config.cluster if config.coordinates and config.writes_run else None  # its servers come and go
         self._child: Child | None = None
         self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
@@ -105,7 +107,7 @@ class _Agent:
         step = self._newest_step()
         while not self._stop:
             try:
-                self._config = self._agreed()
+                self._config = self._agree()
             except CrankshaftError as error:
                 if self._members and self._members.is_late and has_ended(self._events):
                     print_line(f"{self._name} has not been included, and the run has come to its end")
@@ -146,8 +148,8 @@ class _Agent:
                 time.sleep(min(left, 0.1))
         return self._end(EXIT_CODES[self._stop[1].name])
 
-    def _agreed(self) -> Config:
-        """Returns the configuration of the next attempt, with the workers that are part of it."""
+    def _agree(self) -> Config:
+        """Agrees on the workers of the next attempt; returns its configuration."""
         cluster = self._members.agree(lambda: self._stop is not None) if self._members else None
         if self._members and not cluster and not self._stop:
             least = f"min_workers={self._config.min_workers}"

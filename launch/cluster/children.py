@@ -82,7 +82,7 @@ class Child:
 
 
 def stopped_seconds(step_timeout_seconds: float | None) -> float:
-    """Returns how long a task may be stopped, see `Children`, by its --step_timeout_seconds."""
+    """Computes how long a task may be stopped, see `Children`, by its --step_timeout_seconds."""
     timeout = DEFAULT_TIMEOUT_SECONDS if step_timeout_seconds is None else step_timeout_seconds
     return timeout + min(2 * timeout, _PEERS_SECONDS)
 
@@ -150,17 +150,17 @@ class Children:
         """
         parent, env, (reading, report) = os.getpid(), {**env, **self._environment}, os.pipe()
         options = {"stdin": subprocess.DEVNULL, **options}
-        kept = frozenset(cores), blocked, self._stopped_seconds
+        limits = frozenset(cores), blocked, self._stopped_seconds
         try:
             if template is not None:
-                started, pipes = 0, template.fork(command, env, kept, report, **options)
+                started, pipes = 0, template.fork(command, env, limits, report, **options)
             else:
                 process = subprocess.Popen(
                     command,
                     env=env,
                     bufsize=0,
                     start_new_session=True,
-                    preexec_fn=lambda: keeper.fork_below_keeper(parent, report, *kept),
+                    preexec_fn=lambda: keeper.fork_below_keeper(parent, report, *limits),
                     **options,
                 )
                 started, pipes = process.pid, (process.stdin, process.stdout, process.stderr)
@@ -222,7 +222,7 @@ class Children:
 
 
 def job_processes(environment: Mapping[str, str]) -> list[int]:
-    """Returns the processes of this one's job on this host: all that the same supervisor started, or this one alone.
+    """Lists the processes of this one's job on this host: all that the same supervisor started, or this one alone.
 
     Args:
       environment: of this process.
@@ -230,12 +230,10 @@ def job_processes(environment: Mapping[str, str]) -> list[int]:
     mark = environment.get(MARK)
     if not mark:
         return [os.getpid()]
-    return [pid for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) if _has_mark(mark, pid)]
-
-
-def _has_mark(mark: str, pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{MARK}={mark}".encode() in file.read().split(b"\0")
-    except OSError:  # gone meanwhile, or another user's
-        return False
+    pids = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        # One that is gone meanwhile, or another user's, can't be read.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if f"{MARK}={mark}".encode() in file.read().split(b"\0"):
+                pids.append(pid)
+    return pids

@@ -13,8 +13,6 @@ from ..host.process import LockedRunDir
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
 _SECRET_CHARACTERS = 16
-
-
 MOST_TASKS = 1 << 16  # of a run; more are a mistake in a variable, which is not expanded
 
 
@@ -61,14 +59,14 @@ class Cluster:
     lock: LockedRunDir | None = None
 
     def subset(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
-        """Returns the cluster of some workers, by their numbers among all; their names stay."""
+        """Makes the cluster of some workers, by their numbers among all; their names stay."""
         addresses = tuple(self.addresses[number] for number in members)
-        absent = tuple(each for each in self.addresses if each not in addresses)
+        absent = tuple(pair for pair in self.addresses if pair not in addresses)
         index = members.index(self.index)
         return dataclasses.replace(self, addresses=addresses, index=index, absent=absent, lock=lock)
 
     def with_workers(self, newcomers: Sequence[tuple[str, str]], folder: str) -> Cluster:
-        """Returns the coordinator's cluster with more workers, which have announced themselves in a folder."""
+        """Adds workers, which have announced themselves in a folder, to the coordinator's cluster."""
         split_at = 1 + len(self.job("worker"))
         addresses = self.addresses[:split_at] + tuple(newcomers) + self.addresses[split_at:]
         return dataclasses.replace(self, addresses=addresses, newcomers=folder)
@@ -119,7 +117,7 @@ class Cluster:
 def make_cluster(
     source: str, addresses: Sequence[tuple[str, str]], index: int, environment: Mapping[str, str]
 ) -> Cluster:
-    """Returns the cluster of checked tasks. Raises `UsageError` where an address is wrong, or the job's secret.
+    """Makes the cluster of some tasks. Raises `UsageError` where an address is wrong, or the job's secret.
 
     Args:
       source: where they were read from, for people.

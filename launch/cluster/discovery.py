@@ -24,7 +24,7 @@ _OPEN = "TensorFlow's servers listen on all interfaces and trust whoever calls: 
 
 
 def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
-    """Returns the tasks that a scheduler started together with this process; None without one, or for a single task.
+    """Finds the tasks that a scheduler started together with this process; None without one, or for a single task.
 
     Raises:
       UsageError: a scheduler's variables are wrong, or two schedulers have different numbers of tasks.
@@ -89,15 +89,20 @@ def announce(cluster: Cluster, folder: str) -> None:
 
 
 def newcomers(cluster: Cluster, folder: str) -> list[tuple[str, str]]:
-    """Returns the workers that serve, by their notes in a folder, and that a coordinator's cluster lacks.
+    """Finds the workers that serve, by their notes in a folder, and that a coordinator's cluster lacks.
 
     Each as (name, "host:port"), with the name that it would have.
     """
-    known, here = {address for _, address in cluster.addresses}, list[str]()
+    members, here = {address for _, address in cluster.addresses}, list[str]()
     with contextlib.suppress(OSError):  # there is no such folder
         for note in os.scandir(folder):
             is_fresh = abs(time.time() - note.stat().st_mtime) < _NOTE_SECONDS
-            if is_fresh and note.name not in known and split(note.name) and rendezvous.answers(note.name) == "serving":
+            if (
+                is_fresh
+                and note.name not in members
+                and split(note.name)
+                and rendezvous.answers(note.name) == "serving"
+            ):
                 here.append(note.name)
     return [(f"worker {number}", address) for number, address in enumerate(sorted(here), len(cluster.job("worker")))]
 
@@ -131,12 +136,12 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
     wait = rendezvous.Wait(cluster.task, timeout_seconds)
     for name, address in cluster.addresses:
         host = split(address)[0]
-        while why := _lookup_problem(host):
-            wait.log_progress(f"{name}'s host, {host}, to have an address ({why})")
+        while reason := _lookup_problem(host):
+            wait.log_progress(f"{name}'s host, {host}, to have an address ({reason})")
             if wait.is_over:
                 raise UsageError(
                     f"{cluster.source}'s {name} is at {address}, a host that has no address after "
-                    f"cluster_timeout_seconds={timeout_seconds:g} ({why}); correct its name, or start it"
+                    f"cluster_timeout_seconds={timeout_seconds:g} ({reason}); correct its name, or start it"
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -88,23 +88,21 @@ def _keep(child: int, parent: int, stopped_seconds: float) -> NoReturn:
             os._exit(EXIT_STOPPED)
         if ended and ended.si_code == os.CLD_EXITED:
             os._exit(ended.si_status)
-        _die_by(ended.si_status if ended else signal.SIGKILL)
+        # It dies by the child's signal.
+        number = ended.si_status if ended else signal.SIGKILL
+        _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the child has dumped its core, if any
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no other handler
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     finally:
         os._exit(1)
 
 
-def _die_by(number: int) -> None:
-    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the child has dumped its core, if any
-    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no other handler
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-
-
 def children() -> list[int]:
-    """Returns this process's children, including dead ones that were not waited for (proc(5))."""
-    own = str(os.getpid())
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _status(int(name))[1] == own]
+    """Lists this process's children, including dead ones that were not waited for (proc(5))."""
+    parent = str(os.getpid())
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _status(int(name))[1] == parent]
 
 
 def _status(pid: int) -> tuple[str, str]:

@@ -29,7 +29,7 @@ _BY_INTERFACE = (
 
 
 def _unbound() -> socket.socket:
-    """Returns a TCP socket of the family that gRPC listens with: IPv6, for IPv4 as well, where that is in use."""
+    """Makes a TCP socket of the family that gRPC listens with: IPv6, for IPv4 as well, where that is in use."""
     with contextlib.suppress(OSError):
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::1", 0))
@@ -40,7 +40,7 @@ def _unbound() -> socket.socket:
 
 
 def listen(port: int, *, only_here: bool, at: str = "") -> socket.socket:
-    """Returns a listener at a port that is free, for TensorFlow's server to come. Raises `OSError`.
+    """Listens at a port that is free, until TensorFlow's server comes. Raises `OSError`.
 
     Args:
       port: the port.
@@ -95,7 +95,7 @@ def can_refuse_hosts() -> bool:
 
 
 def _refusing(port: int) -> socket.socket:
-    """Returns a listener that takes no caller: its queue has room for one, and that is this process."""
+    """Listens without taking a caller: the queue has room for one, and that is this process."""
     sock = _unbound()
     _divide(sock)
     _bound(sock, port, backlog=0)
@@ -108,7 +108,7 @@ def _refusing(port: int) -> socket.socket:
 
 def _divide(sock: socket.socket) -> bool:
     """Lets another socket of this user listen at the port, and divides callers between the two; False: it can't."""
-    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _BY_INTERFACE))
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in _BY_INTERFACE))
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if sys.platform != "linux":

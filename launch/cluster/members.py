@@ -61,7 +61,7 @@ class Members:
     """
 
     def __init__(self, workers: Cluster, run_dir: str, least: int, timeout_seconds: float, fits: Callable[[int], bool]):
-        self._workers, self._own = workers, workers.index
+        self._workers, self._index = workers, workers.index
         self._run_dir, self._least, self._timeout_seconds, self._fits = run_dir, least, timeout_seconds, fits
         self.is_late = self.is_left = False
         self._absent: set[int] = set()  # from the last attempt, or leaving: not awaited again
@@ -86,7 +86,7 @@ class Members:
                 notes, runs = self._exchange(here)
                 notes = {number: note for number, note in notes.items() if not rendezvous.leaves(note)}
                 for note in notes.values():
-                    if self._own in (members := self._numbers(note, "members")):
+                    if self._index in (members := self._numbers(note, "members")):
                         return self._begin_attempt(members, None)
                     if note.get("members") == []:
                         return None
@@ -97,11 +97,11 @@ class Members:
                         self.is_late = True
                         logging.warning("%s waits to be included, at the run's next checkpoint", self._workers.task)
                 is_ending = not runs and now - ran_at < _GRACE_SECONDS
-                is_first = self._own < min(notes, default=self._own + 1)
+                is_first = self._index < min(notes, default=self._index + 1)
                 if is_first and self._is_due(notes, is_ending) and (lock := self._lock(notes, bool(runs))):
-                    members = self._largest(notes)
+                    members = self._choose_members(notes)
                     here.announce({"absent": sorted(self._absent), "members": members})
-                    self._wait_for_readers(members or [*notes])
+                    self._await_readers(members or [*notes])
                     if members:
                         return self._begin_attempt(members, lock)
                     lock.release()
@@ -120,7 +120,7 @@ class Members:
         with contextlib.suppress(UsageError), Rendezvous(self._workers) as here:
             while not self.is_late and time.monotonic() < until:
                 notes, runs = self._exchange(here, leaving=True)
-                unaware = {number for number, note in notes.items() if self._own not in self._numbers(note, "absent")}
+                unaware = {number for number, note in notes.items() if self._index not in self._numbers(note, "absent")}
                 unaware |= self._awaited_by - notes.keys() - self._absent
                 if not unaware:
                     return
@@ -133,7 +133,7 @@ class Members:
         notice = leaving or self._noticed_at < math.inf
         here.announce({"absent": sorted(self._absent), "notice": notice, "leaves": leaving})
         # Not by threads: one that has just looked up a name may hold a lock of the C library in the next fork.
-        others = {n: address for n, (_, address) in enumerate(self._workers.addresses) if n != self._own}
+        others = {n: address for n, (_, address) in enumerate(self._workers.addresses) if n != self._index}
         replies = {number: rendezvous.call(address) for number, address in others.items()}
         notes = {number: note for number, (_, note) in replies.items() if note is not None}
         runs = {number for number, (reply, note) in replies.items() if reply and note is None}
@@ -149,24 +149,24 @@ class Members:
 
     def _begin_attempt(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
         self._absent = {*range(self._workers.num_workers)} - {*members}
-        self._awaited_by = {*members} - {self._own}
+        self._awaited_by = {*members} - {self._index}
         return self._workers.subset(members, lock)
 
-    def _largest(self, notes: Mapping[int, Any]) -> list[int]:
-        """Returns the members of an attempt of those that are here; none if they are too few."""
-        here = sorted([self._own, *notes])
+    def _choose_members(self, notes: Mapping[int, Any]) -> list[int]:
+        """Chooses the members of an attempt from those that are here; none if they are too few."""
+        here = sorted([self._index, *notes])
         return here[: next((n for n in range(len(here), self._least - 1, -1) if self._fits(n)), 0)]
 
-    def _away(self, notes: Mapping[int, Any]) -> list[int]:
-        return [n for n in range(self._workers.num_workers) if n not in notes and n != self._own]
+    def _missing(self, notes: Mapping[int, Any]) -> list[int]:
+        return [n for n in range(self._workers.num_workers) if n not in notes and n != self._index]
 
     def _is_due(self, notes: Mapping[int, Mapping[str, Any]], is_ending: bool) -> bool:
-        """Returns whether it is to be decided: all have come that are awaited, or have not come in time.
+        """Whether it is time to decide: all have come that are awaited, or have not come in time.
 
         `is_ending`: an attempt has run until a moment ago, so that its workers are about to come.
         """
-        known = self._absent.union(*(self._numbers(note, "absent") for note in notes.values()))
-        awaited = [self._workers.addresses[n] for n in self._away(notes) if n not in known]
+        absent = self._absent.union(*(self._numbers(note, "absent") for note in notes.values()))
+        awaited = [self._workers.addresses[n] for n in self._missing(notes) if n not in absent]
         if awaited and not self._wait.is_over:
             self._wait.log_progress(f"{rendezvous.named(awaited)} to come")
         if 0 <= time.monotonic() - self._noticed_at < _NOTICE_SECONDS:
@@ -185,7 +185,7 @@ class Members:
             problem = ClusterError(error.message)
             self._wait = self._new_wait() if runs else self._wait
         else:
-            if lock.is_by_flock and (self._largest(notes) or self._noticed_at < math.inf):
+            if lock.is_by_flock and (self._choose_members(notes) or self._noticed_at < math.inf):
                 return lock
             has_flock = lock.is_by_flock
             lock.release()
@@ -197,21 +197,21 @@ class Members:
             here = f"{1 + len(notes)} of {self._workers.num_workers} workers are here"
             timeout = f"cluster_timeout_seconds={self._timeout_seconds:g}"
             event = f"did not come within {timeout} ({here}, and min_workers={self._least})"
-            missing = [self._workers.addresses[n] for n in self._away(notes)]
+            missing = [self._workers.addresses[n] for n in self._missing(notes)]
             problem = TooFewError(rendezvous.missing(missing, event))
         if self._wait.left_seconds > -_GRACE_SECONDS:
             return None
         self.is_left = isinstance(problem, TooFewError)
         raise problem
 
-    def _wait_for_readers(self, members: Sequence[int]) -> None:
+    def _await_readers(self, members: Sequence[int]) -> None:
         """Waits until the other members have read the announcement, and left the rendezvous."""
-        left = [self._workers.addresses[number][1] for number in members if number != self._own]
+        left = [self._workers.addresses[number][1] for number in members if number != self._index]
         end = time.monotonic() + _READ_SECONDS
         while time.monotonic() < end and (left := [address for address in left if is_waiting(address)]):
             time.sleep(_POLL_SECONDS)
 
     def _numbers(self, note: Mapping[str, Any], name: str) -> list[int]:
-        """Returns workers' numbers from a note of another process, which may be any program."""
+        """Reads workers' numbers from a note of another process, which may be any program."""
         numbers = note.get(name)
         return [n for n in range(self._workers.num_workers) if n in numbers] if isinstance(numbers, list) else []

@@ -44,8 +44,8 @@ class TaskMemory:
     def close(self) -> None:
         """Frees it."""
         for files in self._files:
-            for each in files:
-                os.close(each)
+            for descriptor in files:
+                os.close(descriptor)
         self._files = []
 
     def newest_step(self) -> int:
@@ -60,14 +60,16 @@ class TaskMemory:
             return None
         step, (first, *_) = found
         directory, folder = stored[first][step].record["run"]
-        if not _is_folder(os.path.dirname(directory), folder) or step <= manifests.newest_step(directory):
-            return None
-        return step
+        try:
+            is_in_place = os.stat(os.path.dirname(directory)).st_ino == folder
+        except OSError:
+            is_in_place = False
+        return step if is_in_place and step > manifests.newest_step(directory) else None
 
     def writing(self) -> tuple[list[str], tuple[int, ...]]:
         """Returns the command that does `write`, and its `pass_fds`."""
-        command = [sys.executable, "-m", __name__, *(",".join(map(str, each)) for each in self._files)]
-        return command, tuple(each for pair in self._files for each in pair)
+        command = [sys.executable, "-m", __name__, *(",".join(map(str, files)) for files in self._files)]
+        return command, tuple(descriptor for files in self._files for descriptor in files)
 
     def write(self) -> int:
         """Writes the newest whole snapshot as a checkpoint of its run; returns a program's exit code."""
@@ -76,26 +78,21 @@ class TaskMemory:
 
 def inherited(environment: Mapping[str, str]) -> Slots:
     """Returns this process's slots: those of its supervisor, or its own."""
-    descriptors = [int(each) for each in environment.get(_VARIABLE, "").split(",") if each.isdigit()]
+    descriptors = [int(number) for number in environment.get(_VARIABLE, "").split(",") if number.isdigit()]
     return Slots(descriptors if len(descriptors) == 2 and are_slots(descriptors) else ())
 
 
 def _stored(files: Sequence[Sequence[int]]) -> list[dict[int, StoredSnapshot]]:
-    """Returns each task's snapshots of the run that the first such task was in last, by step."""
-    stored = [Slots(each).read() for each in files]
-    run = next((each.record["run"] for of_task in stored for each in of_task), None)
-    return [{each.step: each for each in of_task if each.record["run"] == run} for of_task in stored]
+    """Reads each task's snapshots, by step, of the run that the first task with a snapshot was in last."""
+    stored = [Slots(descriptors).read() for descriptors in files]
+    run = next((snapshot.record["run"] for snapshots in stored for snapshot in snapshots), None)
+    return [
+        {snapshot.step: snapshot for snapshot in snapshots if snapshot.record["run"] == run} for snapshots in stored
+    ]
 
 
 def _newest(stored: Sequence[Mapping[int, StoredSnapshot]]) -> tuple[int, list[int]] | None:
-    return newest_whole([{step: each.part for step, each in of_task.items()} for of_task in stored])
-
-
-def _is_folder(path: str, number: int) -> bool:
-    try:
-        return os.stat(path).st_ino == number
-    except OSError:
-        return False
+    return newest_whole([{step: snapshot.part for step, snapshot in snapshots.items()} for snapshots in stored])
 
 
 def _write(files: Sequence[Sequence[int]]) -> int:
@@ -122,4 +119,4 @@ def _write(files: Sequence[Sequence[int]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_write([[int(each) for each in argument.split(",") if each] for argument in sys.argv[1:]]))
+    sys.exit(_write([[int(number) for number in argument.split(",") if number] for argument in sys.argv[1:]]))

@@ -40,7 +40,7 @@ class Lines:
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the lines that `data` completes, without their ends."""
         *whole, rest = (self._rest + data).split(b"\n")
-        lines = [piece for line in whole for piece in _without_returns(line)]
+        lines = [piece for line in whole for piece in [*filter(None, line.split(b"\r"))] or [b""]]
         drawn, returned, last = rest[:-1].rpartition(b"\r")  # the last byte may be half of a \r\n
         if returned:
             lines += filter(None, drawn.split(b"\r"))
@@ -52,13 +52,9 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """Returns what came after the last line's end."""
+        """Returns the rest, which has no end of a line."""
         rest, self._rest = self._rest, b""
         return list(filter(None, rest.split(b"\r")))
-
-
-def _without_returns(line: bytes) -> list[bytes]:
-    return list(filter(None, line.split(b"\r"))) or [b""]
 
 
 class Sink:
@@ -278,7 +274,7 @@ class Output:
 
     def fail(self, line: str, details: tuple[str, ...] = ()) -> None:
         """Prints why the supervisor ends, and `details` below."""
-        lines = [f"error: {one_line(line)}\n", *(f"    {each}\n" for each in details)]
+        lines = [f"error: {one_line(line)}\n", *(f"    {detail}\n" for detail in details)]
         self._sinks[1].write("".join(lines).encode())
 
     def _open_log(self, name: str, pid: int):

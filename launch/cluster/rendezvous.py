@@ -34,7 +34,6 @@ _LEFT_SECONDS = 10.0  # a task that has come always answers, except for a moment
 # Its first three bytes are its length. An acknowledgement of settings, which no server begins with, means: not ready.
 _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
 _ANSWERS = {_READY: "ready", _STARTING: "starting"}
-
 _LONGEST_NOTE = 1 << 20
 
 
@@ -103,18 +102,18 @@ def check_bindable(cluster: Cluster) -> None:
             f"{cluster.source}'s {cluster.task} is process {leader}, not this one; the task has started this one, "
             f"which inherits its variables; unset {cluster.source} for this one, or give it strategy=one_device"
         )
-    if elsewhere := _bind_problem(split(cluster.address)[0]):
+    if problem := _bind_problem(split(cluster.address)[0]):
         logging.warning(
             "%s's %s, this process, is at %s, %s; unless the others reach this process there (a mapped port, a "
             "cluster's name), correct the task's index or its address",
             *(cluster.source, cluster.task, cluster.address),
-            elsewhere,
+            problem,
         )
     _listen(cluster).close()
 
 
 def _bind_problem(host: str) -> str:
-    """Returns why a host seems not to be this one; empty if it is."""
+    """Describes why a host seems not to be this one; empty if it is."""
     try:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -193,7 +192,7 @@ class Rendezvous:
 
     def __enter__(self) -> Rendezvous:
         self._listener = _listen(self._cluster)
-        self._thread = Thread(target=self._answer_peers, name="rendezvous", daemon=True)
+        self._thread = Thread(target=self._greet_callers, name="rendezvous", daemon=True)
         self._thread.start()
         return self
 
@@ -206,7 +205,7 @@ class Rendezvous:
         """Has callers get a note, plain JSON, besides the answer that this task is starting: see `call`."""
         self._greeting = _STARTING + json.dumps(note).encode()
 
-    def _answer_peers(self) -> None:
+    def _greet_callers(self) -> None:
         with contextlib.suppress(OSError):  # the listener is shut down
             while True:
                 with self._listener.accept()[0] as caller, contextlib.suppress(OSError):
@@ -259,7 +258,7 @@ class Rendezvous:
             time.sleep(min(max(wait.seconds / 10, _FIRST_POLL_SECONDS), _POLL_SECONDS))
 
     def _is_ready(self, peer: tuple[str, str], answer: str | None) -> bool:
-        """Returns whether this task may start its server, as far as a peer, with this answer, is concerned."""
+        """Whether this task may start its server, as far as a peer, with this answer, is concerned."""
         if peer != self._cluster.addresses[0]:
             return answer in ("ready", "serving")
         now = time.monotonic()

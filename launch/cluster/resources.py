@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 from collections.abc import Mapping
@@ -28,7 +27,13 @@ def free_ports(count: int) -> list[int]:
     first, last = _ephemeral_ports()
     candidates = [port for port in _PORTS if not first <= port <= last] or list(_PORTS)
     tried = random.sample(candidates, min(_TRIES, len(candidates)))
-    ports = list(itertools.islice(filter(_is_free, tried), count))
+    ports: list[int] = []
+    for port in tried:
+        if len(ports) == count:
+            break
+        with contextlib.suppress(OSError):
+            listeners.listen(port, only_here=False).close()
+            ports.append(port)
     if len(ports) < count:
         raise ClusterError(f"only {len(ports)} of the {count} ports that are needed are free on this machine")
     return ports
@@ -44,21 +49,22 @@ def _ephemeral_ports() -> tuple[int, int]:
         return 32_768, 60_999
 
 
-def _is_free(port: int) -> bool:
-    try:
-        listeners.listen(port, only_here=False).close()
-    except OSError:
-        return False
-    return True
-
-
 def usable_cores() -> list[int]:
-    """Returns the logical cores that this process may use; those of one physical core and socket are neighbours."""
-    return sorted(os.sched_getaffinity(0), key=lambda core: (*_socket_and_core(core), core))
+    """Lists the logical cores that this process may use; those of one physical core and socket are neighbours."""
+
+    def place(core: int) -> tuple[int, int, int]:
+        socket_and_core = [0, core]
+        for index, name in enumerate(("physical_package_id", "core_id")):
+            path = f"/sys/devices/system/cpu/cpu{core}/topology/{name}"
+            with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+                socket_and_core[index] = int(file.read())
+        return socket_and_core[0], socket_and_core[1], core
+
+    return sorted(os.sched_getaffinity(0), key=place)
 
 
 def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] | None]:
-    """Returns each task's own `per_task` cores, if there are enough; else None for each: they share all."""
+    """Gives each task `per_task` cores of its own, if there are enough; else None: all tasks share all."""
     if per_task * tasks > len(cores):
         return [None] * tasks
     return [cores[first : first + per_task] for first in range(0, per_task * tasks, per_task)]
@@ -73,12 +79,3 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
         return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
     except OSError:
         return []
-
-
-def _socket_and_core(core: int) -> tuple[int, int]:
-    socket_and_core = [0, core]
-    for index, name in enumerate(("physical_package_id", "core_id")):
-        path = f"/sys/devices/system/cpu/cpu{core}/topology/{name}"
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            socket_and_core[index] = int(file.read())
-    return socket_and_core[0], socket_and_core[1]

@@ -37,7 +37,7 @@ _STOP_CODES = (
     *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
 )
 # How Python's report ends on an error of Crankshaft's that a script has not caught.
-_REPORTED = re.compile(r"crankshaft\.[\w.]*\b(\w+)(:|$)")
+_UNCAUGHT_ERROR = re.compile(r"crankshaft\.[\w.]*\b(\w+)(:|$)")
 # And on a script that it can't compile, or whose imports fail, or on -m and no module's name.
 _CANNOT_BEGIN = re.compile(
     r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*python\S*: (No module named|Error while finding module) "
@@ -73,7 +73,7 @@ class TaskExit:
     @property
     def status(self) -> int:
         """Its exit code, as it is with `crankshaft.main`: of an error that a script leaves to Python, the error's."""
-        reported = _REPORTED.match(self.last_lines[-1]) if self.code == EXIT_FAILED and self.last_lines else None
+        reported = _UNCAUGHT_ERROR.match(self.last_lines[-1]) if self.code == EXIT_FAILED and self.last_lines else None
         return _exit_codes(CrankshaftError).get(reported[1], self.code) if reported else self.code
 
     @property
@@ -110,7 +110,7 @@ class TaskExit:
 def _exit_codes(kind: type[CrankshaftError]) -> dict[str, int]:
     """Returns the exit codes of a class of errors and its subclasses, by name."""
     codes = {kind.__name__: kind.exit_code}
-    return codes | {name: code for each in kind.__subclasses__() for name, code in _exit_codes(each).items()}
+    return codes | {name: code for subclass in kind.__subclasses__() for name, code in _exit_codes(subclass).items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,15 +175,15 @@ class Synchronous:
         self._preemptions: collections.deque[float] = collections.deque()
 
     def restart_alone(self, ending: TaskExit) -> Decision | None:
-        """Returns how a task is restarted by itself; None: it is not."""
+        """Decides whether a task is restarted by itself, and after which pause; None: it is not."""
         return None
 
     def saves(self, task: str) -> bool:
-        """Returns whether a task has to save when all are to end; the others are signalled once these are done."""
+        """Whether a task has to save when all are to end; the others are signalled once these are done."""
         return True
 
     def end_timeouts(self, ending: TaskExit) -> EndTimeouts | None:
-        """Returns how long the other tasks have to end after this one; None: they continue."""
+        """Decides how long the other tasks have to end after this one; None: they continue."""
         if ending.code == 0:
             return None
         if self._was_preempted(ending):
@@ -193,7 +193,7 @@ class Synchronous:
         return EndTimeouts(leave, min(_END_SECONDS, self._grace_seconds))
 
     def decide(self, endings: list[TaskExit], advanced: bool = False) -> Decision:
-        """Returns the decision after all tasks have ended, which are in the order of their ends.
+        """Decides what follows once all tasks have ended, which are in the order of their ends.
 
         `advanced`: whether the run has new steps since the last failure. The first restart waits for nothing.
         """
@@ -203,8 +203,8 @@ class Synchronous:
         if cause is None:
             return Decision(0)
         if final := self._final(cause):
-            code, why = final
-            return Decision(code, 0.0, f"{cause}: {why}, so it is not restarted", cause)
+            code, reason = final
+            return Decision(code, 0.0, f"{cause}: {reason}, so it is not restarted", cause)
         if cause.port_was_taken:
             return self._restart_all(f"{cause}, as another program has taken its port", "with other ports", cause)
         if self._was_preempted(cause):
@@ -212,19 +212,19 @@ class Synchronous:
         return self._failed(cause, advanced)
 
     def refuse_missing(self, ending: TaskExit, by: str) -> Decision:
-        """Returns the decision if a task, `by`, waits for a task that ended before the run started."""
+        """Ends the job where a task, `by`, waits for a task that ended before the run started."""
         why = f"{ending} without joining the run, and {by} waits for it"
         cure = "let every task call main, run or open_run, whatever its index"
         return Decision(EXIT_USAGE, 0.0, f"{why}; {cure}", ending)
 
     def _restart_all(self, why: str, action: str, cause: TaskExit) -> Decision:
         """Starts all tasks again after an end that is not the run's failure."""
-        pause = _pause(self._count(self._preemptions) - 1)
-        when = " ".join(filter(None, (_after(pause), action)))
+        pause = _pause_seconds(self._count(self._preemptions) - 1)
+        when = " ".join(filter(None, (_when(pause), action)))
         return Decision(None, pause, f"{why}; {self._restarts} {when}", cause)
 
     def _final(self, ending: TaskExit) -> tuple[int, str] | None:
-        """Returns the supervisor's exit code, and why a restart would give the same; None if it might not."""
+        """Finds the supervisor's exit code, and why a restart would give the same; None if it might not."""
         if self._compares and ending.code == EXIT_SLOWER:
             return EXIT_SLOWER, "the benchmark is slower than fail_below allows"
         if not ending.mistake:
@@ -239,10 +239,16 @@ class Synchronous:
         count = self._count(self._failures)
         self._in_a_row = 1 if advanced else min(self._in_a_row + 1, count)
         if count > self._max_restarts:
-            return Decision(EXIT_FAILED, 0.0, f"{cause}; {self._used_up(count)}", cause)
-        pause = _pause(self._in_a_row - 1)
+            exhausted = "max_restarts=0, so it is not restarted"
+            if self._max_restarts:
+                exhausted = (
+                    f"it is failure {count} within {self._window_seconds:g} s, and max_restarts={self._max_restarts} "
+                    "restarts are used up"
+                )
+            return Decision(EXIT_FAILED, 0.0, f"{cause}; {exhausted}", cause)
+        pause = _pause_seconds(self._in_a_row - 1)
         number = f"restart {count} of {self._max_restarts} within {self._window_seconds:g} s"
-        return Decision(None, pause, f"{cause}; {self._restarts} {_after(pause)} ({number})", cause)
+        return Decision(None, pause, f"{cause}; {self._restarts} {_when(pause)} ({number})", cause)
 
     def _count(self, times: collections.deque[float]) -> int:
         """Records the present time, and returns how many were recorded within the window, this one included."""
@@ -251,14 +257,6 @@ class Synchronous:
         while now - times[0] > self._window_seconds:
             times.popleft()
         return len(times)
-
-    def _used_up(self, failures: int) -> str:
-        if not self._max_restarts:
-            return "max_restarts=0, so it is not restarted"
-        return (
-            f"it is failure {failures} within {self._window_seconds:g} s, and max_restarts={self._max_restarts} "
-            "restarts are used up"
-        )
 
 
 class Servers(Synchronous):
@@ -284,8 +282,8 @@ class Servers(Synchronous):
         count = self._count(self._deaths[ending.task])
         if count > self._max_restarts:
             return None
-        pause = _pause(count - 1)
-        return Decision(None, pause, f"{ending}; it starts again {_after(pause)}, the others go on")
+        pause = _pause_seconds(count - 1)
+        return Decision(None, pause, f"{ending}; it starts again {_when(pause)}, the others go on")
 
     def saves(self, task: str) -> bool:
         return task in ("chief", "evaluator")
@@ -302,7 +300,9 @@ class Servers(Synchronous):
     def decide(self, endings: list[TaskExit], advanced: bool = False) -> Decision:
         chief = next((ending for ending in endings if ending.task == "chief"), None)
         if chief is not None and not chief.code:
-            return Decision(0, message=self._not_evaluated(endings))
+            waited = "evaluator" in self._deaths and all(ending.task != "evaluator" for ending in endings)
+            line = "evaluator is not started again: the last checkpoint is not evaluated; mode=eval evaluates it"
+            return Decision(0, message=line if waited else None)
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server ended with code 0 before the run did, without a request
             return self._failed(endings[0], advanced)
@@ -310,18 +310,12 @@ class Servers(Synchronous):
             part = [chief]  # what the coordinator has found explains more than a task that was ended for it
         return super().decide(part, advanced)
 
-    def _not_evaluated(self, endings: list[TaskExit]) -> str | None:
-        """Returns the message for a run that ended while the evaluator waited for its restart; else None."""
-        if "evaluator" not in self._deaths or any(ending.task == "evaluator" for ending in endings):
-            return None
-        return "evaluator is not started again: the last checkpoint is not evaluated; mode=eval evaluates it"
-
     def _was_preempted(self, ending: TaskExit) -> bool:
         return ending.task == "chief" and super()._was_preempted(ending)
 
 
 def recorded_restarts(path: str, now: float) -> list[float]:
-    """Returns how many seconds ago a run was restarted after failures, by its record: in its place, or by a scheduler.
+    """Reads from a run's record how many seconds ago it was restarted after failures, in place or by a scheduler.
 
     Those within `WINDOW_SECONDS` before `now`, in Unix seconds, the oldest first; none of a clock that was ahead. A
     process that begins the run again without an end of the one before, or a restart in its place, was started by a
@@ -334,7 +328,7 @@ def recorded_restarts(path: str, now: float) -> list[float]:
             times.append(event["time"])
         if kind in ("start", "restart", "end"):
             failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, EXIT_REGROUP, *_STOP_CODES))
-    return sorted((now - each for each in times if 0 <= now - each <= WINDOW_SECONDS), reverse=True)
+    return sorted((now - time for time in times if 0 <= now - time <= WINDOW_SECONDS), reverse=True)
 
 
 def has_ended(path: str) -> bool:
@@ -345,10 +339,10 @@ def has_ended(path: str) -> bool:
     return last.get("exit_code") == 0
 
 
-def _pause(count: int) -> float:
+def _pause_seconds(count: int) -> float:
     """Returns 0 for a count of 0, then 1, 2, 4 s and so on."""
     return min(2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS) if count else 0.0
 
 
-def _after(pause_seconds: float) -> str:
+def _when(pause_seconds: float) -> str:
     return f"in {pause_seconds:g} s" if pause_seconds else "at once"

@@ -62,7 +62,10 @@ def serve(
         spec = tf.train.ClusterSpec(jobs)
         options = graphics.server_options()
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
-        options.inter_op_parallelism_threads = _threads()
+        threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")  # as TensorFlow reads it (its process_util.cc)
+        options.inter_op_parallelism_threads = max(
+            _LEAST_THREADS, int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0))
+        )
         answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
         with rendezvous.refuse_other_hosts(cluster):
             server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
@@ -87,9 +90,3 @@ def serve(
     code = errors.fail(errors.EXIT_FAILED, f"{line}; {cluster.task} ends")
     del server, answering
     exits.leave(code)
-
-
-def _threads() -> int:
-    """Returns as many threads as TensorFlow would take (its process_util.cc), but enough."""
-    threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    return max(_LEAST_THREADS, int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0)))

@@ -64,23 +64,23 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
 
 def _nodes_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int) -> list[tuple[int, int]]:
     """Returns (node, number on it) of each task, by the distribution that agrees with this task's own variables."""
-    own = tuple(environment.get(name, "") for name in ("SLURM_NODEID", "SLURM_LOCALID"))
+    node_id, local_id = (environment.get(name, "") for name in ("SLURM_NODEID", "SLURM_LOCALID"))
     block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     cyclic = sorted(block, key=lambda pair: pair[::-1])
-    kept = environment.get("SLURM_DISTRIBUTION", "")
-    for nodes_of_ranks in (cyclic, block) if kept.startswith("cyclic") else (block, cyclic):
-        if rank < len(nodes_of_ranks) and tuple(map(str, nodes_of_ranks[rank])) == own:
+    distribution = environment.get("SLURM_DISTRIBUTION", "")
+    for nodes_of_ranks in (cyclic, block) if distribution.startswith("cyclic") else (block, cyclic):
+        if rank < len(nodes_of_ranks) and tuple(map(str, nodes_of_ranks[rank])) == (node_id, local_id):
             return nodes_of_ranks
     raise UsageError(
-        f"SLURM_PROCID={rank} is task {own[1] or '?'} of node {own[0] or '?'}, which neither a block nor a cyclic "
+        f"SLURM_PROCID={rank} is task {local_id or '?'} of node {node_id or '?'}, which neither a block nor a cyclic "
         "distribution has there; use srun --distribution=block"
     )
 
 
 def _reserved(text: str, needed: int) -> list[int]:
     """Returns the ports that Slurm has reserved, for a node's tasks by their numbers there. Raises `UsageError`."""
-    ranges = [_whole_range(each, "SLURM_STEP_RESV_PORTS", text) for each in text.split(",")]
-    if any(each.stop > 1 << 16 for each in ranges):
+    ranges = [_whole_range(part, "SLURM_STEP_RESV_PORTS", text) for part in text.split(",")]
+    if any(ports.stop > 1 << 16 for ports in ranges):
         raise UsageError(f"SLURM_STEP_RESV_PORTS={text!r} has a port above 65535; start the tasks by srun")
     ports = [*itertools.islice(itertools.chain.from_iterable(ranges), needed)]
     if len(ports) < needed:
@@ -91,10 +91,10 @@ def _reserved(text: str, needed: int) -> list[int]:
     return ports
 
 
-def _whole_range(text: str, name: str, of: str) -> range:
+def _whole_range(text: str, name: str, value: str) -> range:
     match = _RANGE.fullmatch(text)
     if not match or int(match[2] or match[1]) < int(match[1]):
-        raise UsageError(f"{name}={of!r} is not a list of numbers and ranges")
+        raise UsageError(f"{name}={value!r} is not a list of numbers and ranges")
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
@@ -117,15 +117,15 @@ def _choices(part: str, text: str, most: int) -> list[list[str]]:
     choices, size = [], 1
     for plain, brackets in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
         numbers = [] if plain else brackets.split(",")
-        ranges = [_whole_range(each, "SLURM_STEP_NODELIST", text) for each in numbers]
+        ranges = [_whole_range(part, "SLURM_STEP_NODELIST", text) for part in numbers]
         size *= 1 if plain else sum(map(len, ranges))
         if size > most:
             raise UsageError(
                 f"SLURM_STEP_NODELIST={text!r} has more than {MOST_TASKS:,} nodes; start the tasks by srun"
             )
-        widths = [len(each.partition("-")[0]) for each in numbers]
+        widths = [len(part.partition("-")[0]) for part in numbers]
         pairs = zip(ranges, widths, strict=True)
-        choices.append([plain] if plain else [f"{number:0{width}d}" for each, width in pairs for number in each])
+        choices.append([plain] if plain else [f"{n:0{width}d}" for numbers, width in pairs for n in numbers])
     return choices
 
 

@@ -1,7 +1,10 @@
-"""Starts the tasks of a cluster on this machine, watches them, and ends them all. The supervisor's own process.
+"""Starts the tasks of a cluster on this machine, watches them, and ends them all. The supervisor's process.
 
 One thread and one loop: everything that happens, a task's death, its output, a signal, wakes the same `select`. Tasks
 are forked by the main thread, since the kernel ends them with the thread that forked them (`children`).
+
+Agents (`launch/agent.py`) are not supervisors with a single task: an agent forks the script that it runs in, passes on
+no output, and agrees with agents on other hosts. What both need is in `children`, `restarts` and `memory`.
 """
 
 from __future__ import annotations
@@ -114,10 +117,10 @@ class Supervisor:
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their own variables
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
-        self._alone: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
+        self._restarts: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
         self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
-        self._left: tuple[float, TaskExit] | None = None  # a task that ended well, and when to ask who waits for it
+        self._ended_early: tuple[float, TaskExit] | None = None  # a task with code 0; when to ask who waits
         self._decision: Decision | None = None  # before all tasks have ended
         self._stop_signal: signal.Signals | None = None  # the signal that requests the supervisor's end
         self._stopped_at = 0.0
@@ -139,7 +142,7 @@ class Supervisor:
             try:
                 code = self._run()
             finally:
-                self._take(self._tasks)
+                self._collect(self._tasks)
                 self._children.sweep()
                 self._write_unsaved()
                 self._memory.close()
@@ -177,22 +180,23 @@ class Supervisor:
         Or for a request to end.
         """
         waiting: set[Template] = set()
-        for own in {frozenset(spec.environment.items()) for spec in self._specs}:
-            self._templates[own] = template = self._children.template({**self._environment, **dict(own)})
+        for variables in {frozenset(spec.environment.items()) for spec in self._specs}:
+            template = self._children.template({**self._environment, **dict(variables)})
+            self._templates[variables] = template
             waiting.add(template)
             self._selector.register(template, selectors.EVENT_READ, functools.partial(waiting.discard, template))
         while waiting and not self._stop_signal:
-            self._turn(None)
+            self._handle_events(None)
         for template in self._templates.values():
             self._selector.unregister(template)
 
-    def _start_child(self, name: str, own: frozenset[tuple[str, str]], command: list[str], **options) -> Child:
+    def _start_child(self, name: str, variables: frozenset[tuple[str, str]], command: list[str], **options) -> Child:
         """Starts a child that imports TensorFlow: as a fork, if a template of these variables can. Raises `OSError`."""
-        if template := self._templates.get(own):
+        if template := self._templates.get(variables):
             try:
                 return self._children.start(command, template=template, **options)
             except OSError as error:
-                del self._templates[own]
+                del self._templates[variables]
                 self._output.print(f"{name} can't be forked ({error}): it imports TensorFlow itself")
         return self._children.start(command, **options)
 
@@ -201,9 +205,9 @@ class Supervisor:
         if (step := self._memory.unsaved_step()) is None:
             return
         command, files = self._memory.writing()
-        own = next(iter(self._templates), frozenset())
+        variables = next(iter(self._templates), frozenset())
         try:
-            child = self._start_child("the saving process", own, command, env=self._environment, pass_fds=files)
+            child = self._start_child("the saving process", variables, command, env=self._environment, pass_fds=files)
         except OSError as error:
             self._output.print(f"step {step:,} was in memory, and is lost: {error}")
             return
@@ -212,7 +216,7 @@ class Supervisor:
         self._output.print(f"step {step:,} was in memory, and is {'lost' if code else 'saved now'}")
 
     def _start_all(self) -> None:
-        self._plan, self._signalled, self._alone, self._cluster, self._left = [], set(), [], {}, None
+        self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
         ports = resources.free_ports(len(self._specs))
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
             self._cluster.setdefault(spec.kind, []).append(f"{resources.LOOPBACK}:{port}")
@@ -250,55 +254,54 @@ class Supervisor:
     def _watch(self) -> list[TaskExit]:
         """Waits until all tasks have ended; returns how they did, in the order of their ends."""
         endings: list[TaskExit] = []
-        while self._tasks or self._alone:
-            self._turn(self._seconds_to_next())
+        while self._tasks or self._restarts:
+            self._handle_events(self._seconds_to_next())
             for ending in self._reap():
                 if not ending.code and ending.task != "evaluator":
-                    self._left = (time.monotonic(), ending)
-                if not self._replace(ending):
+                    self._ended_early = (time.monotonic(), ending)
+                if not self._plan_restart(ending):
                     self._first_ended_at = self._first_ended_at if endings else time.time()
                     endings.append(ending)
-                    self._after(ending)
+                    self._end_others(ending)
             self._check_waiting()
-            self._carry_out_plan()
+            self._act_on_plans()
         return endings
 
     def _reap(self) -> list[TaskExit]:
         dead = [task for task in self._tasks if task.child.code is not None]
         self._tasks = [task for task in self._tasks if task not in dead]
-        endings = self._take(dead)
+        endings = self._collect(dead)
         self._children.reap_orphans()
         # Of tasks that died at once, the cause comes first: a signal does not follow from the end of another task, nor
         # do a usage error, a run that diverged, or a port that was taken.
         return sorted(endings, key=lambda ending: (ending.code >= 0, ending.status not in _CAUSE_EXIT_CODES))
 
-    def _take(self, tasks: list[Task]) -> list[TaskExit]:
-        """Takes what tasks have left, after killing those that still run; returns how they ended."""
+    def _collect(self, tasks: list[Task]) -> list[TaskExit]:
+        """Collects tasks' exit codes and last output, after killing those that still run."""
         codes = self._children.end([task.child for task in tasks])
         return [TaskExit(task.name, code, task.output.finish()) for task, code in zip(tasks, codes, strict=True)]
 
-    def _replace(self, ending: TaskExit) -> bool:
+    def _plan_restart(self, ending: TaskExit) -> bool:
         """Plans the restart of a single task while the others continue; returns whether it restarts."""
-        alone = None if self._stop_signal or self._plan else self._rule.restart_alone(ending)
-        if alone is None:
+        decision = None if self._stop_signal or self._plan else self._rule.restart_alone(ending)
+        if decision is None:
             return False
         index = next(index for index, spec in enumerate(self._specs) if spec.name == ending.task)
-        self._alone.append((time.monotonic() + alone.pause_seconds, index))
-        self._output.print(alone.message)
+        self._restarts.append((time.monotonic() + decision.pause_seconds, index))
+        self._output.print(decision.message)
         self._record(ending, time.time())
         return True
 
     def _record(self, ending: TaskExit | None, at: float) -> None:
         """Records a restart, and why; a run that has no record yet has lost nothing."""
-        if ending is None:
-            return
-        events.record_restart(self._events, at, str(ending), ending.task, ending.code)
+        if ending is not None:
+            events.record_restart(self._events, at, str(ending), ending.task, ending.code)
 
     def _newest_step(self) -> int:
-        """Returns the newest step of which anything is known, by the run's record or the tasks' memory."""
+        """Finds the newest step in the run's record and the tasks' memory."""
         return max(events.newest_step(self._events), self._memory.newest_step())
 
-    def _after(self, ending: TaskExit) -> None:
+    def _end_others(self, ending: TaskExit) -> None:
         if self._stop_signal:
             if not any(self._rule.saves(task.name) for task in self._tasks):
                 for task in self._tasks:
@@ -313,18 +316,18 @@ class Supervisor:
 
     def _seconds_to_next(self) -> float | None:
         """Returns the seconds until the next signal or start of a task."""
-        times = [self._plan[0][0]] if self._plan else [when for when, _ in self._alone]
-        times += [self._left[0]] if self._left and not self._plan else []
+        times = [self._plan[0][0]] if self._plan else [when for when, _ in self._restarts]
+        times += [self._ended_early[0]] if self._ended_early and not self._plan else []
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _check_waiting(self) -> None:
         """Ends the job where a task waits for the run to begin, for one that has ended and will not come."""
-        if self._left is None or self._plan or self._left[0] > time.monotonic():
+        if self._ended_early is None or self._plan or self._ended_early[0] > time.monotonic():
             return
-        ending = self._left[1]
+        ending = self._ended_early[1]
         queried = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
         replies = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in queried}
-        self._left = (
+        self._ended_early = (
             None if {*replies.values()} <= {"ready", "serving"} else (time.monotonic() + _QUERY_SECONDS, ending)
         )
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
@@ -339,12 +342,12 @@ class Supervisor:
         """Plans the end of all tasks that still run."""
         leave = time.monotonic() + timeouts.leave_seconds
         self._plan = [(leave, signal.SIGTERM), (leave + timeouts.end_seconds, signal.SIGKILL)]
-        self._alone = []
+        self._restarts = []
 
-    def _carry_out_plan(self) -> None:
-        for due in [each for each in self._alone if each[0] <= time.monotonic()]:
-            self._alone.remove(due)
-            self._start_one(due[1])
+    def _act_on_plans(self) -> None:
+        for restart in [(when, index) for when, index in self._restarts if when <= time.monotonic()]:
+            self._restarts.remove(restart)
+            self._start_one(restart[1])
         while self._plan and self._plan[0][0] <= time.monotonic():
             _, number = self._plan.pop(0)
             for task in self._tasks:
@@ -355,7 +358,7 @@ class Supervisor:
                     self._signalled.add(task.name)
                     task.child.send(number)
 
-    def _turn(self, timeout_seconds: float | None) -> None:
+    def _handle_events(self, timeout_seconds: float | None) -> None:
         """Waits until something happens, and handles output and signals; the caller checks for deaths."""
         for key, _ in self._selector.select(timeout_seconds):
             key.data()
@@ -363,7 +366,7 @@ class Supervisor:
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self._stop_signal and (left := end - time.monotonic()) > 0:
-            self._turn(left)
+            self._handle_events(left)
 
     @contextlib.contextmanager
     def _signals(self):
@@ -402,7 +405,7 @@ class Supervisor:
             passed_on = signal.SIGTERM if number == signal.SIGHUP else self._stop_signal
             for task in [task for task in self._tasks if self._rule.saves(task.name)] or self._tasks:
                 task.child.send(passed_on)
-            self._plan, self._alone = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
+            self._plan, self._restarts = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
     def _exit_code_when_stopped(self, endings: list[TaskExit]) -> int:
         for ending in endings:
@@ -424,4 +427,4 @@ class Supervisor:
                 stopped_at = stopped_at or time.monotonic()
                 if time.monotonic() - stopped_at > _OUTPUT_GRACE_SECONDS:
                     return
-            self._turn(_OUTPUT_GRACE_SECONDS)
+            self._handle_events(_OUTPUT_GRACE_SECONDS)

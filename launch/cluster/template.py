@@ -91,7 +91,7 @@ class Template:
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        kept: tuple[Collection[int], Collection[signal.Signals], float],
+        limits: tuple[Collection[int], Collection[signal.Signals], float],
         report: int,
         *,
         cwd: str | None = None,
@@ -107,28 +107,28 @@ class Template:
         """
         if not self.wait():
             raise OSError("its template has ended")
-        pipes, own, descriptors = list[IO[bytes] | None](), list[int](), list[int]()
+        pipes, opened, descriptors = list[IO[bytes] | None](), list[int](), list[int]()
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             stream, pipe = streams.get(name), None
             if stream == subprocess.PIPE:
                 ends = os.pipe()
-                stream, mine = ends if number == 0 else reversed(ends)
-                own.append(stream)
-                pipe = open(mine, "wb" if number == 0 else "rb", buffering=0)  # noqa: SIM115 - the child's streams
+                stream, parents_end = ends if number == 0 else reversed(ends)
+                opened.append(stream)
+                pipe = open(parents_end, "wb" if number == 0 else "rb", buffering=0)  # noqa: SIM115 - the child's streams
             elif stream == subprocess.DEVNULL:
                 stream = os.open(os.devnull, os.O_RDWR)
-                own.append(stream)
+                opened.append(stream)
             elif stream == subprocess.STDOUT:
                 stream = descriptors[1]
             pipes.append(pipe)
             descriptors.append(number if stream is None else stream if isinstance(stream, int) else stream.fileno())
-        cores, blocked, stopped_seconds = kept
-        request = {"command": [*command], "env": {**env}, "kept": ([*cores], [*blocked], stopped_seconds)}
+        cores, blocked, stopped_seconds = limits
+        request = {"command": [*command], "env": {**env}, "limits": ([*cores], [*blocked], stopped_seconds)}
         request |= {"cwd": cwd or os.getcwd(), "numbers": [*range(3), *pass_fds]}
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [report, *descriptors, *pass_fds])
         finally:
-            for descriptor in own:
+            for descriptor in opened:
                 os.close(descriptor)
         return tuple(pipes)
 
@@ -175,7 +175,7 @@ def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.soc
     if os.getppid() != parent:
         os._exit(1)
     report, *descriptors = descriptors
-    cores, blocked, stopped_seconds = request["kept"]
+    cores, blocked, stopped_seconds = request["limits"]
     keeper.fork_below_keeper(parent, report, cores, map(signal.Signals, blocked), stopped_seconds)
     os.close(report)
     requests.close()
@@ -196,7 +196,7 @@ def become(request: dict[str, Any]) -> None:
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env)
-    _show(command)
+    _show_command(command)
     sys.orig_argv[:] = command
     sys.argv[:] = command[2:] if command[1] == "-m" else command[1:]
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11's
@@ -209,7 +209,7 @@ def become(request: dict[str, Any]) -> None:
     gc.enable()
 
 
-def _show(command: Sequence[str]) -> None:
+def _show_command(command: Sequence[str]) -> None:
     """Replaces this process's command line, as `ps` shows it, which is the template's (proc(5), /proc/PID/cmdline)."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         first, last = map(int, file.read().rpartition(")")[2].split()[45:47])

@@ -50,15 +50,15 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
         raise UsageError(f"TF_CONFIG={_short(text)} is not JSON ({error}); {_CURE}") from None
     if not isinstance(content, dict):
         raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_CURE}")
-    known = _JOBS[strategy]
+    kinds = _JOBS[strategy]
     jobs = _jobs(content, strategy)
-    kind, index = _task(content, jobs, known)
+    kind, index = _task(content, jobs, kinds)
     addresses = [
         (job if job in _ALONE else f"{job} {number}", address)
-        for job in known
+        for job in kinds
         for number, address in enumerate(jobs.get(job, ()))
     ]
-    before = known[: known.index(kind)]
+    before = kinds[: kinds.index(kind)]
     number = index + sum(len(jobs.get(job, ())) for job in before)
     return dataclasses.replace(make_cluster(NAME, addresses, number, environment), is_chosen=MARK in environment)
 
@@ -70,8 +70,8 @@ def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:
     if not isinstance(jobs, dict):
         raise UsageError(f"TF_CONFIG's cluster={_short(jobs)} is not an object of task types; {_CURE}")
     for job, addresses in jobs.items():
-        if job not in (known := _JOBS[strategy]):
-            cure = _OTHERS.get(job, f"use {', '.join(known)}")
+        if job not in (kinds := _JOBS[strategy]):
+            cure = _OTHERS.get(job, f"use {', '.join(kinds)}")
             raise UsageError(f"TF_CONFIG's cluster has the task type {job!r}; {cure}")
         if not isinstance(addresses, list):
             raise UsageError(f"TF_CONFIG's cluster has {job}={_short(addresses)}, which is not a list; {_CURE}")
@@ -91,15 +91,15 @@ def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:
     return jobs
 
 
-def _task(content: dict, jobs: dict[str, list[str]], known: tuple[str, ...]) -> tuple[str, int]:
+def _task(content: dict, jobs: dict[str, list[str]], kinds: tuple[str, ...]) -> tuple[str, int]:
     """Returns (task type, index within it) of this process."""
     task = content.get("task")
     if not isinstance(task, dict):
         problem = f"task={_short(task)}, which is not an object" if "task" in content else "no task"
         raise UsageError(f"TF_CONFIG has {problem}: it must name which of the cluster's tasks this process is; {_CURE}")
     kind, index = task.get("type"), task.get("index")
-    if kind not in known:
-        use = f"use {' or '.join(known)}"
+    if kind not in kinds:
+        use = f"use {' or '.join(kinds)}"
         cure = _OTHERS.get(kind, use) if isinstance(kind, str) else use
         raise UsageError(f"TF_CONFIG's task has type={_short(kind)}; {cure}")
     if kind not in jobs:

@@ -324,9 +324,9 @@ def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(
 def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
     """By a process that passes it on, slowly, and is not killed with the task."""
     script = """
-from crankshaft.launch.host import process
-pass_on = process._relay
-process._relay = lambda reading: (time.sleep(0.05), pass_on(reading))
+from crankshaft.launch.host import noise, process
+pass_on = noise._relay
+noise._relay = lambda reading: (time.sleep(0.05), pass_on(reading))
 with process.quiet_startup():
     os.write(2, b"Unknown flag")
     os.abort()
