@@ -1,4 +1,4 @@
-"""A sixth strategy, the guide's own, written from its contract alone, registered, and trained with as any other."""
+"""A sixth strategy, that of examples/, written from its contract alone, registered, and trained with as any other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from crankshaft.engine.errors import UsageError
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.strategies import devices, register
 from tests.arrays import assert_close
-from tests.pages import ROOT, blocks
+from tests.pages import ROOT
 
-(GUIDE,) = (each.text for each in blocks(ROOT / "docs" / "model.md") if each.title == "step_by_step.py")
+EXAMPLE = (ROOT / "examples" / "step_by_step.py").read_text("utf-8")
 FEATURES = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 3
 ASKED = {"global_batch_size": 16, "train_epochs": 4, "learning_rate": 0.1, "jit": "off", "progress": "off"}
@@ -33,11 +33,11 @@ def data():
 
 @pytest.fixture(autouse=True)
 def _registered():
-    exec(compile(GUIDE, "step_by_step.py", "exec"), {"__name__": "step_by_step"})
+    exec(compile(EXAMPLE, "step_by_step.py", "exec"), {"__name__": "step_by_step"})
 
 
 def test_it_has_a_hundred_lines_at_most():
-    assert len(GUIDE.splitlines()) <= 100
+    assert len(EXAMPLE.splitlines()) <= 100
 
 
 def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
