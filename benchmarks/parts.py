@@ -2,7 +2,7 @@
 
 Every flag but `--part` is one of `crankshaft train`; `crankshaft local --workers=2 -- -m benchmarks.parts ...` times
 parts between processes. Each part is a program that does it and nothing else, so it is timed as the whole is: paced,
-awaited, and agreed on by several processes. Within `TrainState.kept` a part leaves no trace in the run. The chief
+awaited, and agreed on by several processes. Within `TrainState.restoring` a part leaves no trace in the run. The chief
 prints the figures as JSON:
 
 - `whole`, `step` (on one batch again and again), `input` (batches that are used for nothing), `reduce` (sums of

@@ -163,7 +163,7 @@ def signatures(model: Generates) -> dict[str, Callable]:
 
     @tf.function(input_signature=[rows], autograph=False)
     def next_token_logits(tokens):
-        return {"logits": read(model, _checked(tokens), begin_reading(model, tokens))[0]}
+        return {"logits": read(model, _check_tokens(tokens), begin_reading(model, tokens))[0]}
 
     @tf.function(
         input_signature=[
@@ -180,7 +180,7 @@ def signatures(model: Generates) -> dict[str, Callable]:
             token, reading = _next_tokens(model, row, reading, temperature, top_k, seed)
             return tf.concat([row, token[:, tf.newaxis]], 1), reading
 
-        tokens = _checked(tokens)
+        tokens = _check_tokens(tokens)
         reading = begin_reading(model, tokens)
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape([None, *x.shape[1:]] if x.shape.rank else []), reading)
         row, _ = tf.while_loop(
@@ -195,7 +195,7 @@ def signatures(model: Generates) -> dict[str, Callable]:
     return {"next_token_logits": next_token_logits, "generate": generated}
 
 
-def _checked(tokens: tf.Tensor) -> tf.Tensor:
+def _check_tokens(tokens: tf.Tensor) -> tf.Tensor:
     message = "tokens has no column; pass at least one token, e.g. the separator of documents to begin with"
     with tf.control_dependencies([tf.debugging.assert_positive(tf.shape(tokens)[1], message)]):
         return tf.identity(tokens)

@@ -173,7 +173,7 @@ class Trainer(tf.Module):
         """
         parallel = self.run_context.options.parallel_micro_batches
         metrics, rows = batches.sum_micro_batches(self._evaluate, batch, parallel)
-        return (metrics, batches.joined(rows)) if computes_metrics(self) else metrics
+        return (metrics, batches.join_rows(rows)) if computes_metrics(self) else metrics
 
     # -- to call in a custom step -------------------------------------------------------------------------------------
 

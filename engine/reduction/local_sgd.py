@@ -76,7 +76,7 @@ class LocalSgd(Reduction):
         step_context().applied.mark(*self.changed)
         local, present = Gradients(gradients), step_context().present
         self._watch_norm(gradients, count)
-        tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._counted(count))
+        tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._example_count(count))
         return local if present is None else local.with_values(_zeros_unless(present, local.values)), count
 
     def begin_period(self) -> None:
@@ -106,8 +106,8 @@ class _Period:
         self._variables = list(map(tf_variable, variables))
         self.starts = [_make_copy(variable) for variable in variables]
         added_to = [variable for variable, by in state if by == SUM]
-        self._summed = [(variable, _make_copy(variable)) for variable in added_to]
-        self.summed = {id(variable): start for variable, start in self._summed}
+        self._sum = [(variable, _make_copy(variable)) for variable in added_to]
+        self.summed = {id(variable): start for variable, start in self._sum}
         self.examples = per_replica.variable(0.0, "round_examples")
 
     def pairs(self):
@@ -127,7 +127,7 @@ class _Period:
         self._begin_sums()
 
     def _begin_sums(self) -> None:
-        for variable, start in self._summed:
+        for variable, start in self._sum:
             assign_local(start, read_local(variable))
         assign_local(self.examples, tf.constant(0.0))
 

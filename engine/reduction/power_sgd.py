@@ -91,7 +91,7 @@ class PowerSgd(Reduction):
             return super().sum(gradients, count, averages)
         axis = step_context().mesh.data
         replicas = axis.size
-        local_count = self._counted(count)
+        local_count = self._example_count(count)
         if replicas > 1:
             gradients = [zero_without_examples(g, local_count) if isinstance(g, tf.Tensor) else g for g in gradients]
             self._watch_norm(gradients, local_count)

@@ -126,20 +126,20 @@ class Reduction(tf.Module):
           is the shard that this replica updates.
         """
         step_context().applied.mark("reduce_dtype")
-        return self._summed(gradients, count, averages, variables, shares_out=True)
+        return self._sum(gradients, count, averages, variables, shares_out=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
         """Returns the exact sums, for inspection, without changing the reduction's state."""
-        summed = self._summed(gradients, count, (), variables, shares_out=False)
+        summed = self._sum(gradients, count, (), variables, shares_out=False)
         self.take_figures()  # they are not a step's
         return summed
 
-    def _summed(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
+    def _sum(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
         mesh = step_context().mesh
         if mesh.everyone.size == 1:
             return Gradients(gradients), count
         gradients, state = list(gradients), self._aggregated_state(averages)
-        count = self._counted(count)
+        count = self._example_count(count)
         self._watch_norm(gradients, count)
         if mesh.is_sharded or mesh.shard_optimizer:
             return self._sum_on_mesh(mesh, gradients, count, state, variables, shares_out)
@@ -215,7 +215,7 @@ class Reduction(tf.Module):
 
     def sum_counts(self, counts: tf.Tensor) -> tf.Tensor:
         """Sums float32 counts like `sum_statistics`, after the forward pass, and without a gradient."""
-        return counts if self._counts_alone() else step_context().mesh.data.all_reduce(self._counted(counts))
+        return counts if self._counts_alone() else step_context().mesh.data.all_reduce(self._example_count(counts))
 
     def _counts_alone(self) -> bool:
         return self.alone() or step_context().mesh.data.size == 1 or is_only_replica()
@@ -243,7 +243,7 @@ class Reduction(tf.Module):
                 observed, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
             )
 
-    def _counted(self, count: tf.Tensor) -> tf.Tensor:
+    def _example_count(self, count: tf.Tensor) -> tf.Tensor:
         """Returns the number of examples that count on this replica: 0 if its batch is a padded empty one."""
         present = step_context().present
         return count if present is None else tf.where(present, count, 0.0)
@@ -275,7 +275,7 @@ class Reduction(tf.Module):
 
     def _sum_bucket(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in bucket]
-        return _shaped(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in bucket])
+        return _reshape_all(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in bucket])
 
     def _sum_bucket_in_shards(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         """Sums each item's shard on its replica; 16-bit values in float32, in the order of the replicas."""
@@ -286,7 +286,7 @@ class Reduction(tf.Module):
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
             lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return _shaped(sums, [item.piece.sharding.local_shape for item in bucket])
+        return _reshape_all(sums, [item.piece.sharding.local_shape for item in bucket])
 
     def _sum_bucket_gathered(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)
@@ -296,7 +296,7 @@ class Reduction(tf.Module):
         halves = [to_halves(item.value, dtype) for item, dtype in zip(bucket, dtypes, strict=True)]
         lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_gather))
         sums = [tf.reduce_sum(from_halves(lane, dtype), 0) for lane, dtype in zip(lanes, dtypes, strict=True)]
-        return _shaped(sums, [item.value.shape for item in bucket])
+        return _reshape_all(sums, [item.value.shape for item in bucket])
 
     def _sum_item_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
         """Sums one large item, gathering `most` values at once.
@@ -362,5 +362,5 @@ class Item(NamedTuple):
     piece: UpdateShard | None = None
 
 
-def _shaped(sums: Sequence[tf.Tensor], shapes: Sequence) -> list[tf.Tensor]:
+def _reshape_all(sums: Sequence[tf.Tensor], shapes: Sequence) -> list[tf.Tensor]:
     return [tf.reshape(total, shape) for total, shape in zip(sums, shapes, strict=True)]

@@ -140,7 +140,7 @@ def rows(predictions: Any, owner: str) -> Any:
     return tf.nest.map_structure(example_rows, predictions)
 
 
-def joined(rows: Any) -> Any:
+def join_rows(rows: Any) -> Any:
     """Returns the tensors that `rows` was called with, of all micro-batches."""
     return tf.nest.map_structure(lambda x: x.values if isinstance(x, tf.IndexedSlices) else x, rows)
 
@@ -195,7 +195,7 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
             return sums(_micro_batch(batch, size, i, micro_batches))
 
     first_sums = micro_batch_sums(0)
-    return _restored(first_sums, _looped(micro_batch_sums, _present(first_sums), micro_batches))
+    return _pack_like(first_sums, _sum_in_loop(micro_batch_sums, _present_tensors(first_sums), micro_batches))
 
 
 def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = False):
@@ -220,21 +220,21 @@ def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = Fals
 
     def whole():
         with shares(0):
-            return _present(compute(batch))
+            return _present_tensors(compute(batch))
 
     def sums():
         traced.clear()
         for i in range(count):
-            before = tf.nest.flatten(_present(traced[-1]), expand_composites=True) if traced and in_turn else []
+            before = tf.nest.flatten(_present_tensors(traced[-1]), expand_composites=True) if traced and in_turn else []
             with tf.control_dependencies(before), shares(i):
                 traced.append(compute(_micro_batch(batch, size, i, count)))
-        return [added(column) for column in zip(*map(_present, traced), strict=True)]
+        return [add(column) for column in zip(*map(_present_tensors, traced), strict=True)]
 
     flat = sums() if isinstance(size, int) else tf.cond(size < count, whole, sums)
-    return _restored(traced[0], flat)
+    return _pack_like(traced[0], flat)
 
 
-def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
+def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count) -> list:
     """Sums micro-batches' tensors in a loop; `firsts` are those of the first. Slices are joined."""
 
     def as_arrays(x: tf.IndexedSlices) -> list[tf.TensorArray]:
@@ -250,7 +250,10 @@ def _looped(micro_batch_sums: Callable, firsts: list, count) -> list:
 
     _, totals = tf.while_loop(
         lambda i, _: i < count,
-        lambda i, totals: (i + 1, [plus(i, t, x) for t, x in zip(totals, _present(micro_batch_sums(i)), strict=True)]),
+        lambda i, totals: (
+            i + 1,
+            [plus(i, t, x) for t, x in zip(totals, _present_tensors(micro_batch_sums(i)), strict=True)],
+        ),
         (1, [as_arrays(x) if isinstance(x, tf.IndexedSlices) else x for x in firsts]),
         parallel_iterations=1,
     )
@@ -286,7 +289,7 @@ def _micro_batch(batch, size, i, count):
     return tf.nest.map_structure(rows, batch)
 
 
-def added(terms: Sequence):
+def add(terms: Sequence):
     """Returns the sum of tensors; the rows of `tf.IndexedSlices` and ragged tensors are listed one after the other."""
     if isinstance(terms[0], tf.RaggedTensor):
         return tf.concat(terms, 0)
@@ -296,11 +299,11 @@ def added(terms: Sequence):
     return functools.reduce(operator.add, terms)
 
 
-def _present(sums) -> list:
+def _present_tensors(sums) -> list:
     """Returns the tensors of a nest, without its Nones (gradients of variables that the loss does not reach)."""
     return [x for x in tf.nest.flatten(sums) if x is not None]
 
 
-def _restored(template, flat: list):
+def _pack_like(template, flat: list):
     rest = iter(flat)
     return tf.nest.map_structure(lambda x: None if x is None else next(rest), template)

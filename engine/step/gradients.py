@@ -70,14 +70,14 @@ class Gradients(Sequence):
 
     def norm(self) -> tf.Tensor:
         """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are summed first."""
-        unique = [_unique(gradient) for gradient in self.values]
+        unique = [_without_duplicates(gradient) for gradient in self.values]
         if not self.shardings:
             return self._product(tf.linalg.global_norm(unique))
         return self._product(_norms_on_mesh([[*zip(unique, self.shardings, strict=True)]])[0])
 
     def clipped_by_value(self, limit: float) -> Gradients:
         """Clips each value to [-limit, limit]. Repeated rows are summed first."""
-        return self._changed(lambda values, _: tf.clip_by_value(values, -limit, limit))
+        return self._map_values(lambda values, _: tf.clip_by_value(values, -limit, limit))
 
     def clipped_by_norms(self, limit: float, wholes: Sequence[int]) -> Gradients:
         """Clips each variable's gradient to a norm of `limit` at most.
@@ -87,7 +87,7 @@ class Gradients(Sequence):
           wholes: for each gradient the identifier of its whole variable: a variable's shards share one norm.
         """
         by_variable: dict[int, list] = {}
-        summed = self.with_values([_unique(gradient) for gradient in self.values])
+        summed = self.with_values([_without_duplicates(gradient) for gradient in self.values])
         for whole, *shard in zip(wholes, summed.values, self.shardings or [None] * len(wholes), strict=True):
             by_variable.setdefault(whole, []).append(shard)
         if self.shardings:
@@ -97,9 +97,9 @@ class Gradients(Sequence):
                 self.with_values([gradient for gradient, _ in shards]).norm() for shards in by_variable.values()
             ]
         norms = dict(zip(by_variable, each_norm, strict=True))
-        return summed._changed(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
+        return summed._map_values(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
-    def _changed(self, change) -> Gradients:
+    def _map_values(self, change) -> Gradients:
         """Applies the factors, then `change(values, index)`. Repeated rows are summed first."""
 
         def changed(gradient, i):
@@ -107,7 +107,7 @@ class Gradients(Sequence):
                 return UniqueSlices(change(gradient.values, i), gradient.indices, gradient.dense_shape)
             return None if gradient is None else change(gradient, i)
 
-        summed = self.with_values([_unique(gradient) for gradient in self.values])
+        summed = self.with_values([_without_duplicates(gradient) for gradient in self.values])
         return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)], shardings=self.shardings)
 
     def __len__(self) -> int:
@@ -426,7 +426,7 @@ class _MeansLoss(NamedTuple):
         def total(values):
             parts = [Gradients([x], (factor,))[0] for x, factor in zip(values, factors, strict=True) if x is not None]
             is_sparse = all(isinstance(x, tf.IndexedSlices) for x in parts)
-            return batches.added(parts if is_sparse else [tf.convert_to_tensor(x) for x in parts]) if parts else None
+            return batches.add(parts if is_sparse else [tf.convert_to_tensor(x) for x in parts]) if parts else None
 
         return Gradients([total(values) for values in zip(*self.gradients, strict=True)])
 
@@ -484,7 +484,7 @@ def sum_duplicate_rows(slices):
     return UniqueSlices(values, indices, slices.dense_shape)
 
 
-def _unique(gradient):
+def _without_duplicates(gradient):
     """Returns slices without duplicates; any other gradient unchanged."""
     return sum_duplicate_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 

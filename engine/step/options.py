@@ -232,7 +232,7 @@ class Applied:
         has_optimizer = bool(trainer.inventory.optimizers)
         causes = {name: self._cause(name, wanted[name], has_optimizer) for name in missing}
         why, cure = causes[missing[0]]
-        shown = [*_shown({name: wanted[name] for name in missing if causes[name] == (why, cure)})]
+        shown = [*_named_options({name: wanted[name] for name in missing if causes[name] == (why, cure)})]
         have = "has" if len(shown) == 1 else "have"
         owner = type(trainer).__name__
         raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {cure}, or leave the option out")
@@ -262,7 +262,7 @@ class Applied:
         return "'s optimizer was made without it", f"write {_MAKE} in build, or with an optimizer as third argument"
 
 
-def _shown(values: Mapping[str, Any]) -> Iterator[str]:
+def _named_options(values: Mapping[str, Any]) -> Iterator[str]:
     """Yields options as they were set, named as settings."""
     for name, value in values.items():
         if name in _ARGUMENTS:

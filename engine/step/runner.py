@@ -70,7 +70,7 @@ class StepRunner:
             if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
                 self._applied.mark("precision")
             self._applied.check(self._trainer, self._mesh.shard_optimizer)
-            return zero_unless(self._counted(present), metrics)
+            return zero_unless(self._counts(present), metrics)
 
     def eval_step(
         self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
@@ -101,7 +101,7 @@ class StepRunner:
             result = self._trainer.eval_step(batch)
             metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
             metrics = check_weighed(metrics, batch, self._trainer)
-            counted = self._counted(present)
+            counted = self._counts(present)
             owner = f"{type(self._trainer).__name__}.predictions"
             return zero_unless(counted, metrics), _rows(predictions, batch, counted, owner)
 
@@ -119,7 +119,7 @@ class StepRunner:
         """
         batch, present = pad_empty_batch(batch)
         with self._evaluation(step, present, None, batch_number, readings):
-            return _rows(compute(form.features(batch)), batch, self._counted(present), "predict")
+            return _rows(compute(form.features(batch)), batch, self._counts(present), "predict")
 
     def _state_restorer(self, present: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
@@ -151,7 +151,7 @@ class StepRunner:
 
         return restore
 
-    def _counted(self, present: tf.Tensor | None) -> tf.Tensor | None:
+    def _counts(self, present: tf.Tensor | None) -> tf.Tensor | None:
         """Returns whether this replica's metrics count: of replicas with the same examples, only the first one's do."""
         if self._mesh.is_sharded and self._mesh.model.rank:
             return tf.constant(False)

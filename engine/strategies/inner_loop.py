@@ -215,7 +215,7 @@ class InnerLoop(Program):
         operands, start, _ = self.feed.call_input(step, 1)
         self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
         offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
-        return self._traced(operands, offset, step)[0]
+        return self._trace_step(operands, offset, step)[0]
 
     @property
     def operations(self) -> Counter[str]:
@@ -238,7 +238,7 @@ class InnerLoop(Program):
             first_step, start, stop, observed = tf.unstack(numbers)
             if self._hosted:
                 start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
-        one_step, zeros = self._traced(operands, start, first_step)
+        one_step, zeros = self._trace_step(operands, start, first_step)
         is_small = self.operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & self.operations.keys()
         in_halves = any(graphs.has(self._step_graph, dtype) for dtype in ("bfloat16", "float16"))
         has_several = self.feed.most_steps(operands) >= _UNROLLED_STEPS
@@ -248,11 +248,11 @@ class InnerLoop(Program):
             def run(offset, sums):
                 for number in range(steps):
                     with tf.name_scope(f"step_{number}"):
-                        batch = self._batch(operands, offset)
+                        batch = self._step_operands(operands, offset)
                         with self._on_host():
                             global_step = first_step + tf.cast(offset - start, tf.int64)
                             is_observed = tf.equal(offset, observed)
-                        sums = self._added(sums, step(batch, global_step, is_observed))
+                        sums = self._add_step(sums, step(batch, global_step, is_observed))
                         with self._on_host():
                             offset = offset + 1
                 return offset, sums
@@ -269,12 +269,12 @@ class InnerLoop(Program):
         if self._syncs is None:
             _, sums = run_until(stop, start, zeros)
         else:
-            sums = self._in_periods(run_until, first_step, start, stop, zeros)
+            sums = self._run_periods(run_until, first_step, start, stop, zeros)
         if self.state is not None:  # here it is one more operation; from the host it would take half a millisecond
             with self._on_host():
                 last_step = first_step + tf.cast(stop - start, tf.int64)
             self.state.step_variable.assign(last_step)
-        return self._total(sums)
+        return self._sum_replicas(sums)
 
     def _while(self, goes_on, body, offset, sums):
         """Returns (offset, sums) after iterating `body` sequentially while `goes_on(offset)`."""
@@ -289,15 +289,17 @@ class InnerLoop(Program):
         """Returns the context of the loop's own arithmetic."""
         return tf.device("CPU:0") if self._hosted else contextlib.nullcontext()
 
-    def _on_replicas(self) -> list:
+    def _replica_contexts(self) -> list:
         """Returns, for each of this host's replicas, the context of its state between steps."""
         devices = self._strategy.extended.worker_devices
         return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
 
-    def _added(self, sums: list, result) -> list:
+    def _add_step(self, sums: list, result) -> list:
         """Adds each replica's metrics of a step to its sums, on its own device, and its scores and rows to theirs."""
         added = []
-        for here, (named, scores, rows), b in zip(self._on_replicas(), sums, self._by_replica(result), strict=True):
+        for here, (named, scores, rows), b in zip(
+            self._replica_contexts(), sums, self._replica_results(result), strict=True
+        ):
             with here:
                 b, *new = b if self._returns_rows else (b,)
                 count = named.shape[0]
@@ -307,13 +309,13 @@ class InnerLoop(Program):
                 added.append((named, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
         return added
 
-    def _by_replica(self, result) -> list:
+    def _replica_results(self, result) -> list:
         """Lists the results of this host's replicas."""
         if not self._returns_rows:
             return self._strategy.experimental_local_results(result)
         return list(zip(*map(self._strategy.experimental_local_results, result), strict=True))
 
-    def _total(self, sums: list) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+    def _sum_replicas(self, sums: list) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
         """Returns the sums of all of this host's replicas, the scores after them; and each replica's rows."""
         total = tf.add_n([named for named, _, _ in sums])
         if sums[0][1]:
@@ -321,7 +323,7 @@ class InnerLoop(Program):
         with tf.device("CPU:0") if self._returns_rows else contextlib.nullcontext():
             return total, [[array.concat() for array in rows] for _, _, rows in sums if rows]
 
-    def _traced(self, operands, offset, step, *more):
+    def _trace_step(self, operands, offset, step, *more):
         """Traces a step, and zeros of its metrics. One trace serves both, and a loop of single steps.
 
         `more` are specs of a step's arguments other than its batch, its number and whether it is observed.
@@ -333,7 +335,9 @@ class InnerLoop(Program):
         self._step_graph = one_step.graph
         warn_of_step(one_step.graph)
         zeros = []
-        for here, x in zip(self._on_replicas(), self._by_replica(self._sums(one_step.structured_outputs)), strict=True):
+        for here, x in zip(
+            self._replica_contexts(), self._replica_results(self._sums(one_step.structured_outputs)), strict=True
+        ):
             x, *rows = x if self._returns_rows else (x,)
             with here:
                 named = tf.zeros([total_rows(self._specs), 2], x.dtype)
@@ -346,7 +350,7 @@ class InnerLoop(Program):
         """Returns the metrics in the result of `_replicated_step`."""
         return outputs
 
-    def _in_periods(self, run_until, first_step, start, stop, zeros):
+    def _run_periods(self, run_until, first_step, start, stop, zeros):
         """Runs the same steps with a sync of the replicas at the end of each period; `first_step` is that at `start`.
 
         This needs nested loops: a sum across replicas may be in a loop around `strategy.run`, not in a condition.
@@ -368,7 +372,7 @@ class InnerLoop(Program):
         offset, sums = self._while(lambda offset: period_end(offset) <= stop, whole_period, start, zeros)
         return run_until(stop, offset, sums)[1]
 
-    def _batch(self, operands, offset):
+    def _step_operands(self, operands, offset):
         """Returns the arguments of a step's `strategy.run`."""
         if self._arrivals is None:
             return self.feed.next_operands(operands, offset)

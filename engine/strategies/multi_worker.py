@@ -146,14 +146,14 @@ class MultiWorker(Replicated):
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         short = max(_WORD, min(_SHORT_BYTES, _SHORT_BYTES_OF_ALL // self.num_hosts) // _WORD * _WORD)
-        rows = self._exchanged(len(value).to_bytes(_WORD, "little") + value[:short], _WORD + short)
+        rows = self._exchange_padded(len(value).to_bytes(_WORD, "little") + value[:short], _WORD + short)
         lengths = [int.from_bytes(row[:_WORD], "little") for row in rows]
         if (longest := max(lengths)) <= short:
             return [row[_WORD:][:length] for row, length in zip(rows, lengths, strict=True)]
         size = min(1 << (longest - 1).bit_length(), -(-longest // _PIECE_BYTES) * _PIECE_BYTES)
-        return [row[:length] for row, length in zip(self._exchanged(value, size), lengths, strict=True)]
+        return [row[:length] for row, length in zip(self._exchange_padded(value, size), lengths, strict=True)]
 
-    def _exchanged(self, value: bytes, size: int) -> list[bytes]:
+    def _exchange_padded(self, value: bytes, size: int) -> list[bytes]:
         """Exchanges bytes between workers in one round, padded to `size`: a multiple of `_WORD`, the same in all."""
         if self._exchange is None:
 

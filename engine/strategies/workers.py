@@ -107,12 +107,12 @@ class WorkersLoop(InnerLoop):
         row = tf.concat(
             [from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, is_local)[:, 0]], 0
         )
-        sums, rows = self._over_workers(tf.boolean_mask(sums, ~is_local), row)
+        sums, rows = self._sum_over_workers(tf.boolean_mask(sums, ~is_local), row)
         if any(spec.keeps_scores for spec in self._specs):
             sums = tf.concat([sums, scores], 0)
         return sums, rows, example_rows
 
-    def _over_workers(self, sums: tf.Tensor, row: tf.Tensor):
+    def _sum_over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed across workers, [workers, figures])."""
         sums.set_shape([total_rows([spec for spec in self._specs if not spec.name.startswith(LOCAL)]), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.

@@ -268,7 +268,7 @@ class Leases:
     def _timeout_factor(self) -> float:
         return 1.0 if all(opened.loop in self._built for opened in self._open.values()) else FIRST_CALL_FACTOR
 
-    def _counted(self, lease: Lease, counts: np.ndarray) -> tuple[int, int]:
+    def _progress(self, lease: Lease, counts: np.ndarray) -> tuple[int, int]:
         """Returns a lease's number of completed steps and of starts."""
         steps, starts = counts[self.counters.steps_at(lease.slot)], counts[self.counters.starts_at(lease.slot)]
         return int(steps) - lease.steps_before, int(starts) - lease.starts_before
@@ -279,7 +279,7 @@ class Leases:
         TensorFlow does so for errors that it regards as consequences of others.
         """
         for opened in self._open.values():
-            steps, starts = self._counted(opened.lease, counts)
+            steps, starts = self._progress(opened.lease, counts)
             if opened.begun is None or opened.begun[0] != steps:
                 opened.begun = (steps, starts)
             elif starts - opened.begun[1] > _MAX_RETRIES:
@@ -290,28 +290,28 @@ class Leases:
         if quiet := server_probe.silent("ps", range(len(self._cluster.servers))):
             return server_probe.explain(quiet, self._cluster.servers, self._timeout_seconds)
         gone = [worker for worker, address in enumerate(self._cluster.workers) if is_gone(address)]
-        parts = [f"{self._named(worker)} is not there" for worker in gone]
+        parts = [f"{self._worker_name(worker)} is not there" for worker in gone]
         takers = self.counters.takers.numpy()
-        begun = [opened for opened in self._open.values() if self._counted(opened.lease, counts)[1]]
+        begun = [opened for opened in self._open.values() if self._progress(opened.lease, counts)[1]]
         held = {int(takers[opened.lease.slot]): opened for opened in begun if takers[opened.lease.slot] not in gone}
         holds = {worker: self._describe(opened.loop, opened.lease, -1) for worker, opened in held.items()}
-        parts += [f"{self._named(worker)} holds {lease}" for worker, lease in holds.items()]
+        parts += [f"{self._worker_name(worker)} holds {lease}" for worker, lease in holds.items()]
         # A task stopped before it began its lease holds nothing up yet.
         for worker in server_probe.silent("worker", set(range(len(self._cluster.workers))) - {*gone, *held}):
-            parts.append(f"{self._named(worker)} does not answer")
+            parts.append(f"{self._worker_name(worker)} does not answer")
         times = "" if self._timeout_factor == 1.0 else f"{self._timeout_factor:g} times "  # while workers build a graph
         return (
             f"no update for {times}step_timeout_seconds={self._timeout_seconds:g}: "
             f"{'; '.join(parts) or 'no worker has started a lease'}"
         )
 
-    def _named(self, worker: int) -> str:
+    def _worker_name(self, worker: int) -> str:
         return f"worker {worker} ({self._cluster.workers[worker]})"
 
     def _explain_failure(self, opened: _Open, error: Exception | None) -> str:
         lease, step, worker_name = opened.lease, -1, "a worker"
         if isinstance(opened.loop, UpdateLoop):
-            step = lease.first + self._counted(lease, self.counters.counts.numpy())[0]
+            step = lease.first + self._progress(lease, self.counters.counts.numpy())[0]
             worker_name = f"worker {self.counters.takers.numpy()[lease.slot]}"
         error_text = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
         return (

@@ -96,11 +96,13 @@ class Workers:
 
     def put_arrays(self, arrays):
         """Sends arrays to each worker, in its own thread."""
-        return on_each_worker(self._coordinator, lambda: tf.nest.map_structure(_sent, arrays), self.specs(arrays))
+        return on_each_worker(
+            self._coordinator, lambda: tf.nest.map_structure(_send_in_pieces, arrays), self.specs(arrays)
+        )
 
     def specs(self, arrays):
         """Returns the specs of a worker's arrays."""
-        return tf.nest.map_structure(_spec, arrays)
+        return tf.nest.map_structure(_array_spec, arrays)
 
     def indices(self, order: Order) -> StepIndices:
         return StepIndices(order)
@@ -138,7 +140,9 @@ class ResidentOnWorkers(LeaseFeed, ResidentFeed):
         return self._devices.specs(self._source.as_arrays()), ()
 
     def peek(self, step: int) -> CallInput:
-        return CallInput((_on_coordinator(self._source.as_arrays()), ()), step, step + 1)
+        with tf.device("CPU:0"):  # for a step of the coordinator itself
+            arrays = tf.nest.map_structure(as_tensor, self._source.as_arrays())
+        return CallInput((arrays, ()), step, step + 1)
 
 
 class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
@@ -146,24 +150,21 @@ class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
 
     def __init__(self, workers: Workers, arrays, batch_size: int):
         super().__init__(workers.put_arrays(arrays), batch_size)
-        self._on_coordinator = _on_coordinator(arrays)
-
-    def peek(self, step: int) -> CallInput:
-        return CallInput((self._on_coordinator,), 0, 1)
+        self._specs = workers.specs(arrays)
 
     @property
     def operand_specs(self) -> Any:
-        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._on_coordinator),)
+        return (self._specs,)
 
 
-class _InPieces(LeaseFeed):
-    """Examples of consecutive steps, of which each step takes its own; of one step if they differ in length."""
+class _LeaseExamples(LeaseFeed):
+    """A batch of consecutive steps' examples, sliced per step; of one step if examples differ in length."""
 
     _element_spec: Any
 
     @property
     def operand_specs(self):
-        return _specs(self._element_spec), _NUMBER
+        return _batch_specs(self._element_spec), _NUMBER
 
     def next_operands(self, operands, step: tf.Tensor):
         piece, first = operands
@@ -178,7 +179,7 @@ class _InPieces(LeaseFeed):
         return operands[0]
 
 
-class ReadByWorkersFeed(_InPieces):
+class ReadByWorkersFeed(_LeaseExamples):
     """A source that each worker reads itself: a lease's steps in pieces, the next while steps of one run.
 
     Args:
@@ -271,7 +272,7 @@ class ReadByWorkersFeed(_InPieces):
         return examples, tf.add_n([tf.zeros([], tf.int64), *sizes])
 
 
-class SentFeed(_InPieces, StreamedFeed):
+class SentFeed(_LeaseExamples, StreamedFeed):
     """A stream, which the coordinator reads in order: each lease includes its steps' examples.
 
     So a repeated lease has the same examples, only those of leases in progress are in memory, and the stream's position
@@ -324,7 +325,7 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
 
     @property
     def operand_specs(self):
-        return _specs(self.split.element_spec), _NUMBER, _NUMBER
+        return _batch_specs(self.split.element_spec), _NUMBER, _NUMBER
 
     def next_operands(self, operands, step: tf.Tensor):
         *examples, first = operands
@@ -341,12 +342,6 @@ class CombinedOnWorkers(LeaseFeed, CombinedFeed):
     def operand_specs(self):
         feeds: Sequence[Any] = [*self.feeds.values()]
         return [(feed.operand_specs, tf.TensorSpec([], tf.int32)) for feed in feeds]
-
-
-def _on_coordinator(arrays) -> Any:
-    """Returns arrays for a step of the coordinator itself."""
-    with tf.device("CPU:0"):
-        return tf.nest.map_structure(as_tensor, arrays)
 
 
 def _piece_stats(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
@@ -370,20 +365,20 @@ def timestamp_after(*tensors: tf.Tensor) -> tf.Tensor:
         return tf.timestamp()
 
 
-def _specs(element_spec) -> Any:
+def _batch_specs(element_spec) -> Any:
     """Returns the specs of some examples in one piece."""
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), element_spec)
 
 
-def _spec(array) -> tf.TensorSpec:
+def _array_spec(array) -> tf.TensorSpec:
     return tf.TensorSpec(array.shape, tf.convert_to_tensor(array[:1] if array.ndim else array).dtype)
 
 
-def _sent(array) -> tf.Tensor:
+def _send_in_pieces(array) -> tf.Tensor:
     """Sends an array piece by piece, so that neither process holds much more of it than the worker keeps."""
     if not array.ndim or array.nbytes <= _PIECE_BYTES:
         return tf.identity(array)
-    rows, spec = max(1, int(len(array) * _PIECE_BYTES / array.nbytes)), _spec(array)
+    rows, spec = max(1, int(len(array) * _PIECE_BYTES / array.nbytes)), _array_spec(array)
     with tf.device("CPU:0"):
         whole = tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype)
         for first in range(0, len(array), rows):

@@ -211,9 +211,9 @@ class LeaseLoop(InnerLoop):
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` as run by a worker, for inspection only."""
         step = tf.constant(step, tf.int64)
-        return self._traced(self.feed.operand_specs, step, step, *self._more_specs(self._pull.buckets()))[0]
+        return self._trace_step(self.feed.operand_specs, step, step, *self._argument_specs(self._pull.buckets()))[0]
 
-    def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
+    def _argument_specs(self, pulled: list[tf.Tensor]) -> tuple:
         """Returns the specs of a step's arguments other than its batch, its number and whether it is observed."""
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
@@ -234,15 +234,15 @@ class LeaseLoop(InnerLoop):
     def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
         """Returns the result of a lease, without its duration, and its rows."""
         pulled, specs = self._pull.buckets(), self.feed.operand_specs
-        one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
+        one_step, zeros = self._trace_step(specs, lease.first, lease.first, *self._argument_specs(pulled))
 
         def body(operands, step, sums):
-            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
-            return step + 1, self._added(sums, result)
+            result = one_step(self._step_operands(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
+            return step + 1, self._add_step(sums, result)
 
         (_, sums), input_stats, seconds = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         nothing = tf.zeros([2 + LAGS], tf.int64)
-        total, rows = self._total(sums)
+        total, rows = self._sum_replicas(sums)
         return LeaseResult(total, nothing, lease.first, nothing[0], seconds, seconds, worker, input_stats), rows
 
     def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
@@ -286,30 +286,30 @@ class UpdateLoop(LeaseLoop):
         counts = counters.begin(lease, worker)
         first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
         starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
-        pulled = _on_worker(self._pull.buckets())
-        one_step, zeros = self._traced(specs, lease.first, lease.first, *self._more_specs(pulled))
+        pulled = _copy_to_worker(self._pull.buckets())
+        one_step, zeros = self._trace_step(specs, lease.first, lease.first, *self._argument_specs(pulled))
         a_step = counters.ones_at(0, counters.steps_at(lease.slot))
 
         def body(operands, step, sums, staleness, pulled, pulled_at):
             before = a_step * tf.cast(step > first, tf.int64)
-            result = one_step(self._batch(operands, step), step, tf.equal(step, lease.stop - 1), pulled, before)
+            result = one_step(self._step_operands(operands, step), step, tf.equal(step, lease.stop - 1), pulled, before)
             result, pulled, counts = result
-            staleness = _with_step(staleness, step > first, counts, pulled_at)
+            staleness = _add_staleness(staleness, step > first, counts, pulled_at)
             with tf.control_dependencies(tf.nest.flatten(result)):  # i.e. applied on all servers
                 step = step + 1
             # It pulled before it, or at the end of the previous one: about when it began.
-            return step, self._added(sums, result), staleness, _on_worker(pulled), counts
+            return step, self._add_step(sums, result), staleness, _copy_to_worker(pulled), counts
 
         start = (first, zeros, tf.zeros([2 + LAGS], tf.int64), pulled, counts)
         state, input_stats, seconds = self._run_steps(operands, lease.stop, body, start)
         last, sums, staleness, _, pulled_at = state
         counts = counters.add(a_step * tf.cast(last > first, tf.int64))
-        staleness = _with_step(staleness, last > first, counts, pulled_at)
-        total, rows = self._total(sums)
+        staleness = _add_staleness(staleness, last > first, counts, pulled_at)
+        total, rows = self._sum_replicas(sums)
         return LeaseResult(total, staleness, first, starts, seconds, seconds, worker, input_stats), rows
 
-    def _more_specs(self, pulled: list[tf.Tensor]) -> tuple:
-        return *super()._more_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)
+    def _argument_specs(self, pulled: list[tf.Tensor]) -> tuple:
+        return *super()._argument_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)
 
     def _replicated_step(self, batch, step, observed, pulled, before):
         """Runs one step, and counts the one `before`: the counters' increments, zeros without one.
@@ -327,7 +327,7 @@ class UpdateLoop(LeaseLoop):
         return outputs[0]
 
 
-def _on_worker(tensors):
+def _copy_to_worker(tensors):
     """Copies tensors to the worker.
 
     TensorFlow would otherwise keep a loop's variables on the server that created them, and send them both ways each
@@ -337,7 +337,7 @@ def _on_worker(tensors):
         return tf.nest.map_structure(tf.identity, tensors)
 
 
-def _with_step(staleness, done, counts, pulled_at) -> tf.Tensor:
+def _add_staleness(staleness, done, counts, pulled_at) -> tf.Tensor:
     """Adds the staleness of a step, if it is `done`, to a lease's: all updates since its pull but its own."""
     by_others = tf.where(done, counts[0] - pulled_at[0] - 1, 0)
     lag = tf.where(done, tf.minimum(by_others, LAGS - 1), -1)  # -1 does not count
