@@ -88,6 +88,6 @@ def _check_runs(run_dir: str, task: str | None) -> None:
     pid = start.get("pid")
     if start.get("host") == socket.gethostname() and pid is not None and not process.is_alive(pid):
         raise RunError(f"{run_dir}: process {pid} ended without recording why; start the run again")
-    names = [str(each.get("name")) for job in ("workers", "servers") for each in cluster.get(job) or ()]
+    names = [str(task.get("name")) for job in ("workers", "servers") for task in cluster.get(job) or ()]
     if task is not None and task not in (*names, "chief"):
         raise UsageError(f"--task={task} is not a task of this run; use {', '.join(map(repr, names))}")

@@ -39,7 +39,9 @@ def run() -> None:
 
     name, arguments = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
     if name in ("", "help", "--help", "-h"):
-        help.show(_usage())
+        lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
+        lines += [f"  {command:<10} {purpose}" for command, (_, purpose) in COMMANDS.items()]
+        help.show("\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."]))
     if name not in COMMANDS:
         hint = "flags stand after it" if name.startswith("-") else errors.nearest(name, COMMANDS)
         sys.exit(errors.fail(errors.EXIT_USAGE, f"crankshaft {name} is not a command of {', '.join(COMMANDS)}; {hint}"))
@@ -47,9 +49,3 @@ def run() -> None:
     if quiet:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     module.main(argv=[f"crankshaft {name}", *arguments])
-
-
-def _usage() -> str:
-    lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
-    lines += [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    return "\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."])

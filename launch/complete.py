@@ -32,13 +32,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _candidates(words: list[str]) -> list[str]:
-    """Returns the completions of the last word."""
+    """Lists the completions of the last word."""
     *before, last = words
     if not before:
         return _beginning(last, COMMANDS)
-    of_command = _flags(before)
+    flags = _flags(before)
     name, is_value, _ = last.removeprefix("--").partition("=")
-    kinds = {name: field.metadata["info"].kind for name, field in of_command.items()}
+    kinds = {name: field.metadata["info"].kind for name, field in flags.items()}
     if is_value and name in kinds:
         choices = registry.NAMES.get(name) or kinds[name].choices
         return _beginning(last, (f"--{name}={choice}" for choice in choices))
@@ -46,13 +46,13 @@ def _candidates(words: list[str]) -> list[str]:
 
 
 def _flags(before: list[str]) -> dict[str, dataclasses.Field]:
-    """Returns the flags of the command that the words begin with; after --, those of its tasks."""
+    """Finds the flags of the command that the words begin with; after --, those of its tasks."""
     command = before[0]
     if command not in COMMANDS or command == "train" or "--" in before:
         return FIELDS
     module = import_module(COMMANDS[command][0])
-    own = fields(module.Flags) if hasattr(module, "Flags") else FIELDS
-    return {**own, **FIELDS} if getattr(module, "TAKES_FLAGS_OF_TRAIN", False) else own
+    flags = fields(module.Flags) if hasattr(module, "Flags") else FIELDS
+    return {**flags, **FIELDS} if getattr(module, "TAKES_FLAGS_OF_TRAIN", False) else flags
 
 
 def _beginning(start: str, candidates: Iterable[str]) -> list[str]:

@@ -37,13 +37,13 @@ EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
 EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above
 
 
-def nearest(misspelt: str, known, otherwise: str | None = None) -> str:
-    """Suggests 'did you mean X?' if one of `known` is similar, else returns `otherwise`, or lists all of them."""
-    known = list(known) if isinstance(known, (list, tuple)) else sorted(known)  # a list begins with the most frequent
+def nearest(misspelt: str, names, otherwise: str | None = None) -> str:
+    """Suggests 'did you mean X?' if one of `names` is similar, else returns `otherwise`, or lists all of them."""
+    names = list(names) if isinstance(names, (list, tuple)) else sorted(names)  # a list begins with the most frequent
     word = misspelt.lower()
-    whole = [name for name in known if f"_{name}".endswith(f"_{word}")]  # batch_size: global_batch_size
-    near = list(dict.fromkeys([*whole, *difflib.get_close_matches(word, known, n=3, cutoff=0.6)]))[:3]
-    return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(known)}"
+    whole = [name for name in names if f"_{name}".endswith(f"_{word}")]  # batch_size: global_batch_size
+    near = list(dict.fromkeys([*whole, *difflib.get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
+    return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(names)}"
 
 
 def signal_name(number: int) -> str:

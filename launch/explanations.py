@@ -1,6 +1,6 @@
 """Turns an exception into one line for the user: the value, what was expected, and the cure. Host code.
 
-Crankshaft's own errors have their line and exit code; `_KNOWN` is for everything else.
+Crankshaft's own errors have their line and exit code; `_EXPLANATIONS` is for everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
 from .host import process
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OWN = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
+_FOLDERS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
 _HELP = {"see --help": "see crankshaft train --help"}  # for a program in Python
@@ -41,7 +41,7 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
         process.refuse_forked_start()
         yield
     except Exception as error:
-        if not isinstance(error, CrankshaftError) and _is_of_program(error):
+        if not isinstance(error, CrankshaftError) and _is_programs(error):
             raise
         explained = _explained(error)
         explained.message = f"{_renamed(explained.message, {**_HELP, **(names or {})})}{_limit(error)}"
@@ -81,17 +81,17 @@ def _refused(error: OSError) -> str:
 
 
 def _limit(error: BaseException) -> str:
-    """Returns the limit of the machine that an error, or the one that it was raised for, has met; "" for none."""
-    each: BaseException | None = error
-    while each is not None:
-        if (number := _system_errno(each)) in _LIMITS:
+    """Describes the limit of the machine that an error, or the one that it was raised for, has met; "" for none."""
+    following: BaseException | None = error
+    while following is not None:
+        if (number := _system_errno(following)) in _LIMITS:
             return f"; {_LIMITS[number]()}"
-        each = each.__cause__ or each.__context__
+        following = following.__cause__ or following.__context__
     return ""
 
 
 def _system_errno(error: BaseException) -> int | None:
-    """Returns the system's reason for an error; None if it is another, or unknown."""
+    """Finds the system's reason for an error; None if it is another, or unknown."""
     if isinstance(error, OSError):
         return error.errno
     if isinstance(error, RuntimeError) and error.args in _NO_THREAD:
@@ -120,8 +120,8 @@ def thread_limit() -> str:
     """Describes the lowest limit on processes and threads: of this process's control groups, or of its user."""
     files = (folder / "pids.max" for folder in cpus.control_groups(controller="pids"))
     limits = [int(line) for file in files for line in cpus.lines(file) if line.isdecimal()]
-    of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if limits and (of_user == resource.RLIM_INFINITY or min(limits) < of_user):
+    user_limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if limits and (user_limit == resource.RLIM_INFINITY or min(limits) < user_limit):
         return f"this control group may have {min(limits):,} processes and threads (pids.max); raise that, or use less"
     return _limit_line(resource.RLIMIT_NPROC, "processes and threads of this user", "-u")()
 
@@ -140,7 +140,7 @@ _LIMITS: dict[int, Callable[[], str]] = {
 _STATUSES_OF_LIMITS = ("ResourceExhaustedError", "OutOfRangeError")
 
 
-class _Known(NamedTuple):
+class _Explanation(NamedTuple):
     """An exception of TensorFlow, Keras or Python, by its class and its message, and the error it becomes."""
 
     kinds: tuple[str, ...]
@@ -155,16 +155,16 @@ def _not_finite(error: Exception, _: re.Match) -> CrankshaftError:
 
 
 _INVALID = ("InvalidArgumentError",)
-_KNOWN = (
-    _Known(_INVALID, "Detected Infinity or NaN in output", _not_finite),
-    _Known(
+_EXPLANATIONS = (
+    _Explanation(_INVALID, "Detected Infinity or NaN in output", _not_finite),
+    _Explanation(
         ("ResourceExhaustedError", "MemoryError"),
         "",
         lambda error, _: RunError(
             f"out of memory ({reason(error)}); lower global_batch_size or resident_data_mb, or raise accumulate_steps"
         ),
     ),
-    _Known(
+    _Explanation(
         ("RuntimeError",),
         "`merge_call` called while defining",
         lambda *_: UsageError(
@@ -173,7 +173,7 @@ _KNOWN = (
             "optimizer's apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build"
         ),
     ),
-    _Known(
+    _Explanation(
         ("ValueError",),
         "If an RNN is stateful",
         lambda *_: UsageError(
@@ -182,7 +182,7 @@ _KNOWN = (
             "they fill no batch"
         ),
     ),
-    _Known(
+    _Explanation(
         ("RuntimeError",),
         "must be configured at program startup",
         lambda *_: UsageError(
@@ -190,7 +190,7 @@ _KNOWN = (
             "in the data function, or once the run is open"
         ),
     ),
-    _Known(
+    _Explanation(
         ("UnimplementedError", "FailedPreconditionError"),
         "(?i)determinis",
         lambda error, _: UsageError(
@@ -198,7 +198,7 @@ _KNOWN = (
             "another op, or set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit"
         ),
     ),
-    _Known(  # by a kernel on CPUs
+    _Explanation(  # by a kernel on CPUs
         _INVALID,
         r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)",
         lambda _, match: LabelError(
@@ -207,14 +207,14 @@ _KNOWN = (
             "of one unit for each class"
         ),
     ),
-    _Known(  # of a look-up, likewise
+    _Explanation(  # of a look-up, likewise
         _INVALID,
         r"= (-?\d+) is not in \[0, (\d+)\)",
         lambda _, match: LabelError(
             f"ids from 0 to {int(match[2]) - 1}: an id of {match[1]} was looked up; correct the data, or allow for more"
         ),
     ),
-    _Known(
+    _Explanation(
         ("FailedPreconditionError",),
         r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)",
         lambda _, match: UsageError(
@@ -222,11 +222,11 @@ _KNOWN = (
             "began, or as assert_cardinality says; give the data that it began with, or use another run_dir"
         ),
     ),
-    _Known(  # whose message continues in other lines
+    _Explanation(  # whose message continues in other lines
         ("ValueError",), "Invalid `(weighted_)?metrics`", lambda error, _: UsageError(" ".join(str(error).split()))
     ),
     # TensorFlow puts each operand of tf.debugging.Assert in brackets.
-    _Known(
+    _Explanation(
         _INVALID,
         "assertion failed",
         lambda error, _: UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]")),
@@ -235,15 +235,15 @@ _KNOWN = (
 
 
 def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
-    """Returns an error itself if it is one of Crankshaft's, else the error that explains it to the user."""
+    """Makes the error that explains an error to the user; one of Crankshaft's stays itself."""
     if type(error).__name__ == "StagingError":  # what AutoGraph raises instead of an error of a user's function
         error = error.__context__ if isinstance(error.__context__, CrankshaftError) else error
     if isinstance(error, CrankshaftError):
         return error
     kinds, text = _kinds(error), str(error)
-    for known in () if _limit(error) else _KNOWN:  # TensorFlow calls a disk exhausted, too
-        if kinds.intersection(known.kinds) and (match := re.search(known.words, text, re.DOTALL)):
-            return known.error(error, match)
+    for row in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too
+        if kinds.intersection(row.kinds) and (match := re.search(row.words, text, re.DOTALL)):
+            return row.error(error, match)
     frame_line = _users_frame(error)
     named = f"{type(error).__name__}: {reason(error)}"
     if frame_line is None and isinstance(error, OSError):
@@ -256,21 +256,21 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     return (RunError if passes else UsageError)(f"{named}, at {frame_line}{traceback_by}")
 
 
-def _is_of_program(error: Exception) -> bool:
-    """Returns whether the program, a library it called or a Keras callback raised an error outside step tracing."""
+def _is_programs(error: Exception) -> bool:
+    """Whether the program, a library it called or a Keras callback raised an error outside step tracing."""
     for frame in traceback.extract_tb(error.__traceback__):
         path = os.path.abspath(frame.filename)
         if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:
             return False
         if _CALLBACKS in path:
             return True
-        if not path.startswith(_OWN) and not any(part in frame.filename for part in _LIBRARIES):
+        if not path.startswith(_FOLDERS) and not any(part in frame.filename for part in _LIBRARIES):
             return True
     return False
 
 
 def _users_frame(error: Exception) -> str | None:
-    """Returns "file:line in function" of the innermost frame in the user's code, a model or an input; else None."""
+    """Finds "file:line in function" of the innermost frame in the user's code, a model or an input; else None."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = os.path.abspath(frame.filename)

@@ -159,13 +159,13 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
         raise UsageError(
             f"the command of the tasks is missing; write it after --, e.g. {_PROGRAM} -- --model=mlp --input=digits"
         )
-    start, own = command_flags.split_program(arguments)
+    start, words = command_flags.split_program(arguments)
     command_flags.check_script_exists(start)
     start = start or _TRAIN
     try:
-        passed = parsing.train_flags(own)
+        passed = parsing.train_flags(words)
     except UsageError:  # the tasks report it
-        return _Command(start, [], own, None, False)
+        return _Command(start, [], words, None, False)
     strategy, run_dir = passed.get("strategy"), passed.get("run_dir")
     if strategy == "parameter_server" != job.strategy:
         raise UsageError("strategy=parameter_server needs parameter servers; write --ps=N before the --")
@@ -183,15 +183,13 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in run_dir; give one after --")
     compares, names_gpus = "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed
-    imports, debug = start[0] == "-m" or _names_tensorflow(start[0]), passed.get("debug", False)
+    imports, debug = start[0] == "-m", passed.get("debug", False)
+    if not imports:
+        with open(start[0], encoding="utf-8", errors="replace") as file:
+            imports = bool(re.search(r"tensorflow|keras|crankshaft", file.read()))
     timeout = passed.get("step_timeout_seconds")
-    cut = own.index("--") if "--" in own else len(own)
-    return _Command(start, own[:cut], own[cut:], run_dir, compares, names_gpus, imports, debug, timeout)
-
-
-def _names_tensorflow(script: str) -> bool:
-    with open(script, encoding="utf-8", errors="replace") as file:
-        return bool(re.search(r"tensorflow|keras|crankshaft", file.read()))
+    cut = words.index("--") if "--" in words else len(words)
+    return _Command(start, words[:cut], words[cut:], run_dir, compares, names_gpus, imports, debug, timeout)
 
 
 def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:
@@ -209,33 +207,33 @@ def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] |
     # One thread for each core: TensorFlow's (its process_util.cc, local_device.cc), and those of other libraries.
     threads = {name: str(per_task) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS") if name not in environment}
     # Under a quota all cores of the machine are seen, and every task would get those with low numbers.
-    own = resources.divide_cores(cores, tasks, per_task) if usable == len(cores) else [None] * tasks
+    shares = resources.divide_cores(cores, tasks, per_task) if usable == len(cores) else [None] * tasks
     # A server's tables are read and written at random: huge pages (glibc 2.35, malloc's tunables) miss the processor's
     # cache of page addresses less, the larger the table the more.
     pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if "GLIBC_TUNABLES" not in environment else {}
-    own_gpus = _divide_gpus(job, kinds, len(gpus or ()))
+    gpu_shares = _divide_gpus(job, kinds, len(gpus or ()))
     return [
-        TaskSpec(kind, index, mine, {**threads, **(pages if kind == "ps" else {})}, own_gpus.get((kind, index)))
-        for (kind, index), mine in zip(kinds, own, strict=True)
+        TaskSpec(kind, index, share, {**threads, **(pages if kind == "ps" else {})}, gpu_shares.get((kind, index)))
+        for (kind, index), share in zip(kinds, shares, strict=True)
     ]
 
 
 def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
-    """Returns --gpus of each task, {} without GPUs: one per worker, none for tasks that do not train.
+    """Chooses --gpus of each task, {} without GPUs: one per worker, none for tasks that do not train.
 
     Synchronous workers all compute on the CPU if there are too few GPUs: a GPU can take part in a sum only once. With
     parameter servers several workers share one.
     """
     if not gpus:
         return {}
-    gpus_of, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
+    without, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
     if len(workers) > gpus and not job.ps:
         errors.print_line(
             f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
             f"--workers={gpus} for one each"
         )
-        return gpus_of
-    return gpus_of | {task: str(number % gpus) for number, task in enumerate(workers)}
+        return without
+    return without | {task: str(number % gpus) for number, task in enumerate(workers)}
 
 
 def _for_all_tasks(environment: Mapping[str, str], debug: bool) -> dict[str, str]:

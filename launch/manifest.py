@@ -59,8 +59,8 @@ def _check_time(text: str) -> None:
     """Raises ValueError, as a rule, for a time that Slurm does not take, or in which nothing can be saved."""
     if not (match := _TIME.fullmatch(text)):
         raise ValueError("it is not a time, e.g. 12:00:00 or 2-00:00:00")
-    days, of_day, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    if ((24 * days + of_day + hours) * 60 + minutes) * 60 + seconds < _LEAST_SECONDS:
+    days, hours_of_day, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    if ((24 * days + hours_of_day + hours) * 60 + minutes) * 60 + seconds < _LEAST_SECONDS:
         raise ValueError(f"it is less than the {_LEAST_SECONDS // 60} minutes that tasks need to start and to save")
 
 
@@ -97,10 +97,10 @@ def main(argv: list[str]) -> None:
 
 def _text(argv: list[str]) -> str:
     cut = argv.index("--") if "--" in argv else len(argv)
-    own, command = argv[1:cut], argv[cut + 1 :]
-    target = own.pop(0) if own and not own[0].startswith("-") else ""
+    words, command = argv[1:cut], argv[cut + 1 :]
+    target = words.pop(0) if words and not words[0].startswith("-") else ""
     values, _ = command_flags.read(
-        *([argv[0], *own], Flags, help.module_doc(__name__), _USAGE),
+        *([argv[0], *words], Flags, help.module_doc(__name__), _USAGE),
         words="the command of the tasks comes after --",
         has_tasks=True,
     )
@@ -115,21 +115,21 @@ def _text(argv: list[str]) -> str:
             raise UsageError(f"{command[0]!r} has no use with {_PROGRAM} {target}, whose image runs any command")
         return kubernetes.dockerfile()
     if "plan" in values:
-        values = {**_planned(values["plan"], values.get("workers")), **values}
+        values = {**_read_plan(values["plan"], values.get("workers")), **values}
     job = _job(target, Flags(**values), command)
     return slurm.script(job) if target == "slurm" else kubernetes.manifest(job, as_job_set=target == "jobset")
 
 
-def _planned(path: str, workers: int | None) -> dict[str, Any]:
-    """Returns the flags of a plan's requests, for so many workers. Raises `UsageError`."""
+def _read_plan(path: str, workers: int | None) -> dict[str, Any]:
+    """Reads the flags of a plan's requests, for so many workers. Raises `UsageError`."""
     plan = saved.read(path)
     hosts = workers or (next(iter(plan)) if len(plan) == 1 else None)
     if hosts not in plan:
         problem = f"is not for --workers={workers}" if workers else "is for several numbers of hosts"
         raise UsageError(f"{path} {problem}; use --workers={' or '.join(map(str, plan))}")
-    each = plan[hosts]
-    mebibytes = math.ceil(_MEMORY_MARGIN * max(each["host_bytes"], each["server_bytes"]) / 2**20)
-    values = {"workers": hosts, "ps": each["servers"], "gpus_per_worker": each["gpus_per_host"]}
+    needs = plan[hosts]
+    mebibytes = math.ceil(_MEMORY_MARGIN * max(needs["host_bytes"], needs["server_bytes"]) / 2**20)
+    values = {"workers": hosts, "ps": needs["servers"], "gpus_per_worker": needs["gpus_per_host"]}
     return {**values, "memory": f"{max(mebibytes, _SIZES[0])}Mi"}
 
 

@@ -17,17 +17,17 @@ _LEAST_COLUMNS = 16
 
 
 def stream_errors() -> list[tuple[Any, str]]:
-    """Returns the standard streams, each with its answer to a character that its encoding lacks, such as "strict"."""
+    """Lists stdout and stderr, each with its handling of unencodable characters, such as "strict"."""
     return [(stream, stream.errors) for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")]
 
 
 def escaping_streams() -> list[tuple[Any, str]]:
-    """Returns the standard streams, which are to escape such characters, as U+732B, instead of an error."""
+    """Lists stdout and stderr, each with the handling that escapes unencodable characters."""
     return [(stream, _ESCAPE) for stream, _ in stream_errors()]
 
 
 def set_stream_errors(streams: list[tuple[Any, str]]) -> None:
-    """Sets each stream's answer to a character that its encoding lacks."""
+    """Sets each stream's handling of unencodable characters."""
     for stream, errors in streams:
         # Python sets it, and then wants the position in a file that has become a pipe, as in Ray's: "Illegal seek".
         with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ def columns() -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Returns a line's words in lines of this width; a word that is longer stays whole.
+    """Wraps a line to lines of this width; a word that is longer stays whole.
 
     A terminal that has not even `_LEAST_COLUMNS` for them ends its lines itself, where it likes.
     """
@@ -49,7 +49,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def fitted(text: str, file: TextIO) -> str:
-    """Returns a text for printing to `file`: without control characters, and wrapped in a terminal."""
+    """Formats a text for printing to `file`: without control characters, and wrapped in a terminal."""
     text = visible(text)  # names in it may be from a file that anyone has written
     if not file.isatty():
         return text

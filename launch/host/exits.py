@@ -101,7 +101,7 @@ def flush() -> None:
     if is_frozen:
         gc.freeze()
     kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, (io.IOBase, Handler))}
-    for file in [each for each in objects if type(each) in kinds]:
+    for file in [item for item in objects if type(item) in kinds]:
         try:
             file.flush()
         except OSError as error:

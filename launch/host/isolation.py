@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Isolation:
-    """The state that a run shares with its process: the run's own values within `entered`, else the program's.
+    """The state that a run shares with its process: the run's values within `entered`, else the program's.
 
     Of the thread: Keras's dtype policy, the numbers in its layers' names and its own random generator; and whether
     TensorFlow checks numerics. Of the process: the random generators of Python and NumPy, and TensorFlow's global seed;
@@ -39,9 +39,9 @@ class Isolation:
     """
 
     def __init__(self, defaults: Mapping[str, Any] | None = None, script_flags: Mapping[str, Any] | None = None):
-        of_process = dict(defaults or {})
-        self._policy = of_process.pop("dtype_policy", None)
-        self._defaults: dict[str, Any] | None = of_process or None
+        process_defaults = dict(defaults or {})
+        self._policy = process_defaults.pop("dtype_policy", None)
+        self._defaults: dict[str, Any] | None = process_defaults or None
         self._script_flags = script_flags
         self._keras: dict[str, Any] | None = None
         self._random_state: tuple[Any, ...] | None = None
@@ -97,7 +97,7 @@ class Isolation:
 
 
 def program_defaults(policy: Any = None) -> dict[str, Any]:
-    """Returns the program's defaults of Keras that models read, by name; plain JSON.
+    """Reads the program's defaults of Keras that models use, by name; plain JSON.
 
     Args:
       policy: the dtype policy of layers that do not set theirs; None is that of a new process.
@@ -154,18 +154,17 @@ class _ProcessState(Generic[T]):
         return left
 
 
-def _state() -> tuple[Any, ...]:
+def _random_state() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), tensorflow.random_state()  # noqa: NPY002
 
 
-def _set(state: tuple[Any, ...]) -> None:
-    python, numpy, of_tensorflow = state
-    random.setstate(python)
-    np.random.set_state(numpy)  # noqa: NPY002 - what `keras.utils.set_random_seed` seeds
-    tensorflow.restore_random_state(of_tensorflow)
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002 - what `keras.utils.set_random_seed` seeds
+    tensorflow.restore_random_state(state[2])
 
 
-def _refuse(first: dict[str, Any], second: dict[str, Any]) -> None:
+def _refuse_other_defaults(first: dict[str, Any], second: dict[str, Any]) -> None:
     """Raises `UsageError`, which names one of Keras's defaults that differs between the runs of two threads."""
     name = next(name for name, value in second.items() if value != first[name])
     raise UsageError(
@@ -174,7 +173,7 @@ def _refuse(first: dict[str, Any], second: dict[str, Any]) -> None:
     )
 
 
-_RANDOM = _ProcessState(_state, _set)
+_RANDOM = _ProcessState(_random_state, _set_random_state)
 _DETERMINISM = _ProcessState(tensorflow.is_deterministic, tensorflow.set_deterministic)
 _STREAMS = _ProcessState(terminal.stream_errors, terminal.set_stream_errors)
-_DEFAULTS = _ProcessState(keras.defaults, keras.set_defaults, _refuse)
+_DEFAULTS = _ProcessState(keras.defaults, keras.set_defaults, _refuse_other_defaults)

@@ -1,4 +1,4 @@
-"""What TensorFlow prints as it is imported and starts, less its notes. Host code; needs nothing of the package."""
+"""Filters the notes that TensorFlow prints as it is imported and starts. Host code; imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -60,11 +60,7 @@ def _relay(reading: int) -> NoReturn:
     own relays. Of a start that takes too long, see `rendezvous.limited`, a line instead of the stacks.
     """
     try:
-        for number in (
-            signal.SIGHUP,
-            signal.SIGINT,
-            signal.SIGTERM,
-        ):  # they are the other process's, which ends this one
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # the other process's, which ends this one
             signal.signal(number, signal.SIG_IGN)
         with open(reading, "rb") as lines:
             for line in lines:
@@ -75,14 +71,10 @@ def _relay(reading: int) -> NoReturn:
                     lines.read()  # the stacks, which do not help a user
                 elif line.strip() and not _NOISE.search(line.decode(errors="replace")):
                     os.write(2, line)
-                if is_end and not _is_closed(reading) and os.fork():
-                    break
+                if is_end:  # others may have the pipe open, which POLLHUP, always reported, shows in a moment
+                    poll = select.poll()
+                    poll.register(reading, 0)
+                    if not poll.poll(_CLOSED_MILLISECONDS) and os.fork():
+                        break
     finally:
         os._exit(0)
-
-
-def _is_closed(reading: int) -> bool:
-    """Returns whether nobody has the other end of a pipe open any more, or will have it in a moment."""
-    poll = select.poll()
-    poll.register(reading, 0)  # POLLHUP is always reported
-    return bool(poll.poll(_CLOSED_MILLISECONDS))

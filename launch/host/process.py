@@ -113,7 +113,7 @@ def refuse_forked_start() -> None:
 
 
 def age_seconds() -> float:
-    """Returns the seconds since Python's `logging` was loaded, which is one of the first imports of a program.
+    """Computes the seconds since Python's `logging` was loaded, which is one of the first imports of a program.
 
     The system knows when the process began, but not when it became this program: a shell may have worked before `exec`.
     A fork of a program begins with the fork.
@@ -290,8 +290,8 @@ class LockedRunDir:
         """Takes the lock. Raises `UsageError`, as `lock` does."""
         self._file = _open_lock(self._run_dir)
         try:
-            if not _take(self._file, self._run_dir):
-                self._take_without_flock()
+            if not _try_flock(self._file, self._run_dir):
+                self._acquire_owner_file()
             self._folder = _identity(self._run_dir)
         except UsageError:
             self.release()
@@ -314,7 +314,7 @@ class LockedRunDir:
         """Whether the file system has `flock`, by which it is held."""
         return not self._owner.is_locked
 
-    def _take_without_flock(self) -> None:
+    def _acquire_owner_file(self) -> None:
         """Makes a file that names this process, unless another's is there that may be alive."""
         logging.warning(
             "run_dir=%s: its file system has no flock; its file %s locks it instead, and has to be removed by hand "
@@ -354,7 +354,7 @@ class LockedRunDir:
 
 
 def _identity(path: str | int) -> tuple[int, int] | None:
-    """Returns a file's identity, (device, inode); None if it does not exist."""
+    """Reads a file's identity, (device, inode); None if it does not exist."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -373,17 +373,16 @@ def _open_lock(run_dir: str) -> int:
         raise _lock_error(run_dir, error) from None
 
 
-def _take(lock: int, run_dir: str) -> bool:
+def _try_flock(lock: int, run_dir: str) -> bool:
     """Locks the file; returns False where the file system has no such lock."""
     try:
-        is_ours = lock_descriptor(lock, blocking=False)
+        is_locked = lock_descriptor(lock, blocking=False)
     except OSError as error:
         if error.errno in _NO_FLOCK:
             return False
         raise _lock_error(run_dir, error) from None
-    if not is_ours:
-        named = f"run_dir={run_dir}"
-        raise RunDirInUse(f"{named} is in use {_holder(lock)}, or use another run_dir")
+    if not is_locked:
+        raise RunDirInUse(f"run_dir={run_dir} is in use {_holder(lock)}, or use another run_dir")
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full

@@ -33,7 +33,7 @@ _CURE = "see that it is there and that this machine may write to it, or use anot
 
 
 def remote_folder(run_dir: str | None) -> RemoteFolder | None:
-    """Returns the folder of a run and its copy, where it lies on a file system that only `tf.io.gfile` reaches."""
+    """Copies the folder of a run that lies on a file system which only `tf.io.gfile` reaches; None of another."""
     return RemoteFolder(run_dir) if run_dir and re.match(r"[a-z][a-z0-9]*://", run_dir) else None
 
 
@@ -103,7 +103,7 @@ class RemoteFolder:
                 warned = False
             except Exception as error:  # of TensorFlow's file systems; tried again
                 if not warned:
-                    logging.warning("run_dir=%s can't be written now (%s); tried again", self.url, _why(error))
+                    logging.warning("run_dir=%s can't be written now (%s); tried again", self.url, _first_line(error))
                 warned = True
 
     def push(self) -> None:
@@ -158,7 +158,7 @@ class RemoteFolder:
 
 
 def _is_whole(path: str, sealed: set[str]) -> bool:
-    """Returns whether a file may be copied: of a checkpoint only when its manifest, the last of it, is there."""
+    """Whether a file may be copied: of a checkpoint only when its manifest, the last of it, is there."""
     stem = re.match(r"(.*ckpt-\d+)\.", path)
     return stem is None or stem[1] in sealed
 
@@ -168,10 +168,10 @@ def _explained(kind: type[Exception], action: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # TensorFlow's, by file system
-        raise kind(f"{action} ({_why(error)}); {_CURE}") from None
+        raise kind(f"{action} ({_first_line(error)}); {_CURE}") from None
 
 
-def _why(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 

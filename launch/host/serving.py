@@ -119,21 +119,17 @@ def _end(*requests: socket.socket) -> None:
 
 
 def _for_names(application: Application, names: set[str]) -> Application:
-    """Returns an application that answers only requests whose Host is one of these names, or an IP address."""
+    """Makes an application that answers only requests whose Host is one of these names, or an IP address."""
 
     def answer(environ: dict[str, Any], start_response: Callable) -> Iterable[bytes]:
         host = environ.get("HTTP_HOST", "")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        if name in names or _is_address(name.removeprefix("[").removesuffix("]")):
+        is_ours = name in names
+        with contextlib.suppress(ValueError):
+            is_ours = is_ours or bool(ipaddress.ip_address(name.removeprefix("[").removesuffix("]")))
+        if is_ours:
             return application(environ, start_response)
         start_response("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
         return [b"The Host header names neither this host nor an IP address.\n"]
 
     return answer
-
-
-def _is_address(name: str) -> bool:
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
-        return True
-    return False

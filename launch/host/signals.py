@@ -24,7 +24,7 @@ SAME_REQUEST_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
 _ACTION_BYTES = 512  # of a `struct sigaction`, or more
 _CREDENTIALS = struct.Struct("3i")  # unix(7): of the process that wrote, pid, uid, gid
-_AT_ONCE = "; a second signal ends the process at once"
+_SECOND_ENDS = "; a second signal ends the process at once"
 # Exit codes after the run was saved.
 EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
@@ -153,7 +153,7 @@ class Signals:
     Args:
       request: called with the signal's name; must only take a note.
       ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt.
-      is_kept: whether this context is entered many times, until `close`: its thread then stays between.
+      is_reused: whether this context is entered many times, until `close`: its thread then stays between.
       meanwhile: called in a thread if the run does not end within a moment, since it is busy; returns a line to print.
     """
 
@@ -161,13 +161,13 @@ class Signals:
         self,
         request,
         ends_process: bool = True,
-        is_kept: bool = False,
+        is_reused: bool = False,
         meanwhile: Callable[[], str | None] = lambda: None,
     ):
         self._request = request
         self._meanwhile = meanwhile
         self._ends_process = ends_process
-        self._is_kept = is_kept
+        self._is_reused = is_reused
         self._requested = False
         self._answers: _Answers | None = None
         self._handlers = Handlers(_EXIT_CODES, self._handle)
@@ -180,7 +180,7 @@ class Signals:
 
     def __exit__(self, *_) -> None:
         self._handlers.remove()
-        if self._requested or not self._is_kept:
+        if self._requested or not self._is_reused:
             self.close()
         self._requested = False
 
@@ -274,23 +274,6 @@ class _Answers:
         self._writing.close()
 
 
-def _show_cursor() -> None:
-    """Shows a terminal's cursor again, which a progress bar hides."""
-    if os.isatty(1):
-        os.write(1, b"\x1b[?25h")
-
-
-def _received(reading: socket.socket) -> bytes:
-    """Returns the bytes that this process has written, without a child's."""
-    data, ((_, _, writer), *_), *_ = reading.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
-    return data if _CREDENTIALS.unpack(writer)[0] == os.getpid() else b""
-
-
-def _print_after(work: Callable[[], str | None]) -> None:
-    if line := work():
-        print_line(line)
-
-
 def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], str | None]) -> None:
     """Prints the consequence of a signal that has had no effect for half a second. Runs in a thread.
 
@@ -302,6 +285,11 @@ def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], 
       ends_process: whether a second signal ends the process at once.
       meanwhile: see `Signals`.
     """
+
+    def save() -> None:
+        if line := meanwhile():
+            print_line(line)
+
     saving: Thread | None = None
     first, name, is_answered = None, "", False
     while True:
@@ -309,19 +297,23 @@ def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], 
         if not select.select([reading], [], [], waits)[0]:
             is_answered = True
             line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
-            print_line(f"{line}{_AT_ONCE * ends_process}")
+            print_line(f"{line}{_SECOND_ENDS * ends_process}")
             # In another thread: a second signal ends the process meanwhile.
-            saving = Thread(target=_print_after, args=(meanwhile,), name="saving")
+            saving = Thread(target=save, name="saving")
             saving.start()
             continue
-        if 0 in (numbers := _received(reading)):
+        numbers, ((_, _, writer), *_), *_ = reading.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if _CREDENTIALS.unpack(writer)[0] != os.getpid():
+            continue  # a child's
+        if 0 in numbers:
             break
-        asking = [number for number in numbers if number in _EXIT_CODES]
-        if asking and first is None:
-            first, name = time.monotonic(), signal.Signals(asking[0]).name
-        elif asking and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
-            _show_cursor()
-            os._exit(_EXIT_CODES[signal.Signals(asking[0])])
+        requests = [number for number in numbers if number in _EXIT_CODES]
+        if requests and first is None:
+            first, name = time.monotonic(), signal.Signals(requests[0]).name
+        elif requests and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
+            if os.isatty(1):
+                os.write(1, b"\x1b[?25h")  # shows the cursor again, which a progress bar hides
+            os._exit(_EXIT_CODES[signal.Signals(requests[0])])
     if saving is not None:
         saving.join()
     reading.close()

@@ -14,7 +14,7 @@ from ...engine.strategies.base import Strategy
 
 
 def configured() -> int:
-    """Returns how many threads TensorFlow takes for an operation by default or by its environment variable."""
+    """Counts the threads that TensorFlow takes for an operation by default or by its environment variable."""
     threads = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(threads) if threads.isdecimal() else len(cpus.usable_cpus([os.getpid()]))
 
@@ -34,9 +34,9 @@ def warn_of_others(manifest: Manifest, about: dict[str, Any]) -> None:
         logging.warning(
             "%s was computed with %s, and this process has %s: sums round otherwise, so from here on the bits are not "
             "those of one run; to keep them so, continue where the run may use as many cores",
-            *(manifest.name, _described(before), _described(now)),
+            *(manifest.name, _describe(before), _describe(now)),
         )
 
 
-def _described(cpu: dict[str, int]) -> str:
+def _describe(cpu: dict[str, int]) -> str:
     return f"{cpu.get('threads')} thread(s) per operation and {cpu.get('micro_batches')} micro-batch(es) in parallel"

@@ -67,7 +67,13 @@ def manifest(job: Job, as_job_set: bool) -> str:
     dumper = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
     yaml.add_representer(str, lambda to, text: to.represent_scalar(_STR, text, '"' if "\n" in text else None), dumper)
     jobs = [_job_set(job)] if as_job_set else [_service(job), *(_job(job, kind) for kind in job.kinds)]
-    objects = [_claim(job), _network_policy(job), *jobs]
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": job.claim},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Gi"}}},
+    }
+    objects = [claim, _network_policy(job), *jobs]
     text = yaml.dump_all(objects, Dumper=dumper, sort_keys=False, width=float("inf"))
     return _HEAD.format(name=job.name, tasks=counts(job.kinds)) + _commented(text)
 
@@ -115,17 +121,8 @@ def _network_policy(job: Job) -> dict[str, Any]:
     }
 
 
-def _claim(job: Job) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": job.claim},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Gi"}}},
-    }
-
-
 def _job(job: Job, kind: str) -> dict[str, Any]:
-    names = {each: f"{job.name}-{each}" if job.ps else job.name for each in job.kinds}
+    names = {task_kind: f"{job.name}-{task_kind}" if job.ps else job.name for task_kind in job.kinds}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -135,7 +132,7 @@ def _job(job: Job, kind: str) -> dict[str, Any]:
 
 
 def _job_set(job: Job) -> dict[str, Any]:
-    """Returns a JobSet, which makes the Service, and the pods' subdomain, itself."""
+    """Describes a JobSet, which makes the Service, and the pods' subdomain, itself."""
     names = {kind: f"{job.name}-{kind}-0" for kind in job.kinds}  # of the Jobs that it makes
     ends = {"successPolicy": {"operator": "All", "targetReplicatedJobs": ["chief"]}} if job.ps else {}
     return {
@@ -155,7 +152,7 @@ def _job_set(job: Job) -> dict[str, Any]:
 
 
 def _job_spec(job: Job, kind: str, names: dict[str, str], network: dict[str, str]) -> dict[str, Any]:
-    """Returns the spec of the Job for one kind of task.
+    """Describes the Job for one kind of task.
 
     Args:
       job: the whole job.
@@ -221,7 +218,7 @@ def _container(job: Job, kind: str, names: dict[str, str]) -> dict[str, Any]:
         "image": job.image,
         "command": [word.replace("$(", "$$(") for word in job.command],  # else Kubernetes puts variables in
         "env": [
-            {"name": JOBS, "value": ",".join(f"{names[each]}:{count}" for each, count in job.kinds.items())},
+            {"name": JOBS, "value": ",".join(f"{names[kind]}:{count}" for kind, count in job.kinds.items())},
             {"name": SERVICE, "value": job.name},
             {"name": "PYTHONUNBUFFERED", "value": "1"},
             {"name": "HOME", "value": "/tmp"},

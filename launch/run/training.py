@@ -53,7 +53,7 @@ def prepare(run: BaseRun, user_hooks: Sequence, began: float) -> None:
         step = run.snapshots.write_alone() if run.snapshots else None
         return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {config.run_dir}"
 
-    run.signals = Signals(run.stop_request.request, config.owns_process, is_kept=True, meanwhile=write_snapshot)
+    run.signals = Signals(run.stop_request.request, config.owns_process, is_reused=True, meanwhile=write_snapshot)
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, run.rollback, pauses.clock)
 
 
