@@ -50,7 +50,8 @@ _USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [
 _MOST_HOSTS = 50_000
 _FIRST_PORT = 10_000
 _ON_ONE_HOST = ("one_device", "mirrored", "tpu")
-_OF_TASKS = ("cluster_hosts", "task_index", "bind", "num_ps", "evaluator", "run_dir", "result_json")  # of no use here
+# Flags of a run's tasks and files, without effect on a plan.
+_WITHOUT_EFFECT = ("cluster_hosts", "task_index", "bind", "num_ps", "evaluator", "run_dir", "result_json")
 
 
 def _check_hosts(text: str) -> None:
@@ -123,7 +124,7 @@ def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -
     if flags.simulate:
         simulation.check()
     machine = hardware.read(flags.on) if flags.on else None
-    counts = sorted({int(each) for each in flags.hosts.split(",")})
+    counts = sorted({int(count) for count in flags.hosts.split(",")})
     for count in counts:  # finds mistakes before TensorFlow starts
         configured(passed, count, machine.devices_per_host if machine else 1, trainer_class, data is not None)
     machine = machine or _measured()
@@ -156,7 +157,7 @@ def _tensorflow() -> Iterator[None]:
 def configured(
     passed: Mapping[str, Any], hosts: int, devices: int, trainer_class: type | None = None, has_data: bool = False
 ) -> Config:
-    """Returns the configuration of a run on a number of hosts, as its chief would have it.
+    """Configures a run on a number of hosts, as its chief would.
 
     Args:
       passed: values of train's flags.
@@ -168,7 +169,7 @@ def configured(
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
     """
-    values = {name: value for name, value in passed.items() if name not in _OF_TASKS}
+    values = {name: value for name, value in passed.items() if name not in _WITHOUT_EFFECT}
     servers = passed.get("num_ps", 0)
     alone = "mirrored" if devices > 1 else "one_device"
     strategy = values.setdefault("strategy", "parameter_server" if servers else "multi_worker" if hosts > 1 else alone)
@@ -196,7 +197,7 @@ def plan(
     trainer_class: type | None = None,
     data: Callable | Sequence | None = None,
 ) -> dict[str, Any]:
-    """Returns the plan of a run as plain JSON, see `docs/plan.md`. Starts TensorFlow.
+    """Plans a run as plain JSON, see `docs/plan.md`. Starts TensorFlow.
 
     Args:
       passed: values of train's flags.
@@ -210,34 +211,37 @@ def plan(
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
     """
     plans = _Plans(passed, machine, trainer_class, data)
-    planned = [plans.of(count) for count in counts]
-    short = next((each for _, each in planned if not each.fits), None)
-    config, entries = planned[-1][0], []
-    for of, each in planned:
-        shown = report.entry(each, of.strategy, machine) | {"activations": _activations(plans, of.recompute, each)}
+    planned = [plans.estimate(count) for count in counts]
+    short = next((found for _, found in planned if not found.fits), None)
+    entries = []
+    for config, found in planned:
+        entry = report.entry(found, config.strategy, machine)
+        entry["activations"] = _activations(plans, config.recompute, found)
         if simulates:
-            dues = filter(None, (of.checkpoint_every_steps, of.eval_every_steps, of.summary_every_steps))
-            shown["simulated"] = simulation.entry(simulation.scenario(each, machine, min(dues, default=math.inf)))
-        entries.append(shown)
+            dues = filter(None, (config.checkpoint_every_steps, config.eval_every_steps, config.summary_every_steps))
+            scenario = simulation.scenario(found, machine, min(dues, default=math.inf))
+            entry["simulated"] = simulation.entry(scenario)
+        entries.append(entry)
+    config = planned[-1][0]
     return {
         "model": config.model_entry.name,
         "strategy": config.strategy,
         "global_batch_size": config.global_batch_size,
-        "jit": config.jit if any(each.work.can_jit for _, each in planned) else "off",
+        "jit": config.jit if any(found.work.can_jit for _, found in planned) else "off",
         "hosts": entries,
         "fits": short is None,
-        "advice": [" ".join(map(_word, changes.items())) for changes in _cures(plans, short)] if short else [],
+        "advice": [" ".join(map(_flag, changes.items())) for changes in _cures(plans, short)] if short else [],
         "constants": dataclasses.asdict(machine),
     }
 
 
-def _word(change: tuple[str, Any]) -> str:
+def _flag(change: tuple[str, Any]) -> str:
     name, value = change
     return f"--{name}" if value is True else f"--{name}={value}"
 
 
 class _Plans:
-    """Plans of a run with some flags changed, whose data is loaded once.
+    """Estimates a run with some flags changed; loads its data once.
 
     Args:
       passed: values of train's flags.
@@ -247,20 +251,20 @@ class _Plans:
 
     def __init__(self, passed: Mapping[str, Any], machine: Hardware, trainer_class: type | None, data):
         self.passed, self.machine = passed, machine
-        self._trainer_class, self._given = trainer_class, data
-        self._known: dict[tuple, tuple[Config, Estimate]] = {}
+        self._trainer_class, self._given_data = trainer_class, data
+        self._estimates: dict[tuple, tuple[Config, Estimate]] = {}
         self._data: Data | None = None
 
-    def of(self, hosts: int, **changes: Any) -> tuple[Config, Estimate]:
-        """Plans for one number of hosts. Raises `UsageError`."""
+    def estimate(self, hosts: int, **changes: Any) -> tuple[Config, Estimate]:
+        """Estimates the run on a number of hosts. Raises `UsageError`."""
         key = (hosts, *changes.items())
-        if key not in self._known:
-            self._known[key] = self._planned(hosts, {**self.passed, **changes})
-        return self._known[key]
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(hosts, {**self.passed, **changes})
+        return self._estimates[key]
 
-    def _planned(self, hosts: int, passed: Mapping[str, Any]) -> tuple[Config, Estimate]:
-        given = self._given
-        config = configured(passed, hosts, self.machine.devices_per_host, self._trainer_class, given is not None)
+    def _estimate(self, hosts: int, passed: Mapping[str, Any]) -> tuple[Config, Estimate]:
+        given, devices = self._given_data, self.machine.devices_per_host
+        config = configured(passed, hosts, devices, self._trainer_class, given is not None)
         with _tensorflow():
             from ..host.isolation import Isolation
             from ..run.data import loading
@@ -269,26 +273,26 @@ class _Plans:
         with run_environment(config, Isolation(config.keras)):
             checks.check_named(config)
             self._data = self._data or (loading.load(config) if config.input else loading.data_from(given))
-            work = quantify(config, hosts, self.machine.devices_per_host, self.machine.kind, self._data)
+            work = quantify(config, hosts, devices, self.machine.kind, self._data)
         if config.jit == "on" or self.machine.kind == "tpu":
             work = dataclasses.replace(work, operations=0.0)
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         return config, estimate(work, self.machine, seconds)
 
     def first_fitting(self, hosts: int, changes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Returns the first of some changes with which the run fits; those that it can't have are left out."""
-        for each in changes:
+        """Finds the first of some changes with which the run fits; those that it can't have are left out."""
+        for change in changes:
             with contextlib.suppress(UsageError):
-                if self.of(hosts, **each)[1].fits:
-                    return each
+                if self.estimate(hosts, **change)[1].fits:
+                    return change
         return None
 
 
 def _activations(plans: _Plans, recompute: bool, found: Estimate) -> dict[str, float]:
-    """Returns the activations with and without --recompute; of a model without blocks that it applies to, the same."""
+    """Activation bytes with and without recomputation; the same for a model without blocks that it applies to."""
     activations = dict.fromkeys((True, False), found.work.memory.activations)
     with contextlib.suppress(UsageError):
-        other = plans.of(found.work.hosts, recompute=not recompute)[1]
+        other = plans.estimate(found.work.hosts, recompute=not recompute)[1]
         activations[not recompute] = other.work.memory.activations
     return {"recomputed": activations[True], "kept": activations[False]}
 
@@ -298,7 +302,7 @@ def _cures(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     work, memory, limit = short.work, short.work.memory, device_bytes(short.work, plans.machine)
     parts, fixed = plans.passed.get("accumulate_steps", 1), memory.total - memory.activations - memory.data
     smaller: list[dict[str, Any]] = [{"accumulate_steps": factor * parts} for factor in (2, 4, 8, 16, 32)]
-    sharded: list[dict[str, Any]] = [{"mesh": f"model:{each}"} for each in (2, 4, 8, 16) if each <= work.replicas]
+    sharded: list[dict[str, Any]] = [{"mesh": f"model:{size}"} for size in (2, 4, 8, 16) if size <= work.replicas]
     kinds: list[list[dict[str, Any]]] = [
         [{"num_ps": factor * work.servers} for factor in (2, 4, 8, 16) if work.servers],
         [{"recompute": True}] if fixed < limit else [],
@@ -306,7 +310,7 @@ def _cures(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
         [{"shard_optimizer": True}] if memory.total - memory.optimizer < limit else [],
         sharded,
     ]
-    together = [{"recompute": True, "shard_optimizer": True} | each for each in smaller]
-    together += [{"recompute": True} | each | few for few in (smaller[0], smaller[-1]) for each in sharded]
-    fitting = [each for kind in kinds if (each := plans.first_fitting(work.hosts, kind))]
+    together = [{"recompute": True, "shard_optimizer": True} | change for change in smaller]
+    together += [{"recompute": True} | change | few for few in (smaller[0], smaller[-1]) for change in sharded]
+    fitting = [change for kind in kinds if (change := plans.first_fitting(work.hosts, kind))]
     yield from fitting or filter(None, [plans.first_fitting(work.hosts, together)])

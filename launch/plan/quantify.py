@@ -31,7 +31,9 @@ from .quantities import Memory, Message, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
-_OF_CPUS = "activations are most of the memory, and processes on CPUs took 0.8 to 1.5 times as much as is planned"
+# What CPUs took of what steps compute, and the share of the memory from which on that is 15 % of it: see docs/plan.md.
+_UNCERTAIN_ON_CPUS = "activations and gradients, of which processes on CPUs took 0.8 to 1.6 times as much as is planned"
+_UNCERTAIN_SHARE = 0.25
 _OPERATION_BYTES = 110_000  # that a program's operation takes of its host, in Python and TensorFlow: see docs/plan.md
 
 
@@ -49,19 +51,23 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
       UsageError: the replicas can't share the batch, or a step's needs are known only by running it.
     """
     micro_batches = parallel_micro_batches(config) if kind == "cpu" else 1
-    rehearsal = rehearse(config, _layout(config, hosts, devices), micro_batches, data)
+    servers = len(config.cluster.job("ps")) if config.cluster else 0
+    has_one = config.strategy in ("one_device", "parameter_server")
+    layout = Layout(config.strategy, hosts, 1 if has_one else config.num_virtual_devices or devices, servers)
+    rehearsal = rehearse(config, layout, micro_batches, data)
     try:
         products = cost.products(rehearsal.graph)
         operations, moved = cost.passes(rehearsal.graph)
     except NotCountableError as error:
         raise UsageError(f"{config.model_entry.name} can't be planned: {error}") from None
-    layout, strategy = rehearsal.layout, rehearsal.strategy
+    strategy = rehearsal.strategy
     if strategy.updates_here:
         moved += cost.update_bytes(rehearsal.state.trainer)[0]
-    messages = [*rehearsal.messages, *_crossing(rehearsal)]
+    messages = Counter([*rehearsal.messages, *_server_messages(rehearsal)])
     memory, uncertain = _memory(rehearsal, kind)
-    if kind == "cpu" and memory.activations > memory.total / 2:
-        uncertain = (*uncertain, _OF_CPUS)
+    program = sum(op.type not in OUTSIDE for op, _ in cost.executed(rehearsal.graph))
+    if kind == "cpu" and memory.activations + memory.gradients > _UNCERTAIN_SHARE * memory.total:
+        uncertain = (*uncertain, _UNCERTAIN_ON_CPUS)
     return Work(
         hosts=layout.hosts,
         replicas=layout.replicas,
@@ -72,20 +78,14 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
         operations=operations,
         can_jit=not (config.no_jit_reason or strategy.no_jit_reason),
         moved_bytes=moved,
-        messages=_merged(messages),
+        messages=tuple(dataclasses.replace(one, count=one.count * number) for one, number in messages.items()),
         examples=config.global_batch_size,
         input_bytes=_input_bytes(rehearsal, config.global_batch_size),
         checkpoint_bytes=float(sum(tf_variable(v).dtype.size * shards.size(v) for v in rehearsal.state.variables())),
         steps=rehearsal.steps,
-        host_bytes=sum(map(_host_bytes, rehearsal.inputs.splits.values())) + _program_bytes(rehearsal.graph),
+        host_bytes=float(sum(map(_array_bytes, rehearsal.inputs.splits.values())) + _OPERATION_BYTES * program),
         uncertain=uncertain,
     )
-
-
-def _layout(config: Config, hosts: int, devices: int) -> Layout:
-    servers = len(config.cluster.job("ps")) if config.cluster else 0
-    has_one = config.strategy in ("one_device", "parameter_server")
-    return Layout(config.strategy, hosts, 1 if has_one else config.num_virtual_devices or devices, servers)
 
 
 def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
@@ -95,14 +95,14 @@ def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
       (memory, a line for each part of it that may differ much).
     """
     graphs = filter(None, (rehearsal.graph, rehearsal.sync))
-    most = max((peak(graph, rehearsal.gradients, kind == "cpu") for graph in graphs), key=lambda each: each.total)
-    of_optimizer = {id(v) for v in _slots(rehearsal)}
+    most = max((peak(graph, rehearsal.gradients, kind == "cpu") for graph in graphs), key=lambda found: found.total)
+    slots = {id(v) for v in _slots(rehearsal)}
     here = [v for v in rehearsal.variables if "/job:ps" not in v.device]
-    optimizer = sum(variable_bytes(v) for v in here if id(v) in of_optimizer)
-    weights = sum(variable_bytes(v) for v in here if id(v) not in of_optimizer)
+    optimizer = sum(variable_bytes(v) for v in here if id(v) in slots)
+    weights = sum(variable_bytes(v) for v in here if id(v) not in slots)
     weights += sum(map(tensor_bytes, _pulled(rehearsal)))
     activations = most.total - most.gradients
-    return Memory(float(weights), float(optimizer), most.gradients, activations, _data(rehearsal)), most.uncertain
+    return Memory(float(weights), float(optimizer), most.gradients, activations, _data_bytes(rehearsal)), most.uncertain
 
 
 def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
@@ -110,36 +110,31 @@ def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
     trainer = rehearsal.state.trainer
     for optimizer in Inventory(trainer).optimizers.values():
         updated = {id(tf_variable(v)) for v in optimizer.updated_variables}
-        kept = list(optimizer.variables)
+        variables = list(optimizer.variables)
         if isinstance(optimizer, KerasOptimizer):
-            kept += optimizer.keras_optimizer.variables
-        yield from (v for v in map(tf_variable, kept) if id(v) not in updated)
+            variables += optimizer.keras_optimizer.variables
+        yield from (v for v in map(tf_variable, variables) if id(v) not in updated)
     yield from trainer.reduction.variables
 
 
-def _data(rehearsal: Rehearsal) -> float:
-    """Returns the bytes of resident examples and a step's batch, or of the blocks of batches that wait."""
+def _data_bytes(rehearsal: Rehearsal) -> float:
+    """Computes the bytes of resident examples and a step's batch, or of the blocks of batches that wait."""
     feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
-    each = example_bytes(split)
-    batch = feed.order.batch_size / rehearsal.shares * each
+    batch = feed.order.batch_size / rehearsal.shares * example_bytes(split)
     if isinstance(feed, ResidentFeed):
-        return float(each * len(split) + batch)
+        return float(example_bytes(split) * len(split) + batch)
     steps = feed.order.block_steps if isinstance(feed, (ReadFeed, ReadByWorkersFeed)) else 1
     return float(_BLOCKS_AHEAD * steps * batch)
 
 
-def _program_bytes(graph: tf.Graph) -> float:
-    return float(_OPERATION_BYTES * sum(op.type not in OUTSIDE for op, _ in cost.executed(graph)))
-
-
-def _host_bytes(split: Split) -> float:
-    """Returns the bytes of a split's arrays in memory; 0 of what is in files."""
+def _array_bytes(split: Split) -> int:
+    """Sums the bytes of a split's arrays in memory; 0 of what is in files."""
     arrays = combined.first(split).as_arrays() if split.by_index else ()
-    return float(sum(each.nbytes for each in tf.nest.flatten(arrays) if not isinstance(each, (Mapped, type(None)))))
+    return sum(array.nbytes for array in tf.nest.flatten(arrays) if not isinstance(array, (Mapped, type(None))))
 
 
 def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
-    """Returns the bytes that a host reads per step: its share of a batch; 0 of arrays and resident examples."""
+    """Computes the bytes that a host reads per step: its share of a batch; 0 of arrays and resident examples."""
     feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
     if isinstance(feed, ResidentFeed) or (split.by_index and split.as_arrays() is not None):
         return 0.0
@@ -148,15 +143,15 @@ def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
 
 
 def _pulled(rehearsal: Rehearsal) -> list[tf.Tensor]:
-    """Returns the values that a worker pulls for its next step; it holds those for this one, of the same sizes."""
+    """Lists the values that a worker pulls for its next step; it holds those for this one, of the same sizes."""
     return [
-        each
-        for each in rehearsal.graph.outputs
-        if server(each.op) or any(server(before.op) for before in each.op.inputs)
+        output
+        for output in rehearsal.graph.outputs
+        if server(output.op) or any(server(tensor.op) for tensor in output.op.inputs)
     ]
 
 
-def _crossing(rehearsal: Rehearsal) -> Iterator[Message]:
+def _server_messages(rehearsal: Rehearsal) -> Iterator[Message]:
     """Yields the tensors that a step sends between a worker and its servers, each as often as it is sent."""
     servers = rehearsal.layout.servers
     if not servers:
@@ -179,23 +174,18 @@ def _crossing(rehearsal: Rehearsal) -> Iterator[Message]:
 
 
 def _turns(graph: tf.Graph) -> dict[int, int]:
-    """Returns how many messages between a worker and servers come one after another before each op, by its `id`.
+    """Counts the messages between a worker and servers that come one after another before each op, by its `id`.
 
-    A function that the graph calls counts as one op: what its ops wait for is not looked at.
+    A function that the graph calls counts as one op, whatever its ops wait for.
     """
     turns: dict[int, int] = {}
     waiting = graph.get_operations()
     while waiting:
         op = waiting[-1]
         before = [*(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource), *op.control_inputs]
-        if unknown := [each for each in before if id(each) not in turns]:
-            waiting += unknown
+        if uncounted := [other for other in before if id(other) not in turns]:
+            waiting += uncounted
             continue
         here = server(waiting.pop())
-        turns[id(op)] = max((turns[id(each)] + (server(each) != here) for each in before), default=0)
+        turns[id(op)] = max((turns[id(other)] + (server(other) != here) for other in before), default=0)
     return turns
-
-
-def _merged(messages: list[Message]) -> tuple[Message, ...]:
-    """Returns equal messages as one, with their count."""
-    return tuple(dataclasses.replace(one, count=one.count * number) for one, number in Counter(messages).items())

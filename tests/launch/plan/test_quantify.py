@@ -243,10 +243,11 @@ def test_recompute_holds_less():
     assert again.activations < 0.8 * kept.activations
 
 
-def test_a_plan_of_activations_on_cpus_names_them_as_uncertain():
-    assert not quantified(*WIDER).uncertain
+def test_a_plan_for_cpus_names_what_a_step_computes_as_uncertain():
+    assert not quantified(*WIDER).uncertain  # most is data
     (line,) = quantified(*LM).uncertain
-    assert line.startswith("activations are most of the memory")
+    assert line.startswith("activations and gradients, of which processes on CPUs took ")
+    assert not quantify(configured(*LM), 1, kind="gpu").uncertain
 
 
 @pytest.mark.parametrize(
