@@ -30,8 +30,13 @@ class Track:
     def add(self, row: Mapping[Any, float]) -> None:
         """Adds a row; columns that it does not name, and NaN, are missing in it."""
         for name in row:
-            if name not in self.names and len(self.names) < self._most:
-                self._add_column(name)
+            if name in self.names or len(self.names) >= self._most:
+                continue
+            if len(self.names) == self._table.shape[1]:
+                self._table = np.hstack([self._table, np.full_like(self._table, np.nan)])
+                self._lasts = np.hstack([self._lasts, np.zeros_like(self._lasts)])
+            self._lasts[len(self.names)] = self._is_last(name)
+            self.names[name] = len(self.names)
         values = np.full(self._table.shape[1], np.nan)
         for name, value in row.items():
             if name in self.names:
@@ -54,13 +59,6 @@ class Track:
         values = self._table[: self._filled, self.names[name]]
         digits = 15 if self._lasts[self.names[name]] else 5
         return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
-
-    def _add_column(self, name: Hashable) -> None:
-        if len(self.names) == self._table.shape[1]:
-            self._table = np.hstack([self._table, np.full_like(self._table, np.nan)])
-            self._lasts = np.hstack([self._lasts, np.zeros_like(self._lasts)])
-        self._lasts[len(self.names)] = self._is_last(name)
-        self.names[name] = len(self.names)
 
     def _joined(self, earlier: np.ndarray, later: np.ndarray, share: float) -> np.ndarray:
         """Returns the mean in which `later` has so much of the weight; one of the two where the other is missing."""

@@ -210,12 +210,9 @@ def resolved_mode(mode: str, file) -> str:
         raise UsageError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
     if mode != "auto":
         return mode
-    return "bar" if file.isatty() or _in_notebook(file) else "plain"
-
-
-def _in_notebook(file) -> bool:
-    """Returns whether rich can draw a bar below a notebook's cell, for which it needs ipywidgets."""
-    return file is sys.stdout and Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    # Below a notebook's cell rich draws a bar by ipywidgets.
+    is_notebook = file is sys.stdout and Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    return "bar" if file.isatty() or is_notebook else "plain"
 
 
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:

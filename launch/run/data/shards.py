@@ -118,13 +118,11 @@ def prepare(
         for shard, counts in _with_progress(write_all(loaded, left), left, log):
             figures[shard.file] = counts
         _finish(request, loaded, plan, [(shard, figures[shard.file]) for shard in planned])
-    parts = [_count_line(planned, name, len(split)) for name, split in loaded.by_name.items()]
+    parts = []
+    for name, examples in loaded.by_name.items():
+        shards = sum(shard.split == name for shard in planned)
+        parts.append(f"{counted(len(examples), 'example')} in {counted(shards, 'shard')} of {name}")
     return f"{request.output_dir} has {' and '.join(parts)}"
-
-
-def _count_line(planned: list[Shard], split: str, examples: int) -> str:
-    shards = sum(shard.split == split for shard in planned)
-    return f"{counted(examples, 'example')} in {counted(shards, 'shard')} of {split}"
 
 
 def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
@@ -185,8 +183,11 @@ def _locked(
         if (begun or manifest is not None) and was != plan:
             if not begun:
                 os.remove(path)
+            names = [name for name in plan if not isinstance(was, dict) or was.get(name) != plan[name]]
+            is_ours = isinstance(was, dict) and names
+            difference = f"of other {', '.join(names)}" if is_ours else "not written by crankshaft prepare"
             raise UsageError(
-                f"--output_dir={folder} has shards of something else ({_difference(was, plan)}); give another folder, "
+                f"--output_dir={folder} has shards of something else ({difference}); give another folder, "
                 "or remove that one"
             )
         if not begun:
@@ -206,11 +207,6 @@ def _read_json(path: str) -> dict[str, Any] | None:
         return None
     except ValueError:
         return {}
-
-
-def _difference(was: Any, plan: Mapping[str, Any]) -> str:
-    names = [name for name in plan if not isinstance(was, dict) or was.get(name) != plan[name]]
-    return f"of other {', '.join(names)}" if isinstance(was, dict) and names else "not written by crankshaft prepare"
 
 
 def _complete_shards(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[str, dict[str, int]]:

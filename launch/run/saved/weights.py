@@ -273,7 +273,10 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
         named_targets = [(key, _find_weight(run.trainer, key)) for key in values]
         arrays = list(values.values())
     else:
-        named_targets = [(variables.variable_path(weight), weight) for weight in _model_weights(run.trainer, name)]
+        is_forward = name is None and type(run.trainer).forward is not Trainer.forward
+        layers = Inventory(run.trainer).own_layers if is_forward else [keras_model(run.trainer, name or MODEL)]
+        weights = [weight for layer in layers for weight in layer.weights]  # in Keras's order
+        named_targets = [(variables.variable_path(weight), weight) for weight in weights]
         arrays = list(values)
         if len(arrays) != len(named_targets):
             raise UsageError(
@@ -295,13 +298,6 @@ def _find_weight(trainer: Trainer, name: str) -> Any:
         why = f"{len(chosen)} weights have this name; set_weights(list, name=MODEL) sets those of a model"
         raise UsageError(f"set_weights: {name!r}: {why if chosen else nearest(str(name), paths)}")
     return chosen[0]
-
-
-def _model_weights(trainer: Trainer, name: str | None) -> list:
-    """Lists the weights of `Run.model`, or of one of the models, in Keras's order."""
-    is_forward = name is None and type(trainer).forward is not Trainer.forward
-    layers = Inventory(trainer).own_layers if is_forward else [keras_model(trainer, name or MODEL)]
-    return [weight for layer in layers for weight in layer.weights]
 
 
 def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
