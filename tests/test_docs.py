@@ -170,7 +170,7 @@ COMMANDS = (
 
 
 def test_errors_and_the_engine_name_no_flag():
-    """They name settings, by `engine.errors.setting`; whoever prints a message makes flags of them."""
+    """They name settings as NAME=VALUE, whether a flag or a keyword sets them."""
     named = [
         (path.relative_to(ROOT).as_posix(), node.lineno, name)
         for path in SOURCES
@@ -188,19 +188,6 @@ def test_errors_and_the_engine_name_no_flag():
 
 def _raised(tree: ast.Module) -> list[ast.Raise]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
-
-
-def test_settings_that_messages_name_are_flags():
-    named = [
-        (path.relative_to(ROOT).as_posix(), node.lineno, node.args[0].value)
-        for path in SOURCES
-        if not path.is_relative_to(ROOT / "tests")
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setting"
-        if isinstance(node.args[0], ast.Constant)
-    ]
-    assert len(named) > 100
-    assert [each for each in named if each[2] != "help" and not known(each[2], OF_TRAIN)] == []
 
 
 def test_what_is_not_there_is_found_missing():

@@ -67,10 +67,9 @@ def test_objects_are_kubernetes_own(capsys, target, shape):
         assert models.JobsetV1alpha2JobSet.from_dict(each).to_dict() == each
 
 
-def test_the_guides_train_job_is_kubeflows_own():
+def test_the_examples_train_job_is_kubeflows_own():
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install crankshaft[clusters]")
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/hosts.md").read_text(), re.DOTALL)
-    runtime, train_job = yaml.safe_load_all(text)
+    runtime, train_job = yaml.safe_load_all((ROOT / "examples" / "kubeflow.yaml").read_text("utf-8"))
     assert models.TrainerV1alpha1ClusterTrainingRuntime.from_dict(runtime).to_dict() == runtime
     assert models.TrainerV1alpha1TrainJob.from_dict(train_job).to_dict() == train_job
     # Trainer makes a JobSet of the TrainJob's name, in which Jobs have that, their own, and a number.
