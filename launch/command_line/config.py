@@ -329,7 +329,7 @@ class Config(Flags):
         if not (path := self.init_from or ""):
             return "", {}
         checkpoints = [manifests.manifest_at(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
-        saved_with = next((manifest.about.get("keras", {}) for manifest in checkpoints if manifest), {})
+        saved_with: dict[str, Any] = next((manifest.about.get("keras", {}) for manifest in checkpoints if manifest), {})
         # By this one a weight belongs to a pixel. The others are for each run to choose, as its precision is.
         return path, {name: value for name, value in saved_with.items() if name == "image_data_format"}
 
