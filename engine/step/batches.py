@@ -243,17 +243,18 @@ def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count) -> list:
             for y in (x.values, x.indices)
         ]
 
-    def plus(i, total, x):
-        if isinstance(x, tf.IndexedSlices):
-            return [array.write(i, y) for array, y in zip(total, (x.values, x.indices), strict=True)]
-        return total + x
+    def body(i, totals):
+        sums = []
+        for total, x in zip(totals, _present_tensors(micro_batch_sums(i)), strict=True):
+            if isinstance(x, tf.IndexedSlices):
+                sums.append([array.write(i, y) for array, y in zip(total, (x.values, x.indices), strict=True)])
+            else:
+                sums.append(total + x)
+        return i + 1, sums
 
     _, totals = tf.while_loop(
         lambda i, _: i < count,
-        lambda i, totals: (
-            i + 1,
-            [plus(i, t, x) for t, x in zip(totals, _present_tensors(micro_batch_sums(i)), strict=True)],
-        ),
+        body,
         (1, [as_arrays(x) if isinstance(x, tf.IndexedSlices) else x for x in firsts]),
         parallel_iterations=1,
     )

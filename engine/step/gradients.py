@@ -365,7 +365,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
     )
     summed = [pair.summed(reduction) if isinstance(pair, _MeansLoss) else Gradients(pair) for pair in gradients]
-    return [_overwrite(group, its, is_whole) for group, its in zip(variables, summed, strict=True)], metrics
+    return [_overwrite(group, its_sum, is_whole) for group, its_sum in zip(variables, summed, strict=True)], metrics
 
 
 def _gradients_by(sources: Sequence, tape: tf.GradientTape, total: tf.Tensor) -> list:

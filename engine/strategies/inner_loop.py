@@ -239,10 +239,11 @@ class InnerLoop(Program):
             if self._hosted:
                 start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
         one_step, zeros = self._trace_step(operands, start, first_step)
-        is_small = self.operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & self.operations.keys()
-        in_halves = any(graphs.has(self._step_graph, dtype) for dtype in ("bfloat16", "float16"))
-        has_several = self.feed.most_steps(operands) >= _UNROLLED_STEPS
-        unrolled = self.unrolls and is_small and not in_halves and has_several
+        unrolled = self.unrolls and self.feed.most_steps(operands) >= _UNROLLED_STEPS
+        if unrolled:
+            operations = self.operations
+            is_small = operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
+            unrolled = is_small and not any(graphs.has(self._step_graph, dtype) for dtype in ("bfloat16", "float16"))
 
         def body(steps, step):
             def run(offset, sums):
@@ -296,18 +297,16 @@ class InnerLoop(Program):
 
     def _add_step(self, sums: list, result) -> list:
         """Adds each replica's metrics of a step to its sums, on its own device, and its scores and rows to theirs."""
-        added = []
-        for here, (named, scores, rows), b in zip(
-            self._replica_contexts(), sums, self._replica_results(result), strict=True
-        ):
+        totals, results = [], self._replica_results(result)
+        for here, (named, scores, rows), metrics in zip(self._replica_contexts(), sums, results, strict=True):
             with here:
-                b, *new = b if self._returns_rows else (b,)
+                metrics, *new = metrics if self._returns_rows else (metrics,)
                 count = named.shape[0]
-                scores = [array.write(array.size(), b[count:]) for array in scores]
-                named = named + (b[:count] if scores else b)
+                scores = [array.write(array.size(), metrics[count:]) for array in scores]
+                named = named + (metrics[:count] if scores else metrics)
             with tf.device("CPU:0") if rows else contextlib.nullcontext():
-                added.append((named, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
-        return added
+                totals.append((named, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
+        return totals
 
     def _replica_results(self, result) -> list:
         """Lists the results of this host's replicas."""
@@ -334,14 +333,12 @@ class InnerLoop(Program):
         one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
         self._step_graph = one_step.graph
         warn_of_step(one_step.graph)
-        zeros = []
-        for here, x in zip(
-            self._replica_contexts(), self._replica_results(self._sums(one_step.structured_outputs)), strict=True
-        ):
-            x, *rows = x if self._returns_rows else (x,)
+        zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
+        for here, metrics in zip(self._replica_contexts(), results, strict=True):
+            metrics, *rows = metrics if self._returns_rows else (metrics,)
             with here:
-                named = tf.zeros([total_rows(self._specs), 2], x.dtype)
-                scores = [_step_array(x)] if any(spec.keeps_scores for spec in self._specs) else []
+                named = tf.zeros([total_rows(self._specs), 2], metrics.dtype)
+                scores = [_step_array(metrics)] if any(spec.keeps_scores for spec in self._specs) else []
             with tf.device("CPU:0") if rows else contextlib.nullcontext():
                 zeros.append((named, scores, [*map(_step_array, rows)]))
         return one_step, zeros
