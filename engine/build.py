@@ -168,8 +168,15 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
     optimizer = trainer.build_optimizer() if optimizer is None else optimizer
     if not isinstance(optimizer, optimizers.Optimizer):
         optimizer = optimizers.KerasOptimizer(optimizer)
+    multipliers: list[float] = [trainer.learning_rate_multiplier(variable) for variable in variables]
+    for variable, multiplier in zip(variables, multipliers, strict=True):
+        if not (isinstance(multiplier, numbers.Real) and 0 <= multiplier < math.inf):
+            raise UsageError(
+                f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for "
+                f"{variable_path(variable)}; return a number, 0 or more"
+            )
     with trainer.reduction.slot_scope():
-        optimizer.build(variables, [_multiplier(trainer, variable) for variable in variables])
+        optimizer.build(variables, list(map(float, multipliers)))
     options = trainer.run_context.options
     if options.ema_decay:
         # Not for tables: each step would read and write all of their rows.
@@ -193,13 +200,3 @@ def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRate
     """
     rate = optimizers.schedule_from_options(trainer.run_context.options)
     return rate.learning_rate if isinstance(rate, Constant) else rate
-
-
-def _multiplier(trainer, variable) -> float:
-    multiplier: float = trainer.learning_rate_multiplier(variable)
-    if isinstance(multiplier, numbers.Real) and 0 <= multiplier < math.inf:
-        return float(multiplier)
-    raise UsageError(
-        f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for {variable_path(variable)}; "
-        "return a number, 0 or more"
-    )

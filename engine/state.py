@@ -235,7 +235,7 @@ class TrainState:
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.key_prefix(("trainer", "reduction"))
         moved: dict[str, graph.Moved] = {}
-        averaged = [_averaged_prefix(path) for path in Inventory(self.trainer).averaged]
+        averaged = [graph.key_prefix(("trainer", *path.split("."))) for path in Inventory(self.trainer).averaged]
         tops, together = [memory, graph.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
         one_form: list[str] = []
         for path, optimizer in Inventory(self.trainer).optimizers.items():
@@ -269,7 +269,7 @@ class TrainState:
             if average is not None:
                 average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, str(n)))])
         for path, averaged in Inventory(self.trainer).averaged.items():
-            if is_new(_averaged_prefix(path)):
+            if is_new(graph.key_prefix(("trainer", *path.split(".")))):
                 averaged.reset()
 
     def host_state(self) -> dict:
@@ -294,11 +294,6 @@ class TrainState:
     def freezing(self) -> Freezing:
         """The weights that are frozen at the run's step."""
         return self.trainer.inventory.freezing
-
-
-def _averaged_prefix(path: str) -> str:
-    """Returns the key prefix of an `Averaged` model."""
-    return graph.key_prefix(("trainer", *path.split(".")))
 
 
 def _slot_prefixes(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:

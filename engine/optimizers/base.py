@@ -285,16 +285,24 @@ class Optimizer(tf.Module):
             if gradient is not None and self._targets[variable].is_updated
         ]
         updated = [target for _, target in pairs]
-        pairs = [_OpenPiece.open(*pair) if pair[1].piece else pair for pair in pairs]
+        for number, (gradient, target) in enumerate(pairs):
+            if target.piece:  # of a whole gradient, its shard
+                gradient = tf.convert_to_tensor(gradient)
+                if gradient.shape == target.variable.shape:
+                    gradient = target.piece.own(gradient)
+                pairs[number] = gradient, _OpenPiece(target)
         iterations, scale, counts = self._progress()
         learning_rate = self._rate_at(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
         self._update(pairs, learning_rate * factor, counts)
-        if opened := [target for _, target in pairs if isinstance(target, _OpenPiece)]:
-            _close(opened)
+        opened = [target for _, target in pairs if isinstance(target, _OpenPiece)]
+        wholes = shards.gather((target.piece, target.read()) for target in opened) if opened else []
+        for target, value in zip(opened, wholes, strict=True):
+            assign_local(target.whole.variable, value)
         for target in updated:
-            target.constrain()
+            if constraint := getattr(target.original, "constraint", None):  # of a Keras variable
+                assign_local(target.variable, constraint(target.read()))
         # Every replica counts by itself: assign_add on a mirrored variable would synchronize.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
         positions = {target.position for target in updated}
@@ -332,7 +340,9 @@ class Optimizer(tf.Module):
         for gradient, target in pairs:
             if target.decays and isinstance(gradient, tf.IndexedSlices) and is_shard(target.variable):
                 gradient = sum_duplicate_rows(gradient)
-                rows = target.gather(gradient.indices)
+                rows = tf.raw_ops.ResourceGather(
+                    resource=target.handle, indices=gradient.indices, dtype=target.variable.dtype
+                )
                 tf.raw_ops.ResourceScatterSub(
                     resource=target.handle,
                     indices=gradient.indices,
@@ -511,42 +521,17 @@ class _Target:
         """Reads this replica's value, a tensor."""
         return read_local(self.variable)
 
-    def gather(self, indices):
-        """Gathers this replica's rows `indices`."""
-        return tf.raw_ops.ResourceGather(resource=self.handle, indices=indices, dtype=self.variable.dtype)
-
-    def constrain(self):
-        """Applies a Keras variable's constraint, if it has one, to this replica's value."""
-        constraint = getattr(self.original, "constraint", None)
-        if constraint is not None:
-            assign_local(self.variable, constraint(self.read()))
-
 
 class _OpenPiece(_Target):
     """The shard of a target that this replica updates. Replica code.
 
-    The kernels update a temporary variable; `_close` gathers and frees it.
+    The kernels update a temporary variable; `apply` then gathers the values.
     """
 
     def __init__(self, target: _Target):
         vars(self).update(vars(target))
         self.whole = target
         self.variable = temporary_variable(self.piece.own(target.read()))
-
-    @classmethod
-    def open(cls, gradient, target: _Target) -> tuple[tf.Tensor, _OpenPiece]:
-        """Opens a target's shard; returns (its gradient, the shard), taking the shard of a whole gradient."""
-        gradient = tf.convert_to_tensor(gradient)
-        if gradient.shape == target.variable.shape:
-            gradient = target.piece.own(gradient)
-        return gradient, cls(target)
-
-
-def _close(opened: Sequence[_OpenPiece]) -> None:
-    """Gathers the values of variables whose shards the replicas have updated. Replica code."""
-    wholes = shards.gather((target.piece, target.read()) for target in opened)
-    for target, value in zip(opened, wholes, strict=True):
-        assign_local(target.whole.variable, value)
 
 
 class _Targets:

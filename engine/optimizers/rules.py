@@ -4,7 +4,6 @@ Each equals Keras's own; any other Keras optimizer is found by name. The rules a
 end, host code, make the optimizer that a run's options describe, and return which options an optimizer applies.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -384,15 +383,12 @@ def _equal_rates(rate: Any, options: StepOptions) -> set[str]:
     if callable(rate) and not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         return set(RATE_OPTIONS)
     warm, total, ours = options.warmup_steps, options.total_steps, schedule_from_options(options)
-    unequal = {
-        step
-        for step in (0, warm // 2, warm, (warm + total) // 2, total - 1)
-        if abs(_at(rate, step) - _at(ours, step)) > _CLOSE * options.learning_rate
-    }
+    unequal = set()
+    for step in (0, warm // 2, warm, (warm + total) // 2, total - 1):
+        at = tf.constant(step, tf.int64)
+        difference = float(rate(at) if callable(rate) else rate) - float(ours(at))
+        if abs(difference) > _CLOSE * options.learning_rate:
+            unequal.add(step)
     if not unequal:
         return set(RATE_OPTIONS)
     return set() if warm in unequal else {"learning_rate"}
-
-
-def _at(rate: Callable | Any, step: int) -> float:
-    return float(rate(tf.constant(step, tf.int64)) if callable(rate) else rate)

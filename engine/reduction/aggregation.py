@@ -100,7 +100,13 @@ def assign(
     """Assigns each variable its aggregated value on all replicas, from the sums of `shares` and of the counts."""
     for (variable, by), total in zip(state, totals, strict=True):
         variable = tf_variable(variable)
-        value = tf.math.divide_no_nan(total, count) if by == MEAN else _value(total, variable.dtype)
+        if by == MEAN:
+            value = tf.math.divide_no_nan(total, count)
+        elif variable.dtype.is_floating:
+            value = tf.cast(total, variable.dtype)
+        else:  # as `_exact_float32` divides them
+            high, low = tf.unstack(tf.cast(total, tf.int64))
+            value = tf.cast(high * _LOW + low, variable.dtype)
         if by == SUM:
             value += before[id(variable)] if id(variable) in before else read_local(variable)
         with tf.name_scope(ENGINES_OWN):
@@ -131,14 +137,6 @@ def _exact_float32(value: tf.Tensor) -> tf.Tensor:
         return tf.cast(value, tf.float32)
     value = tf.cast(value, tf.int64)
     return tf.cast(tf.stack([value // _LOW, value % _LOW]), tf.float32)
-
-
-def _value(total: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Converts the sum of results of `_exact_float32` back."""
-    if dtype.is_floating:
-        return tf.cast(total, dtype)
-    high, low = tf.unstack(tf.cast(total, tf.int64))
-    return tf.cast(high * _LOW + low, dtype)
 
 
 def check(

@@ -55,7 +55,7 @@ class PowerSgd(Reduction):
         self.rank = rank
         self.memory: dict[str, tf.Variable] = {}
         self.q: dict[str, tf.Variable] = {}
-        self._key_of: Callable = {}.get
+        self._memory_key: Callable = {}.get
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class PowerSgd(Reduction):
             start = tf.random.stateless_normal([self.rank, columns], seed=[0, index])
             q[key] = tf.Variable(start, trainable=False, name=f"power_sgd/{key}/q")
         self.memory, self.q = memory, q
-        self._key_of = keys.get  # behind a function: a dictionary would be tracked for checkpoints
+        self._memory_key = keys.get  # behind a function: a dictionary would be tracked for checkpoints
 
     def sum(
         self,
@@ -84,9 +84,12 @@ class PowerSgd(Reduction):
         averages: Sequence[tf.Variable] | None = None,
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
-        if variables:  # even if the compressed ones are still frozen
-            step_context().applied.mark(*self.changed)
-        keys = self._compressed_keys(gradients, variables)
+        keys: dict[int, str] = {}  # of the compressed gradients' memory, by index in the list
+        if variables:
+            step_context().applied.mark(*self.changed)  # even if the compressed ones are still frozen
+            for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+                if isinstance(gradient, tf.Tensor) and (key := self._memory_key(id(tf_variable(variable)))):
+                    keys[index] = key
         if not keys:
             return super().sum(gradients, count, averages)
         axis = step_context().mesh.data
@@ -155,16 +158,6 @@ class PowerSgd(Reduction):
 
         tf.cond(applied, keep, lambda: None)
         return Gradients(values, (count,) if scale is None else (count, scale))
-
-    def _compressed_keys(self, gradients: Sequence, variables: Sequence) -> dict[int, str]:
-        """Returns {index in the list: key of its memory} for the compressed gradients."""
-        if not variables:
-            return {}
-        return {
-            index: key
-            for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
-            if isinstance(gradient, tf.Tensor) and (key := self._key_of(id(tf_variable(variable))))
-        }
 
 
 class _Products(NamedTuple):

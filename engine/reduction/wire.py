@@ -135,15 +135,14 @@ class Buckets:
         """Splits buckets into the tensors' vectors, on the current device."""
         parts: list[list[tf.Tensor]] = [[] for _ in self._shapes]
         for bucket, spans in zip(buckets, self._buckets, strict=True):
-            sizes = [self._size(p.tensor) if p.whole else p.stop - p.first for p in spans]
+            sizes = []
+            for span in spans:
+                shape, lanes = self._shapes[span.tensor], self._lanes[span.tensor]
+                values = shape.num_elements() if isinstance(shape, tf.TensorShape) else tf.reduce_prod(shape)
+                sizes.append(lanes * values if span.whole else span.stop - span.first)
             for span, part in zip(spans, tf.split(bucket, sizes, num=len(sizes)), strict=True):
                 parts[span.tensor].append(part)
         return [tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0] for pieces in parts]
-
-    def _size(self, index: int):
-        shape = self._shapes[index]
-        values = shape.num_elements() if isinstance(shape, tf.TensorShape) else tf.reduce_prod(shape)
-        return self._lanes[index] * values
 
 
 class _Span(NamedTuple):

@@ -213,12 +213,12 @@ def _is_column(x: tf.Tensor) -> bool:
 
 def _shape(nest, size: int | None):
     """Returns the shape of each tensor of a nest, with n for the examples."""
-    shapes = tf.nest.map_structure(lambda x: _named(x.shape, size), nest)
+
+    def named(x) -> str:
+        return f"[{', '.join('n' if axis == size else str(axis) for axis in x.shape)}]"
+
+    shapes = tf.nest.map_structure(named, nest)
     return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")
-
-
-def _named(shape: tf.TensorShape, size: int | None) -> str:
-    return f"[{', '.join('n' if axis == size else str(axis) for axis in shape)}]"
 
 
 @contextlib.contextmanager

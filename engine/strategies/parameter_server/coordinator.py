@@ -252,11 +252,18 @@ class Leases:
             self._dispatch(self._open[lease.number])
 
     def _raise_if_lost(self) -> None:
-        """Checks for lost and stuck tasks while no lease completes."""
+        """Checks for lost and stuck tasks, and leases restarted too often, while no lease completes."""
         if lost := self._cluster.gone_servers():
             raise LostPeerError(self._cluster.explain_lost(lost))
         counts = self.counters.counts.numpy()
-        self._check_hidden_retries(counts)
+        for opened in self._open.values():
+            # TensorFlow restarts leases silently for errors that it regards as consequences of others.
+            steps, starts = self._progress(opened.lease, counts)
+            if opened.begun is None or opened.begun[0] != steps:
+                opened.begun = (steps, starts)
+            elif starts - opened.begun[1] > _MAX_RETRIES:
+                opened.failures = starts - opened.begun[1]
+                raise LeaseError(self._explain_failure(opened, None))
         updates = int(counts[0])
         now = time.monotonic()
         if updates != self._moved[0]:
@@ -272,19 +279,6 @@ class Leases:
         """Returns a lease's number of completed steps and of starts."""
         steps, starts = counts[self.counters.steps_at(lease.slot)], counts[self.counters.starts_at(lease.slot)]
         return int(steps) - lease.steps_before, int(starts) - lease.starts_before
-
-    def _check_hidden_retries(self, counts: np.ndarray) -> None:
-        """Raises LeaseError if a lease was silently restarted too often.
-
-        TensorFlow does so for errors that it regards as consequences of others.
-        """
-        for opened in self._open.values():
-            steps, starts = self._progress(opened.lease, counts)
-            if opened.begun is None or opened.begun[0] != steps:
-                opened.begun = (steps, starts)
-            elif starts - opened.begun[1] > _MAX_RETRIES:
-                opened.failures = starts - opened.begun[1]
-                raise LeaseError(self._explain_failure(opened, None))
 
     def _explain_stuck(self, counts: np.ndarray) -> str:
         if quiet := server_probe.silent("ps", range(len(self._cluster.servers))):

@@ -25,7 +25,7 @@ from ...errors import CrankshaftError, LostPeerError, UsageError
 from ...health import server_probe, standstill
 from ...health.peers import LastHeard
 from ...internals.tensorflow import allow_compute_on_coordinator
-from ...metrics.sums import LoopSums, RowSpec, Sums, total_rows
+from ...metrics.sums import LoopSums, Sums, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
 from ...trainer import computes_metrics
@@ -402,7 +402,10 @@ class ParameterServer(Strategy):
         self._lease_seconds = 0.0
         rows = self._count_updates(program, completed) if trains else None
         example_rows = [row for lease in completed for row in lease.rows]
-        return LoopResult(_sum_metrics(program.specs, completed), steps, waited, rows, compiles, example_rows)
+        sums, shared = [result.sums for _, result, _ in completed], total_rows(program.specs)
+        # Those of leases add up, and their scores follow each other.
+        total = np.concatenate([np.sum([x[:shared] for x in sums], axis=0), *(x[shared:] for x in sums)])
+        return LoopResult(LoopSums(program.specs, total), steps, waited, rows, compiles, example_rows)
 
     def _count_updates(self, program: LeaseLoop, completed: list[CompletedLease]) -> WorkerRows:
         rows = np.zeros([len(self.cluster.workers), len(_ROW)])
@@ -451,11 +454,6 @@ def _describe_lease(program: LeaseLoop, lease: Lease, step: int) -> str:
         epoch, batch = divmod(step + order.shift, order.steps_per_epoch)
         steps += f", at step {step} (batch {batch} of epoch {epoch}) or the next"
     return steps
-
-
-def _sum_metrics(specs: list[RowSpec], completed: list[CompletedLease]) -> LoopSums:
-    sums, rows = [result.sums for _, result, _ in completed], total_rows(specs)
-    return LoopSums(specs, np.concatenate([np.sum([x[:rows] for x in sums], axis=0), *(x[rows:] for x in sums)]))
 
 
 def connect(cluster: ClusterAddresses) -> tf.distribute.ParameterServerStrategy:
