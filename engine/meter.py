@@ -159,7 +159,11 @@ def merged(some: Iterable[Totals]) -> Totals:
 
 
 class Window:
-    """A view of a meter: the calls since they were last taken. Made by `Meter.window`."""
+    """A view of a meter: the calls since they were last taken. Made by `Meter.window`.
+
+    It has no totals of its own, since windows overlap: a call would be merged once for each. And totals have no
+    beginning, since some are of calls that no window is of, such as a checkpoint's or several merged ones.
+    """
 
     def __init__(self, meter: Meter, leaves_out_first: bool):
         self._meter, self.leaves_out_first = meter, leaves_out_first

@@ -45,7 +45,7 @@ def test_step_trains_on_one_whole_batch_and_reads_no_input(made, monkeypatch):
     feed = made.strategy.training.feed
     made.jump(2)  # the epoch's last batch, which is smaller
     part = parts.step(made.strategy, made.state, feed, jit=False)
-    monkeypatch.setattr(feed, "take", exhausted)
+    monkeypatch.setattr(feed, "call_input", exhausted)
     first, later = run(made, part, 1), run(made, part, 30)
     assert later < first  # that batch is learned
     assert part.feed.order.examples_before(30) == 30 * BATCH
