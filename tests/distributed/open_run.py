@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.models.logistic import Model
-from tests.launch import test_several_inputs
+from tests.launch.data import test_lengths as test_several_inputs
 
 POINTS = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
 HEIGHTS = POINTS @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0

@@ -66,7 +66,7 @@ import json, os, sys
 import numpy as np
 import tensorflow as tf
 import crankshaft
-from tests.launch.test_batch_size import Count
+from tests.launch.saved.test_changed_data import Count
 
 def half():
     options = tf.data.Options()

@@ -12,7 +12,7 @@ import pytest
 import crankshaft
 from tests.distributed import open_run
 from tests.distributed.jobs import Job, start
-from tests.launch import test_several_inputs
+from tests.launch.data import test_lengths as test_several_inputs
 
 _ = start  # the fixture
 

@@ -1,0 +1,642 @@
+"""`crankshaft.fit` on one device trains the model itself: callbacks and Keras find what Keras's own `fit` leaves.
+
+A second `fit` of a model uses the compiled steps of the first, and samples other numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+import weakref
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from crankshaft.engine.hooks import every_steps
+from crankshaft.engine.internals.keras import Trainable
+from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
+from crankshaft.launch.run.compiled_cache import ATTRIBUTE
+
+keras = tf.keras
+X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
+Y = X.sum(1, keepdims=True)
+HOW = {"batch_size": 8, "shuffle": False, "verbose": 0}
+FITS = (keras.Model.fit, crankshaft.fit)
+
+
+def model(optimizer="adam", **compiled):
+    keras.utils.set_random_seed(3)
+    made = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    made.compile(optimizer, "mse", metrics=["mae"], **compiled)
+    return made
+
+
+def check_alike(ours, theirs, rtol=0):
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol)
+    for one, other in zip(ours.optimizer.variables, theirs.optimizer.variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol)
+
+
+def history(result):
+    return getattr(result.history, "history", result.history)
+
+
+class Lowers(keras.callbacks.Callback):
+    """Sets the rate as Keras's optimizer is set."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.optimizer.learning_rate.assign(0.01 / (epoch + 1))
+
+
+def test_keras_and_crankshaft_train_one_model_in_turn(tmp_path):
+    theirs, ours = model(), model()
+    for turn in range(4):
+        theirs.fit(X, Y, epochs=2, callbacks=[Lowers()], **HOW)
+        kept = {"run_dir": str(tmp_path / str(turn))} if turn % 2 else {}
+        FITS[turn % 2](ours, X, Y, epochs=2, callbacks=[Lowers()], **HOW, **kept)
+        np.testing.assert_array_equal(ours.predict(X, verbose=0), theirs.predict(X, verbose=0))
+    check_alike(ours, theirs)
+    assert type(ours.optimizer) is keras.optimizers.Adam
+    assert list(ours.history.history) == list(theirs.history.history)
+    names = [tf.train.list_variables(tf.train.Checkpoint(each).write(str(tmp_path / "one"))) for each in (ours, theirs)]
+    assert names[0] == names[1]  # the optimizer's too
+    assert ours.evaluate(X, Y, verbose=0) == theirs.evaluate(X, Y, verbose=0)
+
+
+def test_callbacks_have_the_model_and_an_error_leaves_it_trained_so_far():
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            assert self.model is ours
+            assert self.model(X).shape == (20, 1)
+            if epoch == 1:
+                raise KeyError("enough")
+
+    theirs, ours = model(), model()
+    theirs.fit(X, Y, epochs=2, **HOW)
+    with pytest.raises(KeyError, match="enough"):
+        crankshaft.fit(ours, X, Y, epochs=4, callbacks=[Fails()], **HOW)
+    check_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
+def test_an_open_run_s_model_has_its_weights_after_each_call_and_each_error(where, tmp_path):
+    def fails(status, metrics):
+        if status.step == 3:
+            raise KeyError("enough")
+
+    def state(of):
+        return [each.numpy() for each in (*of.weights, *of.optimizer.variables)]
+
+    def check(expected):
+        for one, other in zip(state(ours), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)  # sums in another order
+
+    def train():
+        theirs.fit(X[:10], Y[:10], batch_size=10, verbose=0)
+        return state(theirs)
+
+    def made():
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        return made
+
+    theirs, ours, data = made(), made(), ((X[:10], Y[:10]), (X, Y))
+    how = {"global_batch_size": 10, "shuffle_buffer": 0, "jit": "off", "progress": "off", "run_dir": tmp_path, **where}
+    how["hooks"] = [every_steps(1, fails)]
+    with crankshaft.open_run(KerasTrainer.for_model(ours), data=data, **how) as run:
+        for _ in range(2):
+            run.train(steps=1)
+            check(saved := train())
+        run.save()
+        with pytest.raises(KeyError, match="enough"):
+            run.train(steps=2)
+        check(train())
+        run.set_weights([0.5 * each for each in ours.get_weights()])
+        theirs.set_weights([0.5 * each for each in theirs.get_weights()])
+        check(state(theirs))
+        run.train(steps=1)
+        check(train())
+        run.evaluate()
+        run.restore(2)
+        check(saved)
+    with crankshaft.open_run(KerasTrainer.for_model(ours := made()), data=data, **how) as run:
+        check(saved)  # it is resumed
+    ours.set_weights(theirs.get_weights())
+    run.evaluate()  # of the closed run's weights
+    np.testing.assert_array_equal(ours.get_weights()[0], theirs.get_weights()[0])
+
+
+def test_the_model_of_an_open_run_gets_the_average_as_that_is_closed():
+    ours, how = model(), {"global_batch_size": 10, "ema_decay": 0.5, "jit": "off", "progress": "off"}
+    with crankshaft.open_run(KerasTrainer.for_model(ours), data=((X, Y), None), **how) as run:
+        run.train(steps=3)
+        average, trained = run.model.get_weights(), ours.get_weights()
+        assert not np.allclose(average[0], trained[0])
+    np.testing.assert_array_equal(ours.get_weights()[0], average[0])
+
+
+def test_a_function_may_return_a_model_that_exists():
+    ours = model()
+    run = crankshaft.fit(lambda: ours, X, Y, **HOW)
+    assert run.model is ours
+    ours.fit(X, Y, **HOW)
+    assert int(ours.optimizer.iterations) == 6
+
+
+def test_what_is_a_layer_and_a_keras_trainer_is_trained():
+    class Both(Trainable, keras.layers.Dense):
+        def __init__(self):
+            keras.layers.Dense.__init__(self, 1, kernel_initializer="ones")
+            Trainable.__init__(self)
+
+    both = []
+    for fit in FITS:
+        made = Both()
+        made.compile("sgd", "mse", metrics=["mse"])
+        fit = Both.fit if fit is keras.Model.fit else fit
+        fit(made, X, Y, epochs=2, **{**HOW, "verbose": 2})
+        both.append(made)
+    check_alike(*both)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_a_model_without_weights_to_train_only_measures(dtype):
+    made = keras.Sequential([keras.layers.Rescaling(1.0, dtype=dtype)])
+    made.compile(keras.optimizers.SGD(clipnorm=1.0), "mse")
+    x = np.ones([16, 2], "float32")
+    assert crankshaft.fit(made, x, x + 1, **HOW).history.history == {"loss": [1.0]}
+
+
+@pytest.mark.parametrize("stride", [1, 3, 9])
+def test_batch_methods_have_keras_numbers(stride):
+    seen = ([], [])
+    for fit, numbers in zip(FITS, seen, strict=True):
+        callback = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs, numbers=numbers: numbers.append(batch),
+            on_train_batch_end=lambda batch, logs, numbers=numbers: numbers.append(-batch),
+        )
+        callback.on_test_batch_begin = lambda batch, logs, numbers=numbers: numbers.append(f"test {batch}")
+        callback.on_test_batch_end = lambda batch, logs, numbers=numbers: numbers.append([batch, *logs])
+        how = {**HOW, "batch_size": 4, "validation_data": (X[:19], Y[:19]), "epochs": 2, "callbacks": [callback]}
+        fit(model(steps_per_execution=stride), X, Y, **how)
+    assert seen[0] == seen[1]
+
+
+class Called(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(f"epoch {epoch} of {self.params['epochs']}")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append([epoch, *logs])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls.append(batch)
+
+
+EPOCHS = {  # of five batches
+    "all": {"steps_per_epoch": 5, "batch_size": None},
+    "none joined": {"steps_per_epoch": 2, "validation_data": (X, Y), "validation_freq": 2},
+    "strides": {"steps_per_epoch": 3, "stride": 2, "validation_data": (X, Y), "validation_freq": 2, "initial_epoch": 1},
+    "too many": {"steps_per_epoch": 7, "validation_data": (X[:9], Y[:9]), "validation_steps": 2},
+    "dataset": {"steps_per_epoch": 4, "y": None},
+}
+
+
+@pytest.mark.parametrize("name", EPOCHS)
+def test_epochs_of_so_many_steps_end_where_the_data_does(name):
+    how = {"x": X, "y": Y, "batch_size": 4, "shuffle": False, "verbose": 0, "epochs": 5, **EPOCHS[name]}
+    if how["y"] is None:
+        how |= {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), "batch_size": None}
+    stride = how.pop("stride", 1)
+    made = [model(steps_per_execution=stride) for _ in range(3)]
+    seen = [Called() for _ in made]
+    expected = made[0].fit(**how, callbacks=[seen[0]]).history
+    found = crankshaft.fit(made[1], **how, callbacks=[seen[1]]).history.history
+    assert seen[1].calls == seen[0].calls
+    check_alike(made[1], made[0])
+    for each, values in expected.items():
+        np.testing.assert_allclose(found[each], values, rtol=1e-5, err_msg=each)
+    if name in ("strides", "dataset"):  # by index and read on
+        crankshaft.fit(made[2], **how, callbacks=[seen[2]], strategy="mirrored", num_virtual_devices=2)
+        assert seen[2].calls == seen[0].calls
+
+
+def test_a_dataset_of_unknown_length_ends_epochs_if_its_batches_are_asserted(caplog):
+    read = tf.data.Dataset.from_generator(
+        lambda: zip(X, Y, strict=True), output_signature=(tf.TensorSpec(X.shape[1:]), tf.TensorSpec(Y.shape[1:]))
+    ).batch(4)
+    asserted, seen = read.apply(tf.data.experimental.assert_cardinality(5)), [Called() for _ in range(3)]
+    how = {"epochs": 3, "steps_per_epoch": 4, "verbose": 0}
+    model().fit(asserted, **how, callbacks=[seen[0]])
+    crankshaft.fit(model(), asserted, **how, callbacks=[seen[1]])
+    assert seen[1].calls == seen[0].calls
+    assert "begins again" not in caplog.text
+    crankshaft.fit(model(), read, **how, callbacks=[seen[2]])
+    assert [each for each in seen[2].calls if isinstance(each, int)] == [0, 1, 2, 3] * 3
+    assert "it begins again within an epoch; Keras would end the epoch; dataset.apply(" in caplog.text
+
+
+def test_epochs_of_so_many_steps_continue_in_a_resumed_run(tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 8:
+                raise KeyError("enough")
+
+    how = {"batch_size": 4, "shuffle": True, "verbose": 0, "epochs": 5, "steps_per_epoch": 3}
+    whole, seen = model(), [Called(), Called()]
+    crankshaft.fit(whole, X, Y, **how, callbacks=[seen[0]])
+    kept = {**how, "run_dir": str(tmp_path), "checkpoint_every_steps": 1}
+    with pytest.raises(KeyError, match="enough"):
+        crankshaft.fit(model(), X, Y, **kept, callbacks=[Fails()])
+    resumed = model()
+    crankshaft.fit(resumed, X, Y, **kept, callbacks=[seen[1]])
+    assert seen[1].calls[-5:] == seen[0].calls[-5:]
+    check_alike(resumed, whole)
+
+
+def test_an_evaluation_is_between_what_a_callback_does_before_and_after_it():
+    results = []
+    for fit in FITS:
+        made = model(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+        how = {"validation_data": (X, Y), "validation_freq": 2, "callbacks": [keras.callbacks.SwapEMAWeights()]}
+        results.append((made, history(fit(made, X, Y, epochs=3, **how, **HOW))))
+    (theirs, expected), (ours, found) = results
+    assert list(found) == list(expected)
+    assert len(found["val_loss"]) == 1  # none at the end, which is no second epoch
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=name)
+    check_alike(ours, theirs, 1e-6)  # on some CPUs by units in the last place: the swap adds and subtracts
+
+
+def test_terminate_on_nan_ends_the_run_and_is_no_error():
+    made = model()
+    found = crankshaft.fit(made, X, Y * np.nan, epochs=5, callbacks=[keras.callbacks.TerminateOnNaN()], **HOW)
+    assert len(found.history.history["loss"]) == 1
+    assert np.isnan(found.history.history["loss"][0])
+
+
+def batches(number):
+    for _ in range(number):
+        yield X, Y
+
+
+class Endless(keras.utils.PyDataset):
+    num_batches = None
+
+    def __getitem__(self, number):
+        return X, Y
+
+
+@pytest.mark.parametrize("data", [lambda: batches(6), Endless])
+def test_batches_that_python_makes_are_read_once(data, caplog):
+    theirs, ours = model(), model()
+    how = {"steps_per_epoch": 2, "epochs": 3, "verbose": 0}
+    theirs.fit(data(), **how)
+    assert len(crankshaft.fit(ours, data(), **how).history.history["loss"]) == 3
+    assert "ends early" not in caplog.text  # of the 6 steps that it reads
+    check_alike(ours, theirs)
+
+
+def test_a_generator_of_images_is_read_as_by_keras():
+    images, both = np.repeat(X, 4, 1).reshape(20, 2, 2, 3), []
+    for fit in FITS:
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input([2, 2, 3]), keras.layers.Flatten(), keras.layers.Dense(1)])
+        made.compile("adam", "mse")
+        flow = keras.preprocessing.image.ImageDataGenerator().flow(images, Y, batch_size=8, shuffle=False)
+        fit(made, flow, epochs=2, verbose=0, shuffle=False)
+        both.append(made)
+    check_alike(both[1], both[0])
+
+
+class Summarized(keras.layers.Layer):
+    def call(self, x):
+        tf.summary.scalar("own", tf.reduce_mean(x))
+        return x
+
+
+def test_tensorboard_files_have_what_keras_writes(tmp_path):
+    """Tags by folder: the graph, each batch's and each epoch's figures, the learning rate, layers' own summaries."""
+    written = []
+    for number, fit in enumerate(FITS):
+        folder = tmp_path / str(number)
+        board = keras.callbacks.TensorBoard(folder, update_freq=1, write_graph=True, histogram_freq=1, profile_batch=2)
+        made = keras.Sequential([Summarized(), model()])
+        made.compile("adam", "mse", metrics=["mae"])
+        fit(made, X, Y, epochs=2, validation_data=(X, Y), callbacks=[board], **HOW)
+        events = [(each.parent.name, event) for each in folder.rglob("*.v2") for event in _events(each)]
+        named = ((part, event.step, value.tag) for part, event in events for value in event.summary.value)
+        # Layers are numbered. A batch's size, and so a trace, decides the step of a layer's own summary.
+        tags = {(part, re.sub(r"_\d+", "", tag), step * (not tag.endswith("own"))) for part, step, tag in named}
+        profiled = any(folder.rglob("*.xplane.pb"))
+        written.append((tags, profiled, any(event.graph_def for _, event in events)))
+    assert written[1][0] ^ written[0][0] == set()
+    assert written[1][1:] == written[0][1:]
+    assert {("train", "epoch_learning_rate", 1), ("train", "batch_loss", 4), ("train", "keras", 0)} <= written[0][0]
+    assert {part for part, tag, _ in written[0][0] if tag.endswith("own")} == {"train", "validation"}
+
+
+def _events(path):
+    return tf.compat.v1.train.summary_iterator(str(path))
+
+
+SPARSE = {
+    "array": lambda x: (x, Y),
+    "dataset": lambda x: (tf.data.Dataset.from_tensor_slices((x, Y)).batch(8),),
+    "generator": lambda x: (((tf.sparse.slice(x, [at, 0], [8, 3]), Y[at : at + 8]) for at in (0, 8, 16)),),
+}
+
+
+@pytest.mark.parametrize("form", SPARSE)
+def test_sparse_data_trains_as_dense(form):
+    dense, (ours, theirs) = np.where(X > 0, X, 0), (model(), model())
+    how = {"shuffle": False, "verbose": 0, **({"batch_size": 8} if form == "array" else {})}
+    crankshaft.fit(theirs, dense, Y, **HOW)
+    crankshaft.fit(ours, *SPARSE[form](tf.sparse.from_dense(dense)), **how)
+    check_alike(ours, theirs)
+
+
+def test_an_optional_input_may_be_none():
+    class OrZero(keras.layers.Layer):
+        def call(self, x, other):
+            return x if other is None else x + other
+
+    features, both = {"x": X, "other": None}, []
+    generator = (batch for batch in [(features, Y)])
+    for fit, data in (
+        (keras.Model.fit, (features, Y)),
+        (crankshaft.fit, (features, Y)),
+        (crankshaft.fit, (generator,)),
+    ):
+        keras.utils.set_random_seed(3)
+        x, other = keras.Input([3], name="x"), keras.Input([3], name="other", optional=True)
+        made = keras.Model({"x": x, "other": other}, keras.layers.Dense(1)(OrZero()(x, other)))
+        made.compile("adam", "mse")
+        fit(made, *data, shuffle=False, verbose=0, **({"batch_size": 20} if len(data) == 2 else {}))
+        both.append(made)
+    check_alike(both[1], both[0])
+    check_alike(both[2], both[0])
+
+
+class Unreset(keras.metrics.MeanAbsoluteError):
+    def reset_state(self):
+        pass
+
+
+def test_a_metric_that_is_never_reset_is_over_all_epochs():
+    results = []
+    for fit in FITS:
+        made = model()
+        made.compile("adam", "mse", metrics=[Unreset(name="unreset"), "mae"])
+        results.append(history(fit(made, X, Y, epochs=3, **HOW)))
+    assert [*results[1]] == [*results[0]]
+    for name, values in results[0].items():
+        np.testing.assert_allclose(results[1][name], values, rtol=1e-6, err_msg=name)
+
+
+def test_a_generator_is_an_epoch_and_no_second_one():
+    assert crankshaft.fit(model(), batches(5), verbose=0).step == 5
+    with pytest.raises((crankshaft.RunError, crankshaft.UsageError), match="has ended"):
+        crankshaft.fit(model(), batches(5), epochs=2, steps_per_epoch=4, verbose=0)
+    with pytest.raises(crankshaft.UsageError, match=r"does not take features of shape \[None\], in which examples"):
+        crankshaft.fit(model(), (batch for batch in [(X, Y), (X[:, :2], Y)]), verbose=0)
+    with pytest.raises(crankshaft.UsageError, match=r"of shape \[2\], and at first there are \[3\]"):
+        crankshaft.fit(model(), (batch for batch in [(X, Y), (X, Y), (X[:, :2], Y)]), verbose=0)
+
+
+def test_no_epoch_trains_nothing():
+    seen, made = [], model()
+    for fit in FITS:
+        calls = []
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs, calls=calls: calls.append(epoch),
+            on_train_begin=lambda logs, calls=calls: calls.append("begin"),
+            on_train_end=lambda logs, calls=calls: calls.append("end"),
+        )
+        found = history(fit(made, X, Y, epochs=2, initial_epoch=2, callbacks=[callback], **HOW))
+        seen.append((found, calls, int(made.optimizer.iterations)))
+    assert seen[1] == seen[0] == ({}, ["begin", "end"], 0)
+
+
+def test_a_function_makes_its_model_with_the_program_s_dtype_policy_and_logging():
+    def make():
+        logs.append(keras.config.is_interactive_logging_enabled())
+        return model()
+
+    logs = []
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    keras.config.disable_interactive_logging()
+    try:
+        assert crankshaft.fit(make, X, Y, **HOW).model.layers[0].compute_dtype == "bfloat16"
+        assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    finally:
+        keras.config.set_dtype_policy("float32")
+        keras.config.enable_interactive_logging()
+    assert not any(logs)
+
+
+def test_float8_trains_as_in_keras():
+    def make():
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+        made.quantize("float8")
+        made.compile("adam", "mse")
+        return made
+
+    both = [make() for _ in FITS]
+    for fit, made in zip(FITS, both, strict=True):
+        fit(made, X, Y, epochs=3, **HOW)
+    assert any("amax" in each.path for each in both[1].weights)
+    for ours, theirs in zip(both[1].weights, both[0].weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=ours.path)
+    with pytest.raises(crankshaft.UsageError, match=r"scale is a scale of float8, .*train on one device"):
+        crankshaft.fit(make, X, Y, **HOW, strategy="mirrored", num_virtual_devices=2)
+
+
+def test_a_limit_of_epochs_for_trying_a_program_holds():
+    keras.config.set_max_epochs(1)
+    try:
+        assert crankshaft.fit(model(), X, Y, epochs=3, **HOW).step == 3
+    finally:
+        keras.config.set_max_epochs(None)
+
+
+def test_evaluations_may_be_listed():
+    how = {"validation_data": (X, Y), "validation_freq": [1, 3], "epochs": 4, **HOW}
+    expected = model().fit(X, Y, **how).history
+    found = crankshaft.fit(model(), X, Y, **how).history.history
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-6)
+
+
+INPUTS = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
+TARGETS = INPUTS.sum(1, keepdims=True)
+OTHER = INPUTS[::-1] ** 2  # data of the same form
+TENS = {"batch_size": 10, "verbose": 0}
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """Counts the traces of steps."""
+    noted = []
+    step = KerasTrainer.train_step
+    monkeypatch.setattr(KerasTrainer, "train_step", lambda self, batch: (noted.append(1), step(self, batch))[1])
+    return noted
+
+
+def compiled(model):
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def new_model(*layers):
+    layers = layers or (keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
+    return compiled(keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(1)]))
+
+
+def forget(model):
+    """Makes the next `fit` compile."""
+    del vars(model)[ATTRIBUTE]
+
+
+def check_same_training(one, other):
+    for mine, theirs in zip(
+        [*one.weights, *one.optimizer.variables], [*other.weights, *other.optimizer.variables], strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("replicas", "jit"), [(1, "off"), (2, "off"), pytest.param(1, "auto", marks=pytest.mark.slow)])
+def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replicas, jit, traces):
+    def made():
+        keras.utils.set_random_seed(3)
+        if replicas == 1:
+            return new_model()
+        with tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)]).scope():
+            return new_model(keras.layers.Dense(8, "relu"))
+
+    epochs = 26 if jit == "auto" else 2  # of two steps; after 50 steps the first measures whether to use XLA
+    how = {**TENS, "jit": jit, "epochs": epochs, "validation_data": (INPUTS, TARGETS) if replicas == 1 else None}
+    kept, fresh, runs = made(), made(), []
+    for data in (INPUTS, OTHER):
+        before = len(traces)
+        runs.append(crankshaft.fit(kept, data, TARGETS, **how))
+        assert (len(traces) > before) == (len(runs) == 1)
+        again = crankshaft.fit(fresh, data, TARGETS, **how)
+        assert runs[-1].history.history == again.history.history
+        forget(fresh)
+    check_same_training(kept, fresh)
+    assert [run.step for run in runs] == [2 * epochs] * 2
+    if replicas == 1:
+        assert runs[0].evaluate() == runs[1].evaluate()  # each of the model as it is now
+        assert int(kept.optimizer.iterations) == 4 * epochs
+
+
+class Own(keras.Model):
+    """A model with code of the program's, some of which Python decides as it is traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factor = keras.layers.Dense(1), 1.0
+
+    def call(self, x):
+        return self.layer(x) * self.factor
+
+
+def own_loss(labels, outputs):
+    return tf.reduce_mean(tf.square(labels - outputs), -1)
+
+
+def test_own_code_compiles_again_only_after_compile(traces, tmp_path):
+    def fits(fit, **more):
+        before = len(traces)
+        fit(INPUTS, TARGETS, **{**TENS, **more})
+        return len(traces) > before
+
+    keras.utils.set_random_seed(3)
+    ours, theirs = Own(), Own()
+    for each in (theirs, ours):
+        each(INPUTS)
+    ours.set_weights(theirs.get_weights())
+    fit = functools.partial(crankshaft.fit, ours)
+    for factor, compiles in ((1.0, True), (2.0, False), (2.0, True), (0.5, False)):
+        for each in (ours, theirs):
+            each.factor = factor
+            if compiles:
+                each.compile("adam", own_loss)
+        assert fits(fit, shuffle=False) == compiles
+        theirs.fit(INPUTS, TARGETS, **TENS, shuffle=False)
+        np.testing.assert_allclose(ours.layer.get_weights()[0], theirs.layer.get_weights()[0], rtol=1e-6)
+    ours.layer.trainable = False
+    assert fits(fit)
+    assert not fits(fit)
+    for changes in (
+        {"seed": 1},
+        {"batch_size": 4},
+        {"sample_weight": np.ones(20)},
+        {"validation_data": (INPUTS, TARGETS)},
+    ):
+        assert fits(fit, **changes), changes
+    assert fits(fit, run_dir=str(tmp_path))
+
+
+class Order(keras.layers.Layer):
+    """Notes the examples of each batch, and what it samples."""
+
+    seen: ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(0)
+
+    def call(self, x, training=False):
+        if training:
+            noise = keras.random.uniform([3], seed=self.seeds)
+            tf.py_function(lambda *batch: self.seen.append([each.numpy().tolist() for each in batch]), [x, noise], [])
+        return x
+
+
+def test_a_later_fit_samples_other_orders_and_masks(tmp_path):
+    def fit(made, **more):
+        Order.seen.clear()
+        crankshaft.fit(made, INPUTS, TARGETS, **TENS, **more)
+        order, noise = (sorted(map(str, each)) for each in zip(*Order.seen, strict=True))
+        return order, noise
+
+    models = new_model(Order()), new_model(Order())
+    samples = []
+    for number in range(3):
+        if number == 2:
+            compiled(models[0])  # its optimizer's updates count from 0 again
+        samples.append(fit(models[0]))
+        assert fit(models[1]) == samples[-1]
+    samples.append(fit(models[0], epochs=2))
+    parts = [fit(models[1], epochs=epochs, run_dir=tmp_path) for epochs in (1, 2)]  # the second is resumed
+    for kind, whole in enumerate(samples[-1]):
+        assert sorted(parts[0][kind] + parts[1][kind]) == whole
+        assert len({str(each[kind]) for each in samples}) == 4
+
+
+def test_a_model_keeps_no_data_and_is_freed():
+    made = new_model()
+    run = crankshaft.fit(made, INPUTS.copy(), TARGETS, **TENS)
+    data = weakref.ref(run.strategy.training.feed)
+    trainer, freed = weakref.ref(run.trainer), weakref.ref(made)
+    del run
+    gc.collect()
+    assert data() is None
+    assert trainer() is not None
+    del made
+    gc.collect()
+    assert freed() is None
+    assert trainer() is None

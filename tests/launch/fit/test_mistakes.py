@@ -1,0 +1,159 @@
+"""Mistakes in what `crankshaft.fit` is given: one line, before anything is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import crankshaft
+from tests.launch.fit.test_fit import BATCH, EXAMPLES, WEIGHTS, Batches, classes, mlp, sample
+
+keras = tf.keras
+layers = keras.layers
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Meter(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+
+    def call(self, x):
+        return x
+
+
+def compiled(model, **how):
+    model.compile("sgd", **{"loss": "mse", **how})
+    return model
+
+
+class Halves(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([grad / 2 for grad in grads], trainable_variables)
+
+
+class Doubled(keras.optimizers.SGD):
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        super()._backend_apply_gradients([2 * grad for grad in grads], trainable_variables)
+
+
+class Listed(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="listed")
+        self.values = []
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.values.append(tf.reduce_mean(y_pred))
+
+    def result(self):
+        return tf.add_n(self.values) / len(self.values)
+
+
+def of_two_outputs(**how):
+    features = keras.Input([8])
+    outputs = {"a": layers.Dense(1)(features), "b": layers.Dense(1)(features)}
+    return compiled(keras.Model(features, outputs), **how)
+
+
+def stateful():
+    return compiled(keras.Sequential([keras.Input(batch_shape=[BATCH, 8, 1]), layers.GRU(2, stateful=True)]))
+
+
+A, ONE = {"a": sample(1)}, {"a": "mse"}
+LINE = [keras.Input([8]), layers.Dense(1)]
+MISTAKES = {
+    "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
+    "overrides train_step": (lambda: compiled(OwnStep([*LINE])), {}),
+    "add y['b'], or compile with losses of the other outputs": (of_two_outputs, {"y": A}),
+    "for its output 'b', or with metrics": (lambda: of_two_outputs(loss=ONE, metrics={"b": ["mae"]}), {"y": A}),
+    "y has labels for 'a', 'c', and the model's outputs are 'a', 'b'": (of_two_outputs, {"y": {**A, "c": sample(1)}}),
+    "(Listed) has no variable": (lambda: compiled(keras.Sequential([*LINE]), metrics=[Listed()]), {"y": sample(1)}),
+    "give it [batch, 1] rather than [batch]": (
+        lambda: compiled(keras.Sequential([*LINE, layers.Reshape([])]), metrics=["mse"]),
+        {"y": sample(1)[:, 0]},
+    ),
+    "and drop the data's last examples if they fill no batch": (stateful, {"x": sample(8, 1), "y": sample(2)}),
+    "has the metric": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
+    "epoch is unknown": (mlp, {"epoch": 3}),
+    "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),
+    "set the optimizer's learning_rate in compile": (mlp, {"learning_rate": 0.1}),
+    "mixed_bfloat16": (mlp, {"precision": "bfloat16"}),
+    "arrays of 70, 69 examples": (mlp, {"y": classes(3)[:69]}),
+    "x is missing": (mlp, {"x": None}),
+    "one whose examples alone differ in length": (mlp, {"x": tf.ragged.constant([[[1.0]]] * 70)}),
+    "the weights of the x data, its third part, are ragged": (mlp, {"sample_weight": tf.ragged.constant([[1.0]] * 70)}),
+    "is compiled without a loss, and its layers add none": (lambda: compiled(keras.Sequential([*LINE]), loss=None), {}),
+    "is not optional": (mlp, {"x": [None]}),
+    "class_weight={'0': 2.0} is not a number for each number of a class": (mlp, {"class_weight": {"0": 2.0}}),
+    "compiled with a loss, and the data has no labels": (mlp, {"y": None}),
+    "class_weight and sample weights are both given": (mlp, {"class_weight": {}, "sample_weight": WEIGHTS}),
+    "give one array for each output, or None": (mlp, {"sample_weight": {"a": WEIGHTS}}),
+    "a function that makes and compiles the model": (mlp, {"strategy": "multi_worker"}),
+    "give fit one that makes and compiles the model": (mlp, {"strategy": "mirrored", "num_virtual_devices": BATCH}),
+    "epochs=0 can't be used": (mlp, {"epochs": 0}),
+    "epochs='3' can't be used": (mlp, {"epochs": "3"}),
+    "initial_epoch=-1 can't be used; give a whole number of 0": (mlp, {"initial_epoch": -1}),
+    "batch_size=0 can't be used": (mlp, {"batch_size": 0}),
+    "steps_per_epoch=2.5 can't be used": (mlp, {"steps_per_epoch": 2.5}),
+    "validation_steps=-1 can't be used": (mlp, {"validation_data": "digits", "validation_steps": -1}),
+    "validation_freq=True can't be used": (mlp, {"validation_freq": True}),
+    "validation_split='a' can't be used": (mlp, {"validation_split": "a"}),
+    "shuffle='batch' is not known; use True or False": (mlp, {"shuffle": "batch"}),
+    "mode='benchmark': fit trains": (mlp, {"mode": "benchmark"}),
+    "is not a tf.keras.callbacks.Callback": (mlp, {"callbacks": [keras.callbacks.Callback]}),
+    "validation_data has 4 components": (mlp, {"validation_data": (1, 2, 3, 4)}),
+    "hooks=3 is not a list": (mlp, {"hooks": 3}),
+    "overrides apply, which is never called": (lambda: mlp(Halves()), {}),
+    "overrides _backend_apply_gradients, which is never called": (lambda: mlp(Doubled()), {}),
+    "and Trainer.learning_rate_multiplier for the weights": (
+        lambda: mlp(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD()))),
+        {},
+    ),
+    "adam_weight_decay=0.1 and weight_decay=0.004": (lambda: mlp(keras.optimizers.Muon(adam_weight_decay=0.1)), {}),
+    "batch_size=8, and x comes in batches of 16": (
+        mlp,
+        {"x": Batches(sample(8), classes(3)), "y": None, "batch_size": 8},
+    ),
+    "verbose=3 is not known": (mlp, {"verbose": 3}),
+    "leave class_weight out": (mlp, {"x": "digits", "y": None, "class_weight": {}}),
+    "validation_steps counts batches of validation_data": (mlp, {"validation_split": 0.5, "validation_steps": 1}),
+    "is not a Keras model": (lambda: 3, {}),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line(line):
+    make, how = MISTAKES[line]
+    with pytest.raises(crankshaft.UsageError) as raised:
+        crankshaft.fit(make(), **{"x": sample(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_dataset_of_batches_of_several_sizes_is_one_line():
+    dataset = tf.data.Dataset.from_tensor_slices((sample(8), classes(3))).batch(BATCH).repeat()
+    with pytest.raises(crankshaft.UsageError, match="and, before its end, of others; call repeat"):
+        crankshaft.fit(mlp(), dataset, steps_per_epoch=3, epochs=3, verbose=0, jit="off")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("binary_crossentropy", marks=pytest.mark.slow),
+        keras.losses.BinaryFocalCrossentropy(label_smoothing=0.1),
+    ],
+)
+def test_a_loss_of_two_classes_is_no_number_of_a_third_unless_that_counts_for_nothing(loss):
+    y = np.where(sample(1) > 0, 1, 0)
+    y[3] = -1
+    how = {"x": sample(8), "y": y, "epochs": 1, "batch_size": 35, "verbose": 0, "jit": "off"}
+    counts = np.ones(EXAMPLES, "float32")
+    with pytest.raises(crankshaft.RunError, match="labels out of range"):
+        crankshaft.fit(compiled(keras.Sequential([*LINE]), loss=loss), sample_weight=counts, **how)
+    counts[3] = 0
+    crankshaft.fit(compiled(keras.Sequential([*LINE]), loss=loss), sample_weight=counts, **how)

@@ -1,0 +1,157 @@
+"""A signal within an evaluation: it ends between two batches, and the run that is resumed makes it first.
+
+An evaluator beside a run reads what is new, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import types
+
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.checkpoints import Checkpoints
+from crankshaft.engine.checkpoints import manifest as manifests
+from crankshaft.engine.checkpoints.graph import Matching
+from crankshaft.engine.hooks import Hook
+from crankshaft.launch.run.modes import evaluator
+from tests.launch.line import RUN, Line, data
+
+# The evaluation at step 8 halves the learning rate: it is no better than the first by the least difference.
+EACH = (*RUN, "--train_steps=12", "--eval_every_steps=4", "--eval_batch_size=4", "--learning_rate=0.001")
+HALVES = ("--reduce_lr=patience=1", "--reduce_lr=min_delta=1")
+
+
+class Signal(Hook):
+    """Sends SIGTERM after a number of batches of evaluations; counts them."""
+
+    def __init__(self, at: int):
+        self.at, self.done = at, 0
+
+    def begin(self, status):
+        strategy, run = status.strategy, status.strategy.run
+
+        def counted(program, limit):
+            result = run(program, limit)
+            if program is strategy.evaluation:
+                self.done += result.steps
+                if self.done - result.steps < self.at <= self.done:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return result
+
+        strategy.run = counted
+
+
+def test_it_is_saved_at_once_and_the_evaluation_made_by_the_run_that_is_resumed(inside, tmp_path):
+    results, lines = [], []
+    for name in ("whole", "ended"):
+        run = (*EACH, *HALVES, f"--run_dir={tmp_path}/{name}")
+        if name == "ended":
+            ending = Signal(at=1)  # the first of 8 batches, at step 4
+            outcome = inside(*run, trainer=Line, data=data, hooks=[ending])
+            assert outcome.code == 143
+            saved = f"; saved, and the same command resumes from {tmp_path}/ended\n"
+            assert f"stopped at step 4: SIGTERM{saved}" in outcome.out
+            assert ending.done < 8
+            manifest = json.loads((tmp_path / name / "checkpoints" / "ckpt-4.manifest.json").read_text())
+            assert manifest["host_state"]["hooks"]["evaluation"]["is_pending"]
+        inside(*run, trainer=Line, data=data).ok()
+        results.append(json.loads((tmp_path / name / "result.json").read_text()))
+        events = [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
+        lines.append([(each["step"], each["metrics"]) for each in events if each["event"] == "evaluation"])
+    assert [step for step, _ in lines[0]] == [4, 8, 12]
+    assert lines[1] == lines[0]
+    for name in ("eval", "best", "train"):
+        assert results[1][name] == results[0][name]
+
+
+class Calls(tf.keras.callbacks.Callback):
+    """Lists the calls of its methods."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("train begins")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.calls.append(f"epoch {epoch} begins")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.calls.append(f"batch {batch} ends")
+
+    def on_test_begin(self, logs=None):
+        self.calls.append("test begins")
+
+    def on_test_end(self, logs=None):
+        self.calls.append(f"test ends: {logs['loss']}")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append(f"epoch {epoch} ends: {logs['loss']}, {logs.get('val_loss')}")
+
+    def on_train_end(self, logs=None):
+        self.calls.append("train ends")
+
+
+@pytest.mark.parametrize("steps", [6, 3])  # the evaluation is at the end of the first epoch, or of the run within it
+def test_callbacks_see_it_begin_again_and_then_the_end_of_its_epoch(inside, tmp_path, steps):
+    run = (*RUN, f"--train_steps={steps}", "--eval_batch_size=4", "--learning_rate=0.001")
+    calls = {}
+    for name, folder in (("whole", "whole"), ("ended", "ended"), ("resumed", "ended")):
+        calls[name] = callback = Calls()
+        hooks = [Signal(at=1), callback] if name == "ended" else [callback]
+        outcome = inside(*run, f"--run_dir={tmp_path}/{folder}", trainer=Line, data=data, hooks=hooks)
+        assert outcome.code == (143 if name == "ended" else 0)
+    whole, ended, resumed = (calls[name].calls for name in ("whole", "ended", "resumed"))
+    assert ended.pop() == "train ends"
+    assert ended == whole[: len(ended)]
+    rest = whole[len(ended) :]
+    assert rest[0].startswith("test ends" if steps == 6 else "train ends")
+    assert resumed == ["train begins", "epoch 0 begins", *(["test begins"] if steps == 6 else []), *rest]
+
+
+def test_without_a_folder_the_run_ends_without_it(inside):
+    ending = Signal(at=1)
+    outcome = inside(*EACH, trainer=Line, data=data, hooks=[ending])
+    assert outcome.code == 143
+    assert "stopped at step 4: SIGTERM; nothing is kept without run_dir\n" in outcome.out
+    assert ending.done < 8
+
+
+CONFIG: dict = {"flags": {}, "deciding": {}}
+
+
+class State(tf.train.Checkpoint):
+    def restore_host_state(self, host_state):
+        pass
+
+    def parts(self, manifest):
+        return []
+
+    def matching(self, manifest):
+        return Matching()
+
+
+def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypatch):
+    writer = Checkpoints(tmp_path / "checkpoints", State(value=tf.Variable(1.0)), keep=None, about=CONFIG)
+    state = State(value=tf.Variable(0.0))
+    session = types.SimpleNamespace(
+        config=types.SimpleNamespace(run_dir=str(tmp_path), allow_changed_config=True, mode="train"),
+        strategy=types.SimpleNamespace(exchange=lambda value: [value]),
+        checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about=CONFIG),
+        state=state,
+    )
+    hashed, sha256, done = [], manifests.sha256, -1
+    for step in range(1, 5):
+        writer.save(step, {}, wait=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(manifests, "sha256", lambda path: hashed.append(os.path.basename(path)) or sha256(path))
+            found = [each.step for each in evaluator.restored(session, newer_than=done)]
+        assert found == [step]
+        done = step
+    parts = ("data-00000-of-00001", "index")
+    assert hashed == [f"ckpt-{step}.{part}" for step in range(1, 5) for part in parts]

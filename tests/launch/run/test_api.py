@@ -1,0 +1,476 @@
+"""`crankshaft.run`: a run in Python returns what it came to, raises what a program would print, and leaves no trace."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import io
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import crankshaft
+from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
+from crankshaft.engine.hooks import every_epoch, every_steps
+from crankshaft.engine.machine.events import read
+from tests.engine.hooks.tensorboard.boards import scalars
+from tests.waiting import PATIENCE
+
+OPEN = pathlib.Path(__file__).parents[1] / "open_runs.py"
+
+
+class Plane(Trainer):
+    """A plane through points of three numbers."""
+
+    def __init__(self, units: int = 1):
+        super().__init__()
+        self.units = units
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(self.units)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.square(outputs - batch[1]), axis=-1))
+
+
+def data():
+    points = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
+    heights = points @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
+    return (points[:200], heights[:200]), (points[200:], heights[200:])
+
+
+class EvalSource(crankshaft.Source):
+    element_spec = (crankshaft.Spec((3,), np.float32), crankshaft.Spec((1,), np.float32))
+
+    def __len__(self):
+        return len(EVAL_POINTS)
+
+    def read(self, indices):
+        return EVAL_POINTS[indices], EVAL_HEIGHTS[indices]
+
+
+QUIET = {"jit": "off", "progress": "off"}
+EVAL_POINTS, EVAL_HEIGHTS = data()[1]
+
+
+@pytest.fixture(scope="module")
+def plane_run(tmp_path_factory):
+    """A run of four steps an epoch, evaluated after each."""
+    run_dir = tmp_path_factory.mktemp("runs") / "plane"
+    return run(Plane, data=data, train_steps=16, learning_rate=0.3, run_dir=run_dir, **QUIET)
+
+
+def test_runs_in_threads_have_nothing_in_common():
+    """Each has its own rate, precision and samples, however often the threads take turns within a run's making."""
+
+    class Deep(Plane):
+        def build_model(self):
+            return tf.keras.Sequential([*(tf.keras.layers.Dense(4, "tanh") for _ in range(8)), super().build_model()])
+
+    def trained(index):
+        how = {"learning_rate": 0.01 * 1.5**index, "precision": ("float32", "bfloat16")[index % 2], "seed": index}
+        how |= {
+            "data": ((EVAL_POINTS, EVAL_HEIGHTS),),
+            "optimizer": "sgd",
+            "global_batch_size": 50,
+            "steps_per_loop": 1,
+        }
+        with crankshaft.open_run(Deep, **how, **QUIET) as opened:
+            opened.train(steps=2)
+            return opened.model.get_weights()
+
+    alone = [trained(index) for index in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            beside = [*pool.map(trained, range(4))]
+    finally:
+        sys.setswitchinterval(before)
+    for one, other in zip(alone, beside, strict=True):
+        assert all(map(np.array_equal, one, other))
+
+
+def test_a_run_returns_what_it_came_to(plane_run):
+    assert plane_run.result["step"] == 16
+    assert plane_run.result == json.loads((pathlib.Path(plane_run.run_dir) / "result.json").read_text())
+    assert [row["step"] for row in plane_run.history] == [4, 8, 12, 16]
+    assert plane_run.history[-1]["eval_loss"] == plane_run.result["eval"]["loss"]
+    assert plane_run.history[-1]["train_loss"] == plane_run.result["train"]["loss"]
+    assert len(plane_run.history.column("eval_loss")) == 4
+    assert list(scalars(pathlib.Path(plane_run.run_dir) / "tensorboard" / "train")["loss"]) == [4, 8, 12, 16]
+    assert "step=16, loss=" in repr(plane_run)
+
+
+def test_a_run_predicts_and_evaluates(plane_run):
+    outputs = plane_run.predict(EVAL_POINTS)
+    kernel, bias = (variable.numpy() for variable in plane_run.model.weights)
+    np.testing.assert_allclose(outputs, EVAL_POINTS @ kernel + bias, rtol=1e-6, atol=1e-6)  # rounding of float32
+    error = np.mean(np.square(outputs - EVAL_HEIGHTS, dtype=np.float64))
+    for split in ((EVAL_POINTS, EVAL_HEIGHTS), tf.data.Dataset.from_tensor_slices((EVAL_POINTS, EVAL_HEIGHTS))):
+        np.testing.assert_allclose(plane_run.evaluate(split)["loss"], error, rtol=1e-6)
+    assert plane_run.predict(EVAL_POINTS[:0]).shape == (0, 1)
+    np.testing.assert_array_equal(plane_run.predict(EVAL_POINTS[:2].tolist()), plane_run.predict(EVAL_POINTS[:2]))
+
+
+@pytest.mark.parametrize("features", [EVAL_POINTS[:, :2], EVAL_POINTS.astype("int32"), {"x": EVAL_POINTS}])
+def test_other_features_than_the_runs_are_told(plane_run, features):
+    with pytest.raises(
+        UsageError, match=r"^features are .* an example; this run's are float32\[3\](; model.predict.*)?$"
+    ):
+        plane_run.predict(features)
+
+
+def test_data_of_another_size_is_told_what_to_do(plane_run):
+    with pytest.raises(UsageError, match=r"'float32\[3\]', 'float32\[1\]'\); resize or pad it, or open a run with"):
+        plane_run.evaluate((EVAL_POINTS[:, :2], EVAL_HEIGHTS))
+
+
+def test_a_source_is_evaluated_if_it_is_of_the_same_form(plane_run):
+    arrays = plane_run.evaluate((EVAL_POINTS, EVAL_HEIGHTS))
+    assert plane_run.evaluate(EvalSource()) == arrays
+    source = EvalSource()
+    source.element_spec = source.element_spec[:1]
+    with pytest.raises(UsageError, match=r"^data are float32\[3\] an example; this run's are \('float32\[3\]', "):
+        plane_run.evaluate(source)
+
+
+class FromNoise(Trainer):
+    """Makes points of noise, which is of another shape than the data."""
+
+    def build(self):
+        doubled = tf.keras.layers.Lambda(lambda x: 2 * x[:, :2])
+        self.model = tf.keras.Sequential([tf.keras.layers.Input([None]), doubled])
+        self.weight = tf.Variable(0.0)
+        self.optimizer = crankshaft.make_optimizer(self, [self.weight])
+
+    def train_step(self, batch):
+        return self.eval_step(batch)
+
+    def eval_step(self, batch):
+        return {"loss": mean(batch - tf.reduce_sum(self.model(tf.zeros([1, 5]))))}
+
+
+def test_a_model_of_other_inputs_than_the_data_predicts_and_is_exported_by_its_own(tmp_path):
+    points, noise = EVAL_POINTS[:, 0], np.ones((3, 4), np.float32)
+    how = {"data": (points,), "run_dir": tmp_path / "run", "train_steps": 1, **QUIET}
+    made = run(FromNoise, **how)
+    assert made.predict(noise).tolist() == [[2.0, 2.0]] * 3
+    with pytest.raises(UsageError, match=r"^features are float32\[\] an example; this run's are float32\[None\]$"):
+        made.predict(points)
+    serve = tf.saved_model.load(run(FromNoise, **how, mode="export").result["export"]).signatures["serving_default"]
+    assert serve(features=tf.constant(noise))["outputs"].numpy().tolist() == [[2.0, 2.0]] * 3
+
+
+def test_models_of_a_run_are_loaded(plane_run):
+    best = min(range(4), key=lambda index: plane_run.history[index]["eval_loss"])
+    for loaded in (load_model(plane_run.run_dir), load_model(plane_run.run_dir, trainer_class=Plane)):
+        np.testing.assert_array_equal(loaded(EVAL_POINTS), plane_run.model(EVAL_POINTS))
+    for loaded in (load_model(plane_run.run_dir, "best"), plane_run.best_model()):
+        loss = float(np.mean(np.square(loaded(EVAL_POINTS).numpy() - EVAL_HEIGHTS, dtype=np.float64)))
+        np.testing.assert_allclose(loss, plane_run.history[best]["eval_loss"], rtol=1e-6)
+    np.testing.assert_array_equal(load_model(plane_run.run_dir, 16)(EVAL_POINTS), plane_run.model(EVAL_POINTS))
+    with pytest.raises(UsageError, match=r"has no whole checkpoint 7; use latest, best, or a step of 16$"):
+        load_model(plane_run.run_dir, 7)
+
+
+def test_a_model_has_the_weights_that_evaluations_use(tmp_path):
+    averaged = {"ema_decay": 0.9, "strategy": "mirrored", "num_virtual_devices": 2}
+    done = run(Plane, data=data, train_steps=8, learning_rate=0.3, run_dir=tmp_path / "run", **averaged, **QUIET)
+    for model in (done.model, load_model(tmp_path / "run"), load_model(tmp_path / "run", trainer_class=Plane)):
+        outputs = model(EVAL_POINTS).numpy()
+        loss = np.mean(np.square(outputs - EVAL_HEIGHTS, dtype=np.float64))
+        np.testing.assert_allclose(loss, done.result["eval"]["loss"], rtol=1e-6)
+        np.testing.assert_allclose(outputs, done.predict(EVAL_POINTS), rtol=1e-6, atol=1e-6)
+
+
+class Two(Trainer):
+    """Two inputs, one output."""
+
+    def build_model(self):
+        inputs = tf.keras.Input([3]), tf.keras.Input([2])
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(inputs)))
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
+    split = (EVAL_POINTS, EVAL_POINTS[:, :2]), EVAL_HEIGHTS
+    done = run(Two, data=(split, split), train_steps=8, run_dir=tmp_path, **QUIET)
+    outputs = done.predict(split[0])
+    asked = {"mode": "export", "run_dir": tmp_path, "data": (split, split)}
+    served = tf.saved_model.load(run(Two, **asked).result["export"]).signatures["serving_default"]
+    found = served(features_0=tf.constant(split[0][0]), features_1=tf.constant(split[0][1]))["outputs"]
+    np.testing.assert_allclose(found, outputs, rtol=1e-6, atol=1e-6)
+    path = run(Two, output=tmp_path / "two.keras", **asked).result["export"]
+    for model in (tf.keras.models.load_model(path), load_model(tmp_path)):
+        np.testing.assert_allclose(model(list(split[0])), outputs, rtol=1e-6, atol=1e-6)
+    with pytest.raises(UsageError, match=r"two\.keras exists; remove it or use another output$"):
+        run(Two, output=tmp_path / "two.keras", **asked)
+
+
+def test_history_is_recorded_and_cut_where_a_run_goes_on(tmp_path):
+    def rows() -> list[dict]:
+        return [event for event, _ in read(tmp_path / "run" / "events.jsonl") if event["event"] == "row"]
+
+    asked = {"run_dir": tmp_path / "run", "checkpoint_every_steps": 8, **QUIET}
+    whole = run(Plane, data=data, train_steps=16, run_dir=tmp_path / "whole", **QUIET).history
+    run(Plane, data=data, train_steps=8, **asked)
+    assert len(rows()) == 2
+    with open(tmp_path / "run" / "events.jsonl", "a") as file:
+        late = {"event": "row", "time": 0.0, "step": 12}
+        file.write(f'{json.dumps(late)}\n{{"event": "row", "ti')  # past the checkpoint, by a process that was killed
+    done = run(Plane, data=data, train_steps=16, **asked)
+    kept = ("step", "epoch", "train_loss", "eval_loss")
+    for found in (rows(), done.history):
+        assert [{name: row[name] for name in kept} for row in found] == [{n: row[n] for n in kept} for row in whole]
+
+
+MISTAKES = {
+    "unknown": ({"learning_rat": 1}, "learning_rat is unknown; did you mean learning_rate"),
+    "no number": ({"train_steps": "x"}, "train_steps=x can't be used: it takes an integer"),
+    "out of range": ({"learning_rate": -1.0}, "learning_rate=-1.0 can't be used"),
+    "no argument": ({"model_arg": {"depth": 3}}, "model_arg depth: Plane has no such argument"),
+    "in memory": ({"max_bad_records": 2}, "max_bad_records=2 is for examples that are read as the run goes, and the"),
+    "no use": ({"mesh": "model:2"}, "mesh=model:2 has no use with strategy=one_device; use strategy=mirrored or"),
+    "both lengths": ({"train_steps": 1, "train_epochs": 1}, "train_steps and train_epochs are both given"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_the_programs_line(name):
+    keywords, line = MISTAKES[name]
+    with pytest.raises(UsageError) as raised:
+        run(Plane, data=data, **keywords)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "--" not in str(raised.value).replace("train --help", "")
+    assert isinstance(raised.value, ValueError)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (tf.keras.Sequential(), "an object of Sequential; give a subclass of crankshaft.Trainer, whose build_model"),
+        (Plane(), "an object of Plane; give the class itself, Plane, and its arguments as model_arg"),
+        (int, "the class int; give a subclass of crankshaft.Trainer, whose build_model returns the Keras model"),
+        (3, "an object of int; give a subclass"),
+    ],
+    ids=["a model", "a trainer", "int", "3"],
+)
+def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
+    for call in (functools.partial(run, data=data), lambda given: load_model(tmp_path, trainer_class=given)):
+        with pytest.raises(UsageError, match=f"^the trainer_class is {line}"):
+            call(given)
+    with pytest.raises(SystemExit, match="2"):
+        crankshaft.main(given, data=data, argv=["script"])
+    assert capsys.readouterr().err.startswith(f"error: the trainer_class is {line}")
+
+
+def test_a_folder_that_is_none_of_a_run_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"^load_model\(3\): give the path of a run's folder$"):
+        load_model(3)
+    with pytest.raises(UsageError, match=r"holds no run \(no config.json\); give the folder of a run"):
+        load_model(tmp_path)
+
+
+def test_whatever_a_call_raises_is_one_line():
+    with pytest.raises(RunError, match=r"^TypeError: 'int' object is not iterable$") as raised:
+        run(Plane, data=data, may_change=3)
+    assert isinstance(raised.value.__cause__, TypeError)
+
+
+def test_a_failure_is_one_line_with_its_cause():
+    class Broken(Plane):
+        def loss(self, outputs, batch):
+            raise RuntimeError("the loss is broken")
+
+    with pytest.raises(UsageError, match=r"the loss is broken, at .*test_api.py") as raised:
+        run(Broken, data=data, train_steps=2, **QUIET)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    with pytest.raises(RunError, match="loss"):
+        run(Plane, data=data, train_steps=20, optimizer="sgd", learning_rate=1e30, **QUIET)
+
+
+class Pruned(Exception):
+    """What ends a trial of a search."""
+
+
+@pytest.mark.parametrize("where", ["hook", "data", "source"])
+def test_what_the_programs_own_code_raises_reaches_it_as_it_is(where):
+    def prune(*_):
+        raise Pruned("the trial is worse than others")
+
+    class Pruning(crankshaft.Source):
+        element_spec = (crankshaft.Spec((3,), np.float32), crankshaft.Spec((1,), np.float32))
+        read = prune
+
+        def __len__(self):
+            return 64
+
+    asked = {"hook": {"data": data, "hooks": [every_steps(1, prune)]}, "data": {"data": prune}}
+    with pytest.raises(Pruned, match="worse than others"):
+        run(Plane, train_steps=9, **QUIET, **asked.get(where, {"data": lambda: (Pruning(), None), "mode": "train"}))
+
+
+def test_keywords_are_the_flags(tmp_path):
+    asked = {"model_arg": {"units": 1}, "weight_decay": 0.1, "optimizer_arg": ["beta_1=0.8"], "recompute": False}
+    run(Plane, data=data(), train_steps=np.int64(4), run_dir=tmp_path / "run", seed=None, **asked, **QUIET)
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
+    assert kept["model_arg"] == {"units": 1}
+    assert kept["optimizer_arg"] == {"beta_1": 0.8}
+    assert (kept["weight_decay"], kept["seed"], kept["recompute"], kept["jit"]) == (0.1, 0, False, "off")
+
+
+def test_nothing_of_a_run_is_left():
+    random.seed(1)
+    np.random.seed(2)  # noqa: NPY002
+    tf.random.set_seed(3)
+    expected = random.random(), np.random.normal(), float(tf.random.normal([]))  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(2)  # noqa: NPY002
+    tf.random.set_seed(3)
+    before = {name: (flags.FLAGS[name].value, flags.FLAGS[name].present) for name in flags.FLAGS}
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    asked = {"precision": "bfloat16", "check_numerics": True, "optimizer": "sgd", "clip_norm": 1.0}
+    run(Plane, data=data, train_steps=2, seed=11, **asked, **QUIET)
+    assert (random.random(), np.random.normal(), float(tf.random.normal([]))) == expected  # noqa: NPY002
+    assert {name: (flags.FLAGS[name].value, flags.FLAGS[name].present) for name in flags.FLAGS} == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert tf.keras.config.dtype_policy().name == "float32"
+    assert np.isnan(tf.math.log(-1.0))  # numerics are not checked any more
+
+
+def test_main_forgets_an_earlier_command_line(inside, tmp_path):
+    asked = ("--train_steps=2", "--jit=off")
+    inside(*asked, "--optimizer=sgd", "--learning_rate=0.5", "--clip_norm=1", trainer=Plane, data=data).ok()
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as exit:
+        crankshaft.main(Plane, data=data, argv=["script", *asked, f"--run_dir={tmp_path / 'run'}"])
+    assert not exit.value.code
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
+    assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
+
+
+class Samples(Trainer):
+    """Samples from generators that a seed of the whole process decides."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential([layers.Dense(16), layers.Dropout(0.3), layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        noise = tf.random.normal(tf.shape(outputs)) + np.random.normal()  # noqa: NPY002
+        return mean(tf.square(outputs - batch[1] + noise))
+
+
+KINDS = {
+    "samples": {"trainer_class": Samples, "data": data, "optimizer": "sgd", "learning_rate": 0.05, "clip_norm": 0.5},
+    "halves": {"trainer_class": Samples, "data": data, "precision": "bfloat16", "seed": 3, "weight_decay": 0.1},
+    "cnn": {"model": "cnn", "input": "digits", "model_arg": {"batch_norm": True}, "ema_decay": 0.9},
+    "mirrored": {"model": "mlp", "model_arg": {"hidden_units": (32,), "dropout": 0.2}, "input": "digits"},
+}
+KINDS["mirrored"] |= {"strategy": "mirrored", "num_virtual_devices": 2, "check_numerics": True}
+
+
+@pytest.mark.slow
+def test_runs_of_one_process_are_each_as_if_alone():
+    """Seeds, precision, replicas and checked numerics of those before change no bit of a run."""
+
+    def ran(name: str):
+        done = run(**KINDS[name], train_steps=12, **QUIET)
+        weights = [variable.numpy().tobytes() for variable in done.model.weights]
+        return weights, done.result["train"], done.result["eval"]
+
+    alone = {name: ran(name) for name in KINDS}
+    for name in [*KINDS][::-1] * 2:
+        assert ran(name) == alone[name]
+
+
+@pytest.mark.slow
+def test_runs_leave_no_thread_and_no_file_open_whatever_they_read(tmp_path):
+    command = [sys.executable, OPEN, tmp_path, "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 12
+    for name, after in found.items():
+        for counted in zip(after[0], after[-1], strict=True):  # threads, descriptors
+            assert counted[1] <= counted[0], (name, after)
+
+
+def test_ctrl_c_stops_saves_and_returns(tmp_path):
+    hooks = [every_epoch(lambda status, _: status.epoch == 3 and os.kill(os.getpid(), signal.SIGINT))]
+    done = run(Plane, data=data, hooks=hooks, train_epochs=50, run_dir=tmp_path / "run", **QUIET)
+    assert done.result["stop"].startswith("SIGINT")
+    assert 12 <= done.result["step"] < 200
+    assert load_model(done.run_dir, done.result["step"])(EVAL_POINTS).shape == (100, 1)
+
+
+OWN_FLAG = """
+from absl import flags
+from crankshaft import main
+from tests.launch.run.test_api import Plane, data
+
+flags.DEFINE_float("beta", 1.0, "Decides.")
+flags.DEFINE_string("note", "", "Decides nothing.")
+main(Plane, data=data, may_change=["note"])
+"""
+
+
+@pytest.mark.usefixtures("script_flags")
+def test_a_scripts_own_flags_belong_to_its_run(inside, tmp_path):
+    script, run_dir = tmp_path / "script.py", f"--run_dir={tmp_path / 'run'}"
+    script.write_text(OWN_FLAG)
+
+    def ran(*flags):
+        with flagsaver.flagsaver():  # the script defines its own each time
+            return inside.script(script, "--jit=off", run_dir, *flags)
+
+    ran("--train_steps=2", "--beta=3", "--note=a").ok()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["deciding"]["script_flags"] == {"beta": 3.0}
+    ran("--train_steps=4", "--beta=7").refused("is a run of another configuration (script_flags beta: 3.0 -> 7.0)")
+    ran("--train_steps=4", "--beta=3", "--note=b").ok()
+
+
+def named_classes():
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype("float32"), np.arange(40, dtype="int32") % 2
+    return crankshaft.Data((x, y), (x, y), 2, classes=("k\xe4se", "\u732b"))
+
+
+@pytest.mark.parametrize(("encoding", "progress"), [("ascii", "plain"), ("latin-1", "bar")])
+def test_a_console_without_a_class_names_characters_shows_them_escaped(tmp_path, monkeypatch, encoding, progress):
+    console = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", console)
+    done = run(model="logistic", data=named_classes, train_steps=2, run_dir=tmp_path, jit="off", progress=progress)
+    console.flush()
+    shown = console.buffer.getvalue().decode(encoding)
+    assert "0 k\xe4se" in shown or "0 k\\xe4se" in shown
+    assert "1 \\u732b" in shown
+    assert console.errors == "strict"  # the program's own
+    assert json.loads((tmp_path / "result.json").read_text())["classes"] == ["k\xe4se", "\u732b"]
+    assert done.result["step"] == 2
+
+
+def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):
+    class Breaks(io.StringIO):
+        def write(self, text):
+            if text.startswith("evaluation at step"):
+                raise RuntimeError("the console is gone")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Breaks())
+    with pytest.raises(RuntimeError, match="the console is gone"):
+        run(Plane, data=data, train_steps=2, run_dir=tmp_path, jit="off", progress="plain")
+    assert json.loads((tmp_path / "result.json").read_text())["eval"]["loss"] > 0

@@ -1,0 +1,303 @@
+"""A run whose model is sharded over a mesh: resumed, evaluated, exported, begun from elsewhere, as any other.
+
+Runs whose replicas share updates out: resumed to the bit, and by one device; in 16 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import Data, Trainer, load_model, mean, run
+from crankshaft.engine import Averaged
+from crankshaft.engine.layers.parallel import Attention, Dense, Embedding, RMSNorm
+from crankshaft.models.mlp import Model as Mlp
+from tests.launch import varying
+from tests.launch.modes.test_generation import RUN, text
+from tests.runs import result, tensors
+
+_ = text  # the fixture
+TOKENS = np.arange(64, dtype=np.int32).reshape(2, 32) % 40 + 60
+PAIR = ("--strategy=mirrored", "--num_virtual_devices=2", "--mesh=model:2")
+MESH = ("--strategy=mirrored", "--num_virtual_devices=4", "--mesh=data:2,model:2")
+FLAGS = (
+    *(word.replace("layers=2", "layers=1") for word in RUN),
+    *("--global_batch_size=8", "--ema_decay=0.9", "--checkpoint_every_steps=3"),
+)
+
+
+@pytest.fixture
+def ran(inside, tmp_path, text):
+    """ran(name, steps, *flags): the result of a run, or of its going on."""
+
+    def run(name, steps, *flags):
+        length = (f"--train_steps={steps}", "--eval_every_steps=3", f"--run_dir={tmp_path / name}")
+        out = inside(*FLAGS, *text, *length, *flags).ok().out
+        return {**result(tmp_path / name), "out": out}
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_on_another_mesh_and_is_evaluated_and_exported(ran, inside, tmp_path, text):
+    first = ran("run", 3, *MESH)
+    assert "parameters, each replica holds these" in first["out"]
+    shutil.copytree(tmp_path / "run", tmp_path / "pairs")
+    here, there = ran("run", 6, *MESH), ran("pairs", 6, "--strategy=mirrored", "--num_virtual_devices=2")
+    assert here["resumed_from"] == there["resumed_from"] == 3
+    assert there["eval"] == pytest.approx(here["eval"], rel=1e-5)
+    common = (*FLAGS, *text, f"--run_dir={tmp_path}/run")
+    inside("--mode=eval", *common, f"--result_json={tmp_path}/eval.json").ok()
+    alone = json.loads((tmp_path / "eval.json").read_text())
+    assert alone["eval"] == pytest.approx(here["eval"], rel=1e-5)
+    inside("--mode=export", *common, *MESH, f"--output={tmp_path}/export").ok()
+    serve = tf.saved_model.load(f"{tmp_path}/export/6").signatures["serving_default"]
+    expected = load_model(tmp_path / "run")(TOKENS)
+    np.testing.assert_allclose(serve(features=TOKENS)["outputs"], expected, rtol=0, atol=1e-6)  # compiled, and not
+
+
+@pytest.mark.parametrize("mesh", ["data:2,model:3", "data:1", "model:3"])
+def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, mesh):
+    error = inside(*FLAGS[:-2], *text, *MESH[:2], f"--mesh={mesh}", "--train_steps=1").error
+    fitting = "data:4,model:1 or data:2,model:2 or data:1,model:4"
+    assert f"mesh={mesh} does not lay out 4 replicas; use {fitting}" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--model=mlp", "--input=digits", *PAIR), "mesh=model:2: mlp has no layer sharded over the model"),
+        (("--model=transformer_lm", "--input=digits"), "features are not rows of tokens, whole numbers [batch,"),
+        ((*FLAGS[:3], "--model_arg=hidden=15", *PAIR), "hidden=15 does not divide over the mesh's model:2; use 14 or"),
+    ],
+)
+def test_a_model_that_is_not_for_the_mesh_or_the_data_is_one_line(inside, flags, says):
+    inside(*flags, "--train_steps=1", "--jit=off").refused(says)
+
+
+def test_a_run_in_python_hands_its_model_out_whole(text):
+    given = (flag for flag in (*FLAGS, *MESH, *text) if "checkpoint" not in flag)
+    names = (flag.removeprefix("--").split("=", 1) for flag in given)
+    asked = {}
+    for name, value in names:
+        asked[name] = [*asked.get(name, []), value] if name.endswith("_arg") else value
+    done = run(train_steps=2, **asked)
+    model, found = done.model, done.predict(TOKENS)
+    assert model.get_layer("embedding").weights[0].shape[0] == model.vocabulary
+    np.testing.assert_allclose(found, model(TOKENS), rtol=0, atol=1e-6)  # compiled, and op by op
+
+
+def in_a_row(inputs):
+    """A model that is built as it is called."""
+    inner = [Dense(16, "columns", "gelu"), tf.keras.layers.Activation("tanh"), Dense(8, "rows")]
+    return tf.keras.Sequential([tf.keras.layers.Rescaling(0.1), *inner, tf.keras.layers.Dense(1)])
+
+
+def as_functions(inputs):
+    tokens = tf.keras.Input(inputs.shape[1:])
+    x = Embedding(11, 8, split="vocabulary")(tokens)
+    x += Attention(2, dropout=0.1)(RMSNorm()(x))
+    x = tf.keras.layers.GlobalAveragePooling1D()(Dense(8, "rows")(Dense(16, "columns")(x)))
+    return tf.keras.Model(tokens, tf.keras.layers.Dense(1)(x))
+
+
+@pytest.mark.parametrize("make", [in_a_row, pytest.param(as_functions, marks=pytest.mark.slow)])
+def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, make):
+    class Own(Trainer):
+        def build_model(self):
+            return make(self.run_context.example[0])
+
+        def loss(self, outputs, batch):
+            return mean((outputs[:, 0] - batch[1]) ** 2)
+
+    numbers = np.arange(240, dtype=np.float32).reshape(40, 6) % 11
+    mesh = {"strategy": "mirrored", "num_virtual_devices": 4, "mesh": "data:2,model:2"}
+    data = ((numbers, numbers[:, 0]), None)
+    done = run(Own, data=data, train_steps=3, global_batch_size=8, run_dir=tmp_path / "run", **mesh)
+    expected = done.predict(numbers)
+    loaded = load_model(tmp_path / "run")  # by its configuration alone
+    loaded.save(tmp_path / "whole.keras")
+    for model in (done.model, loaded, tf.keras.models.load_model(tmp_path / "whole.keras")):
+        np.testing.assert_allclose(model(numbers), expected, rtol=0, atol=1e-5)  # op by op, and compiled
+
+
+@pytest.mark.slow
+def test_weights_are_frozen_where_replicas_share_them_out(tmp_path):
+    class Own(Trainer):
+        def build_model(self):
+            sharded = [Dense(16, "columns", "gelu", name="up"), Dense(8, "rows", name="down")]
+            return tf.keras.Sequential(
+                [tf.keras.layers.Rescaling(0.1), *sharded, tf.keras.layers.Dense(1, name="head")]
+            )
+
+        def loss(self, outputs, batch):
+            return mean((outputs[:, 0] - batch[1]) ** 2)
+
+    numbers = np.arange(240, dtype=np.float32).reshape(40, 6) % 11
+    asked = {"data": ((numbers, numbers[:, 0]), None), "global_batch_size": 8, "clip_norm": 0.5, "progress": "off"}
+    asked["freeze"] = ["up/:1", "down/kernel:0.5", "head/bias"]  # an epoch is 5 steps
+    pair = {"strategy": "mirrored", "num_virtual_devices": 2, "mesh": "model:2"}
+
+    def weights(steps, folder, **more):
+        done = run(Own, train_steps=steps, run_dir=tmp_path / folder, **asked, **more)
+        return {"/".join(v.path.split("/")[-2:]): v.numpy() for v in done.model.weights}
+
+    found = {steps: weights(steps, "parts", **pair) for steps in (2, 4, 8)}
+    still = {name for name, value in found[2].items() if (value == found[4][name]).all()}
+    assert still == {"up/kernel", "up/bias", "head/bias"}
+    for steps in (4, 8):
+        for name, value in weights(steps, "alone").items():
+            np.testing.assert_allclose(found[steps][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    weights(8, "whole", **pair)
+    whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
+    assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
+
+
+@pytest.mark.slow
+def test_weights_are_taken_from_any_mesh_and_from_keras(ran, tmp_path):
+    first = ran("first", 3, *MESH)
+    model = load_model(tmp_path / "first")
+    model.save_weights(tmp_path / "first.weights.h5")
+    for name, source, mesh in [("from_mesh", "first", PAIR), ("from_keras", "first.weights.h5", MESH)]:
+        begun = ran(name, 1, f"--init_from={tmp_path / source}", "--learning_rate=1e-30", *mesh)
+        assert "weights taken from" in begun["out"]
+        if name == "from_keras":  # which has the averages, as evaluations use them
+            assert begun["eval"] == pytest.approx(first["eval"], rel=1e-5)
+        else:
+            mine = load_weights_of(tmp_path / name)
+            for own, theirs in zip(mine, load_weights_of(tmp_path / "first"), strict=True):
+                np.testing.assert_array_equal(own, theirs)
+
+
+def load_weights_of(run_dir):
+    """The weights, not their averages, of a run's newest checkpoint."""
+    return [value for name, value in sorted(tensors(run_dir).items()) if name.startswith("trainer/model")]
+
+
+ON_MESH = {"strategy": "mirrored", "num_virtual_devices": 4, "mesh": "data:2,model:2"}
+HOW = {"global_batch_size": 6, "learning_rate": 0.01, "seed": 3, "jit": "off", "optimizer": "adam", "train_steps": 7}
+X = np.random.default_rng(0).normal(size=(45, 2)).astype("float32")
+Y = X[:, :1] * X[:, 1:]
+
+
+class Shared(Trainer):
+    def build_model(self):
+        layers = [Dense(8, "columns", "gelu"), Dense(4, "rows"), tf.keras.layers.Dense(1)]
+        return tf.keras.Sequential([tf.keras.Input([2]), *layers])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
+class Taught(Shared):
+    def build(self):
+        super().build()
+        self.teacher = Averaged(self.model, decay=0.5)
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0] + tf.square(outputs - self.teacher(batch[0]))[:, 0])
+
+
+class OfWalks(Shared):
+    build_model, forward, loss = Shared.build_model, varying.Mean.forward, varying.Mean.loss
+
+
+class Both(Shared):
+    def forward(self, features, training):
+        return {name: self.model(*batch, training=training) for name, batch in features.items()}
+
+    def loss(self, outputs, batch):
+        low = tf.abs(outputs["unlabelled"])[:, 0]
+        return {"near": mean(tf.square(outputs["labelled"] - X[0, 0])[:, 0]), "low": mean(low)}
+
+
+def next_day(tmp_path, **where):
+    first = tmp_path / str(len(where))
+    run(Shared, data=((X, Y), None), run_dir=first, **HOW, **where)
+    return run(Shared, data=((X[::-1], Y[::-1]), (X, Y)), init_from=first, init_optimizer=True, **HOW, **where)
+
+
+def taught(tmp_path, **where):
+    return run(Taught, data=((X, Y), (X, Y)), **HOW, **where)
+
+
+def in_buckets(tmp_path, **where):
+    return run(OfWalks, data=(varying.Walks(), varying.Walks()), bucket_by="0:3,7,12:36", **HOW, **where)
+
+
+def streams(tmp_path, **where):
+    inputs = {"labelled": (X,), "unlabelled": (2 * X,)}
+    inputs = {name: tf.data.Dataset.from_tensor_slices(each) for name, each in inputs.items()}
+    return run(Both, data=Data(inputs, batch_sizes={"unlabelled": 9}), **HOW, **where)
+
+
+@pytest.mark.parametrize(
+    "how", [taught, *(pytest.param(x, marks=pytest.mark.slow) for x in (next_day, in_buckets, streams))]
+)
+def test_a_mesh_gives_what_one_device_gives(tmp_path, how):
+    one, mesh = how(tmp_path), how(tmp_path, **ON_MESH)
+    for part in ("train", "eval"):
+        assert (mesh.result.get(part) or {}) == pytest.approx(
+            one.result.get(part) or {}, rel=1e-5
+        )  # sums in another order
+    if how is taught:
+        outputs = [each.models["teacher"](X) for each in (one, mesh)]
+        np.testing.assert_allclose(*outputs, rtol=0, atol=1e-5)
+
+
+COMMON = ("--model_arg=hidden_units=48,32", "--input=digits", "--mode=train", "--jit=off", "--progress=plain")
+SHARDED_RUN = (
+    "--model=mlp",
+    *COMMON,
+    "--optimizer=adamw",
+    "--clip_norm=1",
+    "--ema_decay=0.9",
+    "--checkpoint_every_steps=10",
+)
+MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=2")
+
+
+def close(run_dir, other_dir):
+    """Everything that a checkpoint holds is whole, and the same within Adam's rounding, which divides by small sums."""
+    found, expected = tensors(run_dir), tensors(other_dir)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_the_bit_and_by_one_device(inside, tmp_path):
+    sharded = (*SHARDED_RUN, *MIRRORED, "--shard_optimizer", "--check_sync_every_steps=5")
+    inside(*SHARDED_RUN, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
+    inside(*sharded, "--train_steps=20", f"--run_dir={tmp_path}/whole").ok()
+    for name in ("again", "alone"):
+        inside(*sharded, "--train_steps=10", f"--run_dir={tmp_path}/{name}").ok()
+    inside(*sharded, "--train_steps=20", f"--run_dir={tmp_path}/again").ok()
+    inside(*SHARDED_RUN, "--train_steps=20", f"--run_dir={tmp_path}/alone").ok()
+    whole, again = tensors(tmp_path / "whole"), tensors(tmp_path / "again")
+    assert [name for name in whole if whole[name].tobytes() != again[name].tobytes()] == []
+    close(tmp_path / "whole", tmp_path / "one")
+    close(tmp_path / "alone", tmp_path / "one")
+
+
+class Steep(Mlp):
+    """Whose first scaled gradients are more than float16 holds."""
+
+    def loss(self, outputs, batch):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(batch[1], tf.int32), outputs)
+        return mean(4096.0 * losses)
+
+
+def test_the_same_steps_are_left_out(inside, tmp_path):
+    """The scale is halved until nothing overflows: beside replicas that each update all."""
+    flags = (*COMMON, *MIRRORED, "--precision=float16", "--optimizer=momentum", "--reduce_dtype=bfloat16")
+    flags += ("--learning_rate=1e-6", "--train_steps=30")
+    for name, more in (("plain", ()), ("sharded", ("--shard_optimizer",))):
+        inside(*flags, *more, f"--run_dir={tmp_path}/{name}", trainer=Steep).ok()
+    close(tmp_path / "sharded", tmp_path / "plain")
+    updates = tensors(tmp_path / "plain")["trainer/optimizer/iterations/.ATTRIBUTES/VARIABLE_VALUE"]
+    assert 0 < updates < 30

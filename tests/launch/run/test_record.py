@@ -1,0 +1,399 @@
+"""The record of a run, `events.jsonl`: as its schema has it, over a kill; what its time went to.
+
+`crankshaft ask`: a running job answers by files in its run_dir; who asks one that can't gets one line.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from crankshaft.engine.hooks import every_steps
+from crankshaft.engine.machine.events import SCHEMA, EventLog, read
+from crankshaft.engine.machine.requests import Requests, ask
+from crankshaft.launch import ask as launch_ask
+from tests.launch.conftest import MLP, Outcome
+from tests.runs import newest
+from tests.waiting import wait_until
+
+# The chief stands still after some steps; the other waits for it.
+STANDS_STILL = """
+import json, os, time
+from crankshaft import main
+from crankshaft.engine.hooks import Hook
+
+class Still(Hook):
+    name = "still"
+
+    def __call__(self, status):
+        if status.step >= 300 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+            time.sleep(3600)
+
+main(hooks=[Still()])
+"""
+RUN = (*MLP, "--train_steps=60000", "--checkpoint_every_steps=200", "--progress=plain")
+
+
+def less_than_a_start(seconds: dict[str, float]) -> float:
+    """What would be missing, or counted twice, of two starts is longer; between two looks at clocks lies less."""
+    return max(1.5, 0.4 * seconds["start"])
+
+
+@pytest.fixture(scope="module")
+def killed_and_resumed(tmp_path_factory):
+    """(run_dir, when it began, when it ended): killed past a checkpoint, started again, and asked to end."""
+    from tests.launch.conftest import Crank
+
+    folder = tmp_path_factory.mktemp("recorded")
+    run_dir, programs, began = folder / "run", Crank(folder / "programs"), time.time()
+    (folder / "programs").mkdir()
+    try:
+        first = programs.start(*RUN, f"--run_dir={run_dir}")
+        first.until(lambda: newest(run_dir) >= 400)
+        first.send(signal.SIGKILL)
+        first.wait()
+        second = programs.start(*RUN, f"--run_dir={run_dir}")
+        second.until(lambda: "resumed at step" in second.out and newest(run_dir) >= 800)
+        second.send(signal.SIGTERM)
+        assert second.wait().code == 143
+        yield run_dir, began, time.time(), second
+    finally:
+        programs.end()
+
+
+def test_each_line_of_a_real_run_is_of_the_schema(killed_and_resumed):
+    run_dir, *_ = killed_and_resumed
+    events = [event for event, _ in read(run_dir / "events.jsonl")]
+    assert len(events) == len((run_dir / "events.jsonl").read_text().splitlines())
+    assert {"start", "config", "cluster", "window", "row", "evaluation", "checkpoint", "end"} <= {
+        event["event"] for event in events
+    }
+    for event in events:
+        assert isinstance(event["step"], int)
+        found = {re.sub("^(train|eval)_.*", r"\1_NAME", name) for name in event} - {"event", "time", "step"}
+        assert found <= {*SCHEMA[event["event"]]} | {"input_wait_fraction"}, event
+    starts = [event for event in events if event["event"] == "start"]
+    assert [event["attempt"] for event in starts] == [0, 1]
+    assert "killed" in starts[1]["cause"]
+    windows = [event for event in events if event["event"] == "window"]
+    steps = [event["step"] for event in windows]
+    assert steps == sorted(set(steps))  # what was past the checkpoint is cut, and done once more
+    assert windows[-1]["metrics"]["loss"] < windows[0]["metrics"]["loss"]
+    # Not the one of step 400: the kill may have come between the checkpoint's files and its line.
+    assert steps[-1] in {event["step"] for event in events if event["event"] == "checkpoint"}
+
+
+def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
+    run_dir, began, ended, program = killed_and_resumed
+    goodput = json.loads((run_dir / "result.json").read_text())["goodput"]
+    seconds = goodput["seconds"]
+    whole = sum(value for kind, value in seconds.items() if kind != "total")
+    assert seconds["total"] == pytest.approx(whole)
+    starts = [event for event, _ in read(run_dir / "events.jsonl") if event["event"] == "start"]
+    last = [event for event, _ in read(run_dir / "events.jsonl")][-1]
+    first_began = starts[0]["time"] - starts[0]["seconds"]["start"]
+    assert began - 0.1 <= first_began
+    assert last["time"] <= ended
+    whole = last["time"] - first_began
+    assert last["goodput"]["seconds"]["total"] == pytest.approx(whole, abs=less_than_a_start(seconds))
+    assert min(seconds.values()) >= 0
+    assert all(seconds[kind] > 0 for kind in ("steps", "start", "compile", "checkpoints", "lost", "down"))
+    assert goodput["share"] == pytest.approx(seconds["steps"] / seconds["total"])
+    assert f"goodput {goodput['share']:.0%}: " in program.out
+
+
+def test_a_record_that_cannot_be_written_is_warned_of_once(tmp_path, caplog):
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
+    log = EventLog(str(tmp_path / "events.jsonl"))
+    with caplog.at_level("WARNING", logger="crankshaft"):
+        for step in range(3):
+            log.write("warning", step, text="x")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(
+        f"{tmp_path}/events.jsonl can't be written (it is a link); the run continues, and so does its"
+    )
+
+
+def test_a_line_that_a_killed_writer_left_is_not_glued_to_the_next(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "window", "time": 1.0, "step": 3}\n{"event": "win')
+    EventLog(str(path)).write("restart", 3, cause=float("nan"))
+    assert [(event["event"], event.get("cause")) for event, _ in read(path)] == [("window", None), ("restart", None)]
+    kinds: list[str] = []
+    EventLog(str(path)).cut(2, lambda event: kinds.append(event["event"]))
+    assert kinds == ["window", "restart"]
+    assert [event["event"] for event, _ in read(path)] == ["restart"]
+
+
+def test_an_error_that_ends_a_run_is_its_fault(inside, tmp_path):
+    run_dir = tmp_path / "run"
+
+    def fail(status, metrics):
+        raise RuntimeError("enough of it")
+
+    done = inside(*MLP, "--train_steps=40", f"--run_dir={run_dir}", hooks=[every_steps(20, fail)])
+    *_, fault, end = [event for event, _ in read(run_dir / "events.jsonl")]
+    assert (fault["event"], end["event"], end["exit_code"], end["step"]) == ("fault", "end", done.code, 20)
+    assert fault["text"] == end["reason"]
+    assert "enough of it" in fault["text"]
+
+
+@pytest.mark.slow
+def test_workers_that_are_stopped_and_killed_are_recorded(crank, tmp_path):
+    run_dir = tmp_path / "run"
+    program = crank.start("--workers=2", "--", *RUN, f"--run_dir={run_dir}", command="local")
+
+    def found(kind: str, **values) -> list[dict]:
+        events = read(run_dir / "events.jsonl") if (run_dir / "events.jsonl").exists() else ()
+        return [event for event, _ in events if event["event"] == kind and values.items() <= event.items()]
+
+    def send(number: signal.Signals) -> None:
+        os.kill(int(re.findall(r"worker 1 is process (\d+)", program.out + program.err)[-1]), number)
+
+    program.until(lambda: newest(run_dir) >= 200)
+    send(signal.SIGSTOP)
+    program.until(lambda: found("fault", task="worker 1", state="silent"))
+    send(signal.SIGCONT)
+    program.until(lambda: found("warning", task="worker 1", state="answers"))
+    saved = newest(run_dir)
+    program.until(lambda: newest(run_dir) > saved)
+    send(signal.SIGKILL)  # so that often no call ends between the checkpoint and the failure
+    program.until(lambda: found("start", attempt=1) and found("window"))
+    (restart,) = found("restart")
+    assert (restart["task"], restart["exit_code"]) == ("worker 1", -9)
+    first, second = found("start")
+    kept = [window for window in found("window") if window["step"] <= second["step"]][-1]["spent"]
+    for kind in ("steps", "input", "waiting", "other"):  # what came after the checkpoint is lost, whatever it was
+        assert second["spent"][kind] == kept[kind]
+    assert second["cause"] == restart["cause"] == "worker 1 was killed by SIGKILL"
+    assert found("cluster")[0]["workers"][1]["name"] == "worker 1"
+    program.send(signal.SIGTERM)
+    assert program.wait().code == 143
+    end = found("end")[-1]
+    seconds = end["goodput"]["seconds"]
+    assert seconds["down"] > 0
+    assert seconds["lost"] > 0
+    whole = end["time"] - first["time"] + first["seconds"]["start"]
+    assert seconds["total"] == pytest.approx(whole, abs=less_than_a_start(seconds))
+
+
+@pytest.mark.slow
+def test_a_run_that_the_watchdog_ends_has_an_end_that_names_who_stood_still(crank, tmp_path):
+    run_dir, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(STANDS_STILL)
+    flags = ("--step_timeout_seconds=15", f"--run_dir={run_dir}")
+    done = crank("--workers=2", "--max_restarts=0", "--", script, *RUN, *flags, command="local")
+    assert done.code == 1
+    *_, fault, end = [event for event, _ in read(run_dir / "events.jsonl")]
+    assert (fault["event"], fault["task"], end["event"], end["exit_code"]) == ("fault", "worker 0", "end", 1)
+    assert re.match(r"worker 0 \(.*, this process, has not arrived", end["reason"])
+    assert end["goodput"]["seconds"]["lost"] > 5
+
+
+ENDLESS_RUN = (*MLP, "--train_steps=10000000", "--checkpoint_every_steps=0", "--eval_every_steps=0", "--progress=off")
+
+HANGS = """
+import time
+
+from crankshaft import main
+from crankshaft.engine.hooks import Hook
+
+
+class Never:  # a value of a device that hangs
+    def __array__(self, *_, **__):
+        time.sleep(3600)
+
+
+class Hang(Hook):
+    name = "hang"
+
+    def __call__(self, status):
+        if status.step >= 1000:
+            status.segment.sums._tensor = Never()
+
+
+main(hooks=[Hang()])
+"""
+
+
+def traces(run_dir) -> list[str]:
+    return [path.name for path in (run_dir / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")]
+
+
+def trains(run_dir) -> bool:
+    return (run_dir / "events.jsonl").exists() and '"window"' in (run_dir / "events.jsonl").read_text()
+
+
+@pytest.fixture
+def asked(capfd):
+    """`asked(run_dir, *arguments)`: the command in this process."""
+
+    def asked(*arguments) -> Outcome:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            launch_ask.main(["crankshaft ask", *map(str, arguments)])
+        return Outcome(end.value.code or 0, *capfd.readouterr())
+
+    return asked
+
+
+def test_a_running_job_answers_and_stops_clean(crank, asked, tmp_path):
+    run_dir = tmp_path / "run"
+    asked = functools.partial(asked, run_dir)
+    program = crank.start(*ENDLESS_RUN, f"--run_dir={run_dir}")
+    program.until(lambda: trains(run_dir))
+    assert "examples/s" in crank(run_dir, "status", command="ask", tensorflow=False).ok().out
+    assert "thread MainThread:" in asked("stacks").ok().out
+    assert asked("checkpoint").ok().out.strip() == f"{run_dir}/checkpoints/ckpt-{newest(run_dir)} is written"
+    said = asked("profile").ok().out
+    first, last = (int(word.replace(",", "")) for word in (said.split()[4], said.split()[6]))
+    assert last - first == 10
+    assert len(traces(run_dir)) == 1
+    asked("status", "--task=worker 7").refused("--task=worker 7 is not a task of this run; use 'this process'")
+    asked("profil").refused("'profil' is not a request; did you mean profile")
+    said = asked("stop").ok().out
+    assert program.wait().ok()
+    step = json.loads((run_dir / "result.json").read_text())["step"]
+    assert said.startswith(f"the run has ended at step {step:,}, and is saved")
+    assert newest(run_dir) == step
+    assert not (run_dir / "ask").exists()
+    ended = asked("status")
+    assert (ended.code, ended.error) == (1, f"{run_dir}: the run has ended at step {step:,}: crankshaft ask stop")
+
+
+@pytest.mark.slow
+def test_a_job_whose_device_gives_no_value_any_more_answers_and_a_second_signal_ends_it(crank, asked, tmp_path):
+    run_dir, script = tmp_path / "run", tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    program = crank.start(*ENDLESS_RUN, f"--run_dir={run_dir}", script=script)
+    program.until(lambda: trains(run_dir))
+    program.until(lambda: "in __array__" in asked(run_dir, "stacks").ok().out)
+    assert re.search(r"step [\d,]+/10,000,000 .* as of \d+s ago", asked(run_dir, "status").ok().out)
+    program.send(signal.SIGTERM)
+    program.until(lambda: "a second signal ends the process at once" in program.err)
+    program.until(lambda: program.send(signal.SIGTERM) or program.process.poll() is not None)
+    assert program.wait().code == 143
+
+
+@pytest.mark.slow
+def test_any_worker_is_profiled_and_all_save_and_stop_at_one_step(crank, asked, tmp_path):
+    run_dir = tmp_path / "run"
+    program = crank.start("--workers=2", "--", *ENDLESS_RUN, f"--run_dir={run_dir}", command="local")
+    program.until(lambda: trains(run_dir))
+
+    def of_one(kind: str) -> str:
+        return asked(run_dir, kind, "--task=worker 1").ok().out
+
+    assert "a profile of steps" in of_one("profile")
+    assert len(traces(run_dir)) == 1
+    assert "thread MainThread:" in of_one("stacks")
+    assert of_one("checkpoint") == f"{run_dir}/checkpoints/ckpt-{newest(run_dir)} is written\n"
+    assert "the run has ended at step" in of_one("stop")
+    assert program.wait().ok()
+    assert newest(run_dir) == json.loads((run_dir / "result.json").read_text())["step"]
+
+
+def recorded(run_dir, *events: dict) -> None:
+    run_dir.mkdir(exist_ok=True)
+    for event in events:
+        EventLog(str(run_dir / "events.jsonl")).write(**{"step": 3, **event})
+
+
+def test_who_asks_where_nobody_answers_gets_one_line(asked, tmp_path):
+    def status(name: str) -> Outcome:
+        return asked(tmp_path / name, "status", "--wait_seconds=0.3")
+
+    (tmp_path / "none").mkdir()
+    assert status("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is missing)")
+    nobody = 1 << 22
+    recorded(tmp_path / "killed", {"event": "start", "pid": nobody, "host": os.uname().nodename})
+    said = f"{tmp_path}/killed: process {nobody} ended without recording why; start the run again"
+    assert status("killed").error == said
+    recorded(tmp_path / "quiet", {"event": "start", "pid": 1, "host": "elsewhere"})
+    assert status("quiet").error.startswith(f"{tmp_path}/quiet: no answer in 0.3 s")
+    assert [path.name for path in (tmp_path / "quiet").iterdir()] == ["events.jsonl"]
+
+
+def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
+    requests = Requests(str(tmp_path / "ask"), lambda kind, task: task is None)
+    assert requests.take() == []
+    folder, later = tmp_path / "ask", time.time() + 100
+    folder.mkdir()
+
+    def put(number: int, content: str) -> None:
+        (folder / f"{number:016x}.request").write_text(content)
+
+    good = {"kind": "status", "task": None, "until": later, "seconds": 100}
+    put(1, json.dumps(good))
+    wrongs = [{"kind": "rm -rf"}, {"task": "worker 1"}, {"task": 3}, {"until": 0.0}, {"until": None}, {"until": "9e9"}]
+    wrongs += [{"until": 10**400}, {"seconds": None}, {"kind": ["status"]}]
+    wrongs += [{"until": later + 86400}, {"until": later + 86400, "seconds": 30}]  # of a clock that was ahead
+    for number, wrong in enumerate(wrongs):
+        put(2 + number, json.dumps({**good, **wrong}))
+    put(20, json.dumps(good) + " " * 5000)
+    put(21, "[" * 4000)
+    os.mkfifo(folder / f"{22:016x}.request")
+    (folder / f"{23:016x}.request").symlink_to("/dev/zero")
+    (tmp_path / "elsewhere").write_text(json.dumps(good))
+    (folder / f"{24:016x}.request").symlink_to(tmp_path / "elsewhere")
+    put(25, json.dumps([good]))
+    assert [request.number for request in requests.take()] == [f"{1:016x}"]
+    assert requests.take() == []  # each once
+
+
+def test_a_flood_of_requests_delays_no_later_one(tmp_path):
+    requests = Requests(str(tmp_path), lambda kind, task: True)
+    content = json.dumps({"kind": "stacks", "task": None, "until": time.time() + 100, "seconds": 100})
+    names = [f"{number:016x}" for number in range(200)]
+    for name in names:
+        (tmp_path / f"{name}.request").write_text(content)
+        os.utime(tmp_path / f"{name}.request", (9e9, 9e9))  # as if they came later
+    taken = [request.number for request in requests.take()]
+    assert len(taken) < 50
+    came = max(path.stat().st_ctime_ns for path in tmp_path.iterdir())
+    later = tmp_path / "ffffffffffffffff.request"
+    wait_until(lambda: later.write_text(content) and later.stat().st_ctime_ns > came)  # the clock of files is coarse
+    taken += [request.number for request in requests.take()]
+    assert "ffffffffffffffff" in taken
+    while more := requests.take():
+        taken += [request.number for request in more]
+    assert sorted(taken) == [*names, "ffffffffffffffff"]  # each once
+
+
+def test_what_anyone_may_have_written_into_a_run_blocks_no_question_and_acts_on_no_terminal(crank, asked, tmp_path):
+    lines = [
+        {"event": "end", "step": "5"},
+        {"event": "cluster", "step": 0, "workers": ["x"]},
+        {"event": "start", "step": 0, "host": os.uname().nodename},
+        {"event": "end", "step": 10**400, "reason": 3},
+    ]
+    for index, line in enumerate(lines):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "events.jsonl").write_text(json.dumps({"time": 1, **line}) + "\n")
+    for index in range(len(lines)):
+        done = asked(tmp_path / str(index), "status", "--wait_seconds=0.2")
+        assert (done.code, done.error.split(";")[0]) == (1, f"{tmp_path}/{index}: no answer in 0.2 s")
+    program, folder = crank.start(tmp_path / "2", "status", command="ask", tensorflow=False), tmp_path / "2" / "ask"
+    program.until(lambda: folder.exists() and [*folder.glob("*.request")])
+    (request,) = folder.glob("*.request")
+    (folder / "new").write_text("\x1b]52;c;ZXZpbA==\x07\x1b[31mstep 9/9\r\x9b2K\n")
+    os.rename(folder / "new", request.with_suffix(".answer"))
+    out = program.wait().ok().out
+    assert "step 9/9" in out
+    assert not set("\x1b\x07\r\x9b") & set(out)
+
+
+def test_an_asker_that_is_ended_takes_its_request_back(crank, tmp_path):
+    recorded(tmp_path / "run", {"event": "start", "pid": 1, "host": "elsewhere"})
+    program = crank.start(tmp_path / "run", "stop", command="ask", tensorflow=False)
+    program.until(lambda: (tmp_path / "run" / "ask").exists() and any((tmp_path / "run" / "ask").iterdir()))
+    program.send(signal.SIGINT)
+    assert program.wait().error == "interrupted; the request is taken back"
+    assert not (tmp_path / "run" / "ask").exists()
+    assert ask(str(tmp_path / "run" / "ask"), "status", None, 0.01) is None

@@ -1,0 +1,222 @@
+"""Runs that train, as a user sees them: what is printed, written and resumed.
+
+Micro-batches in parallel: how many there are, and that a run of them is exact when it resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.checkpoints import manifest
+from crankshaft.engine.state import RULES
+from crankshaft.launch.run import building
+from tests import runs
+from tests.hiding import Hiding
+from tests.launch.command_line.test_config import asked
+from tests.launch.conftest import MLP
+from tests.runs import assert_equal_bits
+
+
+def test_a_first_run_prints_what_it_does_and_nothing_else(digits_run):
+    run_dir, done = digits_run
+    assert "dense (Dense)" in done.stdout
+    assert "mlp: 1,437 examples, 23 steps an epoch of 64, 50 steps; one_device, 1 replica" in done.stdout
+    assert "XLA off, as configured" in done.stdout
+    assert re.search(r"step 50/50  loss \d\.\d+  accuracy \d\.\d+  epoch 2.17  [\d,]+ examples/s  0s left", done.stdout)
+    assert re.search(r"step 46/50  evaluation  loss \d\.\d+  accuracy \d\.\d+", done.stdout)
+    assert f"The run's files: {run_dir}" in done.stdout
+    assert f"tensorboard.main --logdir {run_dir}/tensorboard" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_runs_folder_has_all_that_it_is_said_to_have(digits_run):
+    run_dir, _ = digits_run
+    assert runs.steps(run_dir) == [20, 40, 50]
+    assert runs.steps(run_dir, "best") == [50]
+    for part in ("train", "eval"):
+        assert list((run_dir / "tensorboard" / part).glob("events.out.tfevents.*"))
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["flags"]["train_steps"] == 50
+    assert config["deciding"]["model_arg"] == {"hidden_units": [16], "dropout": 0.0, "class_weight": None}
+
+
+def test_the_result_has_its_documented_keys(digits_run):
+    run_dir, _ = digits_run
+    found = runs.result(run_dir)
+    assert json.loads((run_dir / "copy.json").read_text()) == found
+    expected = {"mode": "train_and_eval", "model": "mlp", "input": "digits", "strategy": "one_device"}
+    assert {**expected, "num_replicas": 1, "step": 50}.items() <= found.items()
+    for split in ("train", "eval"):
+        assert {"loss", "accuracy"} == set(found[split])
+    assert found["eval"]["accuracy"] > 0.4  # by chance: 0.1
+    # An epoch is 22 batches of 64 and one of 29: two of the 50 steps are such last ones. The first call is left out,
+    # whose few steps are full ones.
+    assert found["examples_per_sec"] == pytest.approx((48 * 64 + 2 * 29) / 50 * found["steps_per_sec"], rel=0.02)
+    assert found["wall_seconds"] > 0
+
+
+def test_a_second_call_of_a_complete_run_says_so_and_shows_its_evaluation(digits_run, inside, tmp_path):
+    run_dir, _ = digits_run
+    before = runs.tensors(run_dir)
+    again = inside(*MLP, "--train_steps=50", f"--run_dir={run_dir}", f"--result_json={tmp_path}/again.json").ok()
+    assert "resumed at step 50: this run is complete" in again.out
+    assert re.search(r"evaluation at step 50: accuracy \d\.\d+, loss \d\.\d+", again.out.split("complete")[1])
+    found = json.loads((tmp_path / "again.json").read_text())
+    assert found["eval"] == runs.result(run_dir)["eval"]
+    assert found["steps_per_sec"] is None  # no step was done
+    after = runs.tensors(run_dir)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+def test_train_mode_evaluates_nothing(inside, tmp_path):
+    outcome = inside(*MLP, "--mode=train", "--train_steps=25", f"--run_dir={tmp_path}").ok()
+    assert "evaluation" not in outcome.out
+    found = runs.result(tmp_path)
+    assert found["mode"] == "train"
+    assert "eval" not in found
+    assert found["train"]["loss"] < 2.2  # ten classes by chance: 2.3
+    assert runs.steps(tmp_path) == [25]
+    assert runs.steps(tmp_path, "best") == []
+    assert found["steps_per_sec"] > 0
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [("1.101", 111), ("1e-05", 1)])
+def test_parts_of_epochs_are_as_many_steps_as_they_are_written(inside, tmp_path, epochs, steps):
+    data = ("--input=synthetic", "--input_arg=examples=100", "--global_batch_size=1", "--jit=off")
+    inside("--model=logistic", *data, "--mode=train", f"--train_epochs={epochs}", f"--run_dir={tmp_path}").ok()
+    assert runs.steps(tmp_path) == [steps]
+
+
+def test_a_run_of_one_call_has_that_calls_rate(inside, tmp_path):
+    inside(*MLP, "--mode=train", "--train_steps=1", f"--result_json={tmp_path}/r.json").ok()
+    assert json.loads((tmp_path / "r.json").read_text())["steps_per_sec"] > 0
+
+
+def test_replicas_of_their_own_begin_with_the_one_state_of_a_checkpoint_and_can_not_become_one(inside, tmp_path):
+    run = (*MLP, "--mode=train", "--strategy=mirrored", "--num_virtual_devices=2", "--optimizer=sgd")
+    run = (*run, f"--run_dir={tmp_path}", "--allow_changed_config")
+    inside(*run, "--train_steps=3").ok()
+    inside(*run, "--train_steps=6", "--sync_every_steps=2").ok()
+    checkpoint = tf.train.load_checkpoint(str(tmp_path / "checkpoints" / "ckpt-6"))
+    (updates,) = (name for name in checkpoint.get_variable_to_shape_map() if "optimizer/iterations" in name)
+    assert checkpoint.get_tensor(updates).tolist() == [6, 6]
+    outcome = inside(*run, "--train_steps=8")
+    assert "is of another model or optimizer" in outcome.mistake
+    assert "iterations: [] int64 here, [2] int64 in the checkpoint" in outcome.err
+
+
+def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
+    run = (*MLP, "--mode=train", "--learning_rate_schedule=cosine", f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=2").ok()
+    again = inside(*run, "--train_steps=2").ok()
+    assert "allow_changed_config: learning_rate_schedule=cosine ends here" in again.out
+    assert "allow_changed_config" in inside(*run, "--train_steps=4").error
+    assert "resumed at step 2 of 4" in inside(*run, "--train_steps=4", "--allow_changed_config").ok().out
+
+
+def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_follow_it(inside, tmp_path):
+    run = (*MLP[:2], "--input=digits", "--mode=train", "--checkpoint_every_steps=0", f"--run_dir={tmp_path}")
+    inside(*run, "--jit=on", "--train_steps=1").ok()
+    outcome = inside(*run, "--debug", "--train_steps=2").ok()
+    assert "XLA off: XLA leaves the checks of debug out" in outcome.out
+    assert runs.result(tmp_path)["jit"] is False
+    assert "XLA on, as this run began" in inside(*run, "--train_steps=3").ok().out
+    assert runs.result(tmp_path)["jit"] is True
+
+
+def test_the_training_loss_can_stop_what_makes_no_evaluations(inside, tmp_path):
+    stopping = ("--monitor=train_loss", "--early_stopping=patience=1", "--learning_rate=0")
+    outcome = inside(*MLP, *stopping, "--eval_every_steps=0", "--train_epochs=9", f"--run_dir={tmp_path}").ok()
+    assert re.search(r"stopped at step \d+: train_loss has not improved for 1 evaluation", outcome.out)
+    assert runs.result(tmp_path)["step"] < 9 * 23
+
+
+@pytest.mark.parametrize(("model", "precision"), [("logistic", "float32"), ("cnn", "bfloat16"), ("mlp", "float16")])
+def test_a_model_learns_in_a_precision(inside, tmp_path, model, precision):
+    small = (f"--input_arg={argument}" for argument in ("shape=12,12,1", "examples=256", "eval_examples=64"))
+    flags = [f"--model={model}", "--input=synthetic", *small, "--jit=off", f"--precision={precision}"]
+    inside(*flags, "--train_steps=24", "--learning_rate=0.005", f"--result_json={tmp_path}/r.json").ok()
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["precision"] == precision
+    assert found["eval"]["loss"] < 2.1  # ten classes by chance: 2.3, and float16 leaves out a step or two
+    assert np.isfinite(found["train"]["loss"])
+
+
+def test_an_evaluation_loss_that_is_not_finite_fails_a_run_and_an_evaluation_of_its_own(inside, tmp_path):
+    steep = (*MLP, "--optimizer=sgd", "--learning_rate=1e30", "--train_steps=1")
+    inside(*steep, "--mode=train", f"--run_dir={tmp_path}").ok()
+    for flags in (("--mode=eval", f"--run_dir={tmp_path}"), steep):
+        outcome = inside(*flags)
+        assert outcome.code == 65
+        assert "error: evaluation at step 1: loss is nan; look in the evaluation data for inf" in outcome.err
+
+
+def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allowed(inside, tmp_path):
+    run = (*MLP, "--mode=train", f"--run_dir={tmp_path}")
+    inside(*run, "--train_steps=2").ok()
+    (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
+    record = json.loads(path.read_text())
+    assert record["host_state"]["state"]["rules"] == RULES
+    record["host_state"]["state"]["rules"] = RULES - 1
+    path.write_text(json.dumps(manifest.sealed(record)))
+    before = (tmp_path / "config.json").read_text()
+    outcome = inside(*run, "--train_steps=4")
+    outcome.refused(f"run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling ... and these are {RULES}: its")
+    assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
+    assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
+    outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
+    assert f"run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling" in outcome.err
+    assert "rules" not in inside(*run, "--train_steps=6").ok().err
+
+
+def test_weights_that_are_not_finite_fail_a_run_whose_loss_is(inside):
+    def data():
+        rng = np.random.default_rng(0)
+        features, labels = rng.random((2560, 8), np.float32), rng.integers(0, 10, 2560)
+        features[77, 3] = np.nan  # seen in one of 40 steps, and not in one at which the gradients' norm is looked at
+        return (features, labels), (features[100:], labels[100:]), 10
+
+    outcome = inside("--mode=train", "--jit=off", "--train_steps=40", "--steps_per_loop=20", trainer=Hiding, data=data)
+    assert outcome.code == 65
+    assert re.search(r"variable \S*dense\w*/kernel is not finite; lower the learning rate", outcome.error)
+
+
+def test_a_run_without_progress_prints_nothing(inside, tmp_path):
+    assert inside(*MLP, "--progress=off", "--train_steps=2", f"--run_dir={tmp_path}/run").ok().out == ""
+    assert inside("--mode=eval", "--progress=off", f"--run_dir={tmp_path}/run").ok().out == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "threads", "micro_batches"),
+    [
+        ("--model=cnn", 4, 4),
+        ("--model=cnn", 1, 1),
+        ("--model=cnn", 5, 1),  # of 12 examples each
+        ("--model=cnn --accumulate_steps=2", 4, 1),
+        ("--model=cnn --model_arg=batch_norm=True", 4, 1),
+        ("--model=cnn --strategy=mirrored", 4, 1),
+        ("--model=cnn --jit=on", 4, 1),
+        ("--model=mlp", 4, 1),
+        ("--model=dlrm", 4, 4),
+        ("--model=wide_deep --model_arg=table_capacity=100", 4, 1),
+    ],
+)
+def test_there_are_as_many_micro_batches_as_cores_where_that_pays(monkeypatch, flags, threads, micro_batches):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(threads))
+    assert building.parallel_micro_batches(asked("--input=digits", *flags.split())) == micro_batches
+
+
+@pytest.mark.slow
+def test_a_run_by_micro_batches_is_exact_when_it_resumes(crank, monkeypatch, tmp_path):
+    """In processes of their own, whose threads are not there yet: 12 steps, and 7 and then 12."""
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "2")
+    for name, steps in (("straight", 12), ("cut", 7), ("cut", 12)):
+        run = ("--model=cnn", "--input=digits", "--progress=plain", f"--train_steps={steps}")
+        out = crank(*run, f"--run_dir={tmp_path / name}").ok().out
+        assert "XLA off: each batch is computed in 2 micro-batches in parallel, a thread each" in out
+    assert_equal_bits(tmp_path / "cut", tmp_path / "straight", "eval")
