@@ -142,10 +142,10 @@ class CsvTable(ParquetTable):
             _write(writer, table_files, _layouts(files, delimiter, names), read_as, kinds, like.path if like else None)
 
         texts = [name for name, kind in read_as.items() if kind == "text"]
-        made_by = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": texts, "keys": table_files.keys}
-        made_by |= {"names": names} if names else {}
-        made_by |= {"read_as": {**read_as}} if len(texts) < len(read_as) else {}
-        table = prepared(files, "csv", made_by, write, prepared_dir)
+        recipe = {"rule": _RULE, "delimiter": delimiter, "kinds": kinds, "texts": texts, "keys": table_files.keys}
+        recipe |= {"names": names} if names else {}
+        recipe |= {"read_as": {**read_as}} if len(texts) < len(read_as) else {}
+        table = prepared(files, "csv", recipe, write, prepared_dir)
         super().__init__(TableFiles(Files([table.path]), {}), {}, [_metadata(table)], os.path.dirname(table.path))
         self.read_as = read_as
         self.kinds: dict[str, str] = table.metadata["kinds"]

@@ -38,7 +38,10 @@ def load(data_dir: str | None, seed: int) -> Data:
     del seed
     refuse_data_dir(data_dir, "digits")
     scans, labels = read_scans(_PATH)
-    weights = _bilinear_weights(_SCAN_SIZE, _SCALED_SIZE)
+    # Rows of weights mix the two nearest pixels; pixels are areas, and edges repeat.
+    positions = (np.arange(_SCALED_SIZE) + 0.5) * _SCAN_SIZE / _SCALED_SIZE - 0.5
+    positions = np.clip(positions, 0, _SCAN_SIZE - 1)
+    weights = np.maximum(0, 1 - np.abs(positions[:, np.newaxis] - np.arange(_SCAN_SIZE)))
     scaled = weights @ (scans / _MAX_VALUE) @ weights.T
     margins = ((0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN))
     features = np.pad(scaled.astype(np.float32), margins)[..., np.newaxis]  # [N, 28, 28, 1] in [0, 1]
@@ -65,10 +68,3 @@ def read_scans(path: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{path}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x{table.shape[1]}")
     scans = table[:, :-1].reshape(-1, _SCAN_SIZE, _SCAN_SIZE)
     return scans, table[:, -1].astype(np.int32)
-
-
-def _bilinear_weights(size: int, new_size: int) -> np.ndarray:
-    """Returns a matrix [new_size, size] whose rows mix the two nearest pixels; pixels are areas, edges repeat."""
-    positions = (np.arange(new_size) + 0.5) * size / new_size - 0.5
-    positions = np.clip(positions, 0, size - 1)
-    return np.maximum(0, 1 - np.abs(positions[:, np.newaxis] - np.arange(size)))

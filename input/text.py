@@ -91,9 +91,9 @@ def load(
         token_maker = tokens.tokenizer(tokenizer, separator)
 
     def windows(files: Files) -> Windows:
-        made_by = {"tokens": token_maker.identity, "context": context, "documents": documents}
+        recipe = {"tokens": token_maker.identity, "context": context, "documents": documents}
         write = functools.partial(_write, files=files, documents=documents, token_maker=token_maker, context=context)
-        return Windows(prepared(files, "text", made_by, write, prepared_dir))
+        return Windows(prepared(files, "text", recipe, write, prepared_dir))
 
     evaluation = windows(_files(eval_data_dir, "eval_data_dir")) if eval_data_dir else None
     return Data(windows(files), evaluation, token_maker.count, None, token_maker.ids, token_maker)

@@ -9,7 +9,7 @@ import concurrent.futures
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -192,10 +192,14 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     at_once = max(source.chunk_examples, _READ_AT_ONCE // source.chunk_examples * source.chunk_examples)
     pieces = [np.arange(at, min(at + at_once, stop)) for at in range(first, stop, at_once)]
     done, parts = 0, []
-    with watch("reading the examples' lengths", stop - first) as show, _pool(source.read_threads) as pool:
-        for part in pool.map(source.lengths, pieces):
-            parts.append(part)
-            show(done := done + len(part))
+    pool = concurrent.futures.ThreadPoolExecutor(source.read_threads)
+    try:
+        with watch("reading the examples' lengths", stop - first) as show:
+            for part in pool.map(source.lengths, pieces):
+                parts.append(part)
+                show(done := done + len(part))
+    finally:
+        pool.shutdown(cancel_futures=True)
     width = unknown_dimensions(source.element_spec)
     here = np.concatenate([np.zeros([0, width], np.int32), *parts])
     lengths = np.frombuffer(b"".join(processes.exchange_bytes(here.tobytes())), np.int32).reshape(-1, width)
@@ -207,15 +211,6 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
         except OSError as error:
             logging.info("the examples' lengths are not stored (%s), and are read again by the next run", error)
     return lengths
-
-
-@contextlib.contextmanager
-def _pool(threads: int) -> Iterator[concurrent.futures.Executor]:
-    pool = concurrent.futures.ThreadPoolExecutor(threads)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _path(source: Source) -> str:

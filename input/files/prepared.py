@@ -137,7 +137,7 @@ class PreparedWriter:
 
 
 def prepared(
-    files: Files, kind: str, made_by: dict[str, Any], write: Callable[[PreparedWriter], None], folder: str | None = None
+    files: Files, kind: str, recipe: dict[str, Any], write: Callable[[PreparedWriter], None], folder: str | None = None
 ) -> Prepared:
     """Returns the file prepared from `files`, creating it if needed; other processes wait for the creating one.
 
@@ -146,7 +146,7 @@ def prepared(
     Args:
       files: the files it is made from.
       kind: its name's first word.
-      made_by: everything else that determines its contents, a JSON value.
+      recipe: everything else that determines its contents, a JSON value.
       write: writes it.
       folder: where to put it, instead of the folder beside the files.
 
@@ -156,7 +156,7 @@ def prepared(
     if os.path.dirname(files.paths[0]) == BUNDLED:
         return PreparedInMemory(files.paths[0], write)
     folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
-    path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, made_by)}")
+    path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, recipe)}")
 
     def write_checked(writer: PreparedWriter) -> None:
         write(writer)
@@ -189,8 +189,8 @@ def progress(title: str, total: int) -> Callable[[int], None]:
     return at
 
 
-def _digest(files: Files, kind: str, made_by: dict[str, Any]) -> str:
-    digest = hashlib.blake2b(json.dumps([_RULE, kind, made_by], sort_keys=True).encode(), digest_size=10)
+def _digest(files: Files, kind: str, recipe: dict[str, Any]) -> str:
+    digest = hashlib.blake2b(json.dumps([_RULE, kind, recipe], sort_keys=True).encode(), digest_size=10)
     every = -(-len(files.paths) // _SAMPLED_FILES)
     for number, (path, size) in enumerate(zip(files.paths, files.sizes, strict=True)):
         digest.update(json.dumps([os.path.basename(path), size, storage.file_state(path).written_ns]).encode())

@@ -20,7 +20,7 @@ from . import checksums
 from . import features as described
 from .examples import SAMPLES, in_graph
 from .record_index import FOOTER_BYTES, HEADER_BYTES
-from .shards import check_alike, data_from_splits
+from .shards import check_same_features, data_from_splits
 
 _MAGIC = b"\x1f\x8b"  # of gzip
 _COMPRESSION = "GZIP"
@@ -62,7 +62,7 @@ def open_splits(
 
     parsed = described.find(train, tuple(map(str, selected)), label, weight, samples)
     parse = in_graph(parsed)
-    check_alike(train, evaluation or [])
+    check_same_features(train, evaluation or [])
     streams = [
         paths and streamed.records(paths, parse, compression=_COMPRESSION, contents=f" {storage.Files(paths).sample}")
         for paths in (train, evaluation)

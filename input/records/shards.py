@@ -76,11 +76,11 @@ def open_splits(
         return described["all"]
 
     splits = [kind(paths, features_by) if paths else None for paths in (train, evaluation)]
-    check_alike(train, evaluation or [])
+    check_same_features(train, evaluation or [])
     return data_from_splits(splits, described["all"], num_classes)
 
 
-def check_alike(train: list[str], evaluation: list[str]) -> None:
+def check_same_features(train: list[str], evaluation: list[str]) -> None:
     """Raises `InputError` if the features.json of folders of shards differ in how to read records, or in the classes.
 
     A record has its class as a number. Evaluation shards without names have the training shards' numbers.

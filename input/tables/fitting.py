@@ -167,9 +167,9 @@ def fitted(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[st
         column and column.kind == "text" for column in map(table.columns.get, (choice.label, *choice.features))
     )
     if has_text or largest or choice.missing in ("mean", "column"):
-        made_by = {**choice._asdict(), "ids": ids, "largest": largest}
+        recipe = {**choice._asdict(), "ids": ids, "largest": largest}
         with contextlib.suppress(InputError):  # raised again below, unless it is that nothing can be written
-            file = prepared(table.source, "fitted", made_by, write, table.prepared_dir)
+            file = prepared(table.source, "fitted", recipe, write, table.prepared_dir)
             return Fitted.from_json(file.metadata["fitted"])
     return _fit(table, choice, ids, largest)
 

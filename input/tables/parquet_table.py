@@ -294,16 +294,16 @@ class ParquetTable:
                 continue
             column = self._column(field)
             zones = [types.is_timestamp(candidate.type) and bool(candidate.type.tz) for candidate in (first, field)]
-            is_alike = (
+            is_compatible = (
                 widest is not None and column is not None and widest.shape == column.shape and zones[0] == zones[1]
             )
-            if is_alike and widest.kind != column.kind and widest.shape:
+            if is_compatible and widest.kind != column.kind and widest.shape:
                 kind = np.promote_types(widest.kind, column.kind)  # of lists of integers
-                is_alike = kind.kind in "iu" and "f" not in widest.kind + column.kind
+                is_compatible = kind.kind in "iu" and "f" not in widest.kind + column.kind
                 widest = widest._replace(kind=kind.name)
-            elif is_alike:
-                is_alike = widest.kind == column.kind
-            if not is_alike:
+            elif is_compatible:
+                is_compatible = widest.kind == column.kind
+            if not is_compatible:
                 self.problems[name] = (
                     f"{path}: column {name!r} is {field.type}, and {first.type} in {first_path}; write both alike"
                 )
