@@ -17,7 +17,7 @@ from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.data import form
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Split
-from crankshaft.engine.data.streamed import OfDataset
+from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.metrics.sums import Sums
@@ -140,7 +140,7 @@ def split_of(data) -> Split:
     """Arrays, a dataset or a split as feeds take it."""
     if isinstance(data, Split):
         return data
-    return OfDataset(data) if isinstance(data, tf.data.Dataset) else ArraySource(data)
+    return DatasetStream(data) if isinstance(data, tf.data.Dataset) else ArraySource(data)
 
 
 @pytest.fixture(scope="session")

@@ -205,7 +205,7 @@ class BucketedOrder(Order):
         bucket = tf.gather(tf.constant(self._bucket_numbers), tf.reshape(indices, [-1])[0])
         return tf.gather(tf.constant(self.shapes), bucket)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Describes the buckets, for people."""
         batches = np.bincount(self._batches[:, 0], minlength=len(self._counts))
         sizes = self.buckets.batch_sizes(self.batch_size)

@@ -79,7 +79,7 @@ class _UndividedStream(WrappedStream):
 
     divides = False
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
         return None
 
 

@@ -17,7 +17,7 @@ from .array_entry import NEGATIVE_WEIGHT, Rules, check_real, check_weights, labe
 from .form import fields
 from .lengths import with_lengths
 from .source import Spec
-from .streamed import OfDataset, Stream, of_tensors
+from .streamed import DatasetStream, Stream, rows_as_tensors
 
 _GAPS = (
     "a sparse row of the dataset lacks values before its last, so its length is unknown; state its size in the "
@@ -45,7 +45,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         if is_batched:
             dataset = dataset.unbatch()
             notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
-        dataset = of_tensors(dataset)
+        dataset = rows_as_tensors(dataset)
     check_elements(name, dataset.element_spec, rules.as_keras)
     batch_examples = None
     if rules.as_keras:
@@ -71,7 +71,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
 
         return features, labels, tf.nest.map_structure(check_weight, weights)
 
-    stream = OfDataset(dataset if weights is None else dataset.map(check_values))
+    stream = DatasetStream(dataset if weights is None else dataset.map(check_values))
 
     def with_origin(spec: Spec, given: tf.TypeSpec) -> Spec:
         is_ragged, is_sparse = isinstance(given, tf.RaggedTensorSpec), isinstance(given, tf.SparseTensorSpec)
@@ -159,7 +159,7 @@ def _check_batch_sizes(name: str, dataset: tf.data.Dataset, size: int) -> tf.dat
 
 def _unbatch(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Unbatches a dataset; examples of unknown shape have the first ones', or any length by `padded_batch`."""
-    examples = of_tensors(dataset.unbatch())
+    examples = rows_as_tensors(dataset.unbatch())
     if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
         return examples
     first_shapes = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(2)]  # as in Keras

@@ -159,7 +159,7 @@ class ReadFeed(Feed):
             self._source.begin_epoch(self.order.block_epoch(first_block))
         self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
-            return self._open(self._share(first_block, range(1)))
+            return self._opened(self._share(first_block, range(1)))
 
         def pipeline(context: tf.distribute.InputContext):
             per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
@@ -167,9 +167,9 @@ class ReadFeed(Feed):
             self._shares_a_block = per_pipeline
             return self._share(first_block, range(first, first + per_pipeline))
 
-        return self._open(self._strategy.distribute_datasets_from_function(pipeline))
+        return self._opened(self._strategy.distribute_datasets_from_function(pipeline))
 
-    def _open(self, blocks):
+    def _opened(self, blocks):
         self._element_spec = blocks.element_spec
         return iter(blocks)
 
@@ -232,16 +232,16 @@ class StreamedFeed(Feed):
         self._iterator: Any = None
         self._next_step: int | None = None
         self._was_opened = False
-        self._bytes_read = 0
-        self._has_no_state = distributes
-        self._last_batch: Any = None  # a nest of variables
+        self._bytes_taken = 0
+        self._never_kept = distributes
+        self._kept: Any = None  # a nest of variables
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
         self._first_share = share.process * self._num_shares
 
     def stats(self) -> FeedStats:
         # Of the examples that steps have taken; text varies in length.
-        return FeedStats(None if self._example_bytes is None else self._bytes_read)
+        return FeedStats(None if self._example_bytes is None else self._bytes_taken)
 
     @property
     def _example_bytes(self) -> int | None:
@@ -255,10 +255,15 @@ class StreamedFeed(Feed):
         spec = tf.nest.map_structure(
             lambda spec: f"{tf.as_dtype(spec.dtype).name} {spec.shape}", self.share.stream.element_spec
         )
-        content = [self.share.metadata(), self.order.batch_size, self.order.seed, self._shuffle_buffer, spec]
-        if buckets := self.share.stream.buckets:
-            content.append(dataclasses.asdict(buckets))
-        return json.dumps(content, default=str)
+        order = self.order
+        buckets = self.share.stream.buckets
+        return json.dumps(
+            [
+                *(self.share.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec),
+                *([dataclasses.asdict(buckets)] if buckets else []),
+            ],
+            default=str,
+        )
 
     def reach(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
@@ -270,11 +275,11 @@ class StreamedFeed(Feed):
     def call_input(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one will write
-            self._iterator = self._open(step)
+            self._iterator = self._opened(step)
         limit = self.reach(step, limit)
         self._next_step = step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
-        self._bytes_read += (self._example_bytes or 0) * examples // len(self.share.counts)
+        self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
         return CallInput((self._iterator,), 0, limit)
 
     def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
@@ -283,18 +288,15 @@ class StreamedFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return self.share.stream.element_spec if self._last_batch is None and self._num_shares == 1 else None
+        return self.share.stream.element_spec if self._kept is None and self._num_shares == 1 else None
 
     def retain_last_batch(self) -> None:
-        if self._last_batch is None and not self._distributes:
+        if self._kept is None and not self._distributes:
             with tf.device("CPU:0"):
-                self._last_batch = tf.nest.map_structure(
-                    lambda spec: tf.Variable(_empty_batch(spec), trainable=False, shape=[None, *spec.shape]),
-                    self.share.stream.element_spec,
-                )
+                self._kept = tf.nest.map_structure(_variable_for, self.share.stream.element_spec)
 
     def peek(self, step: int) -> CallInput | None:
-        batch = None if self._last_batch is None else tf.nest.map_structure(tf.convert_to_tensor, self._last_batch)
+        batch = None if self._kept is None else tf.nest.map_structure(tf.convert_to_tensor, self._kept)
         if batch is None or not tf.nest.flatten(batch)[0].shape[0]:
             return None
         return CallInput((iter(untuned(tf.data.Dataset.from_tensors(batch))),), 0, 1)
@@ -302,8 +304,8 @@ class StreamedFeed(Feed):
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
         batch = next(iterator)
-        if self._last_batch is not None:  # shares the batch's memory
-            tf.nest.map_structure(lambda variable, x: variable.assign(x), self._last_batch, batch)
+        if self._kept is not None:  # shares the batch's memory
+            tf.nest.map_structure(lambda variable, x: variable.assign(x), self._kept, batch)
         return (batch,)
 
     def batch(self, batch):
@@ -320,10 +322,10 @@ class StreamedFeed(Feed):
     def position(self, step: int) -> bytes | None:
         """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
         if not self._was_opened and self.share.stream.shuffles:
-            self._iterator, self._next_step = self._open(step), step  # to return to the first step, too
+            self._iterator, self._next_step = self._opened(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
             return None
-        if self._has_no_state:
+        if self._never_kept:
             return b""
         why = "".join(f"the dataset writes {path} as it is read" for path in self.share.stream.files_written[:1])
         try:
@@ -332,7 +334,7 @@ class StreamedFeed(Feed):
         except (tf.errors.OpError, MemoryError) as error:
             why = reason(error).rstrip(" .")
         if why:
-            self._has_no_state = True
+            self._never_kept = True
             logging.warning(
                 "the input's position can't be kept in checkpoints (%s): a run resumed within an epoch reads the "
                 "epoch again up to its step, and what the dataset samples at random with a state of its own (Keras's "
@@ -343,7 +345,7 @@ class StreamedFeed(Feed):
             return b""
         return state
 
-    def _open(self, step: int):
+    def _opened(self, step: int):
         """Returns an iterator whose next batch is the one of `step`."""
         epoch, index = self.order.position(step)
         in_epoch = index // self.order.batch_size
@@ -368,10 +370,11 @@ class StreamedFeed(Feed):
             )
         iterator = iter(self._batches(epoch))
         if in_epoch:
-            self._skip(iterator, in_epoch)
+            self._pass(iterator, in_epoch)
         return iterator
 
-    def _skip(self, iterator, steps: int) -> None:
+    def _pass(self, iterator, steps: int) -> None:
+        """Skips the batches of so many steps."""
         with self._watch("reading the epoch again, batches", steps) as done:
             for number in range(steps):
                 self.run_with_timeout(functools.partial(next, iterator), lambda: None)
@@ -387,7 +390,7 @@ class StreamedFeed(Feed):
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
-        batches = untuned(self._with_shuffle_states(epochs).prefetch(4).with_options(options))
+        batches = untuned(self._with_seeds(epochs).prefetch(4).with_options(options))
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
@@ -395,8 +398,8 @@ class StreamedFeed(Feed):
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return self._strategy.experimental_distribute_dataset(batches.apply(endless))
 
-    def _with_shuffle_states(self, epochs: tf.data.Dataset) -> tf.data.Dataset:
-        """Adds the stream's shuffles to the epochs, so that an iterator's state has their seeds.
+    def _with_seeds(self, epochs: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the epochs as part of a dataset whose iterator's state has the seeds of the stream's own shuffles.
 
         An iterator's state has those only of a shuffle that it is reading: not before the first batch, nor once the
         epoch's examples are all in buffers. So an iterator of each is kept open, from which nothing is read.
@@ -408,7 +411,7 @@ class StreamedFeed(Feed):
         def nothing(*_) -> Any:
             return tf.nest.map_structure(lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype), specs)
 
-        unread = [shuffle.map(nothing) for shuffle in self.share.stream.shuffles]
+        unread = [each.map(nothing) for each in self.share.stream.shuffles]
         return tf.data.Dataset.choose_from_datasets(
             [epochs, *unread], tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
         )
@@ -421,7 +424,7 @@ class StreamedFeed(Feed):
         # Padded with empty batches to the length of the longest share.
         steps = order.steps_per_epoch
         nothing = tf.data.Dataset.range(steps).map(
-            lambda _: tf.nest.map_structure(_empty_batch, self.share.stream.element_spec)
+            lambda _: tf.nest.map_structure(_no_example, self.share.stream.element_spec)
         )
         return batches.concatenate(nothing).take(steps)
 
@@ -440,7 +443,13 @@ class StreamedFeed(Feed):
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
 
 
-def _empty_batch(spec: Spec) -> tf.Tensor:
+def _variable_for(spec: Spec) -> tf.Variable:
+    """Creates a variable for batches of such examples, empty at first."""
+    return tf.Variable(_no_example(spec), trainable=False, shape=[None, *spec.shape])
+
+
+def _no_example(spec: Spec) -> tf.Tensor:
+    """Returns an empty batch of such examples."""
     return tf.convert_to_tensor(zeros(spec)[:0], tf.as_dtype(spec.dtype))
 
 

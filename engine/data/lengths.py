@@ -170,7 +170,7 @@ class VaryingStream(WrappedStream):
 
         return self._stream.examples(seed, epoch).map(example)
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
         return None  # each worker's batches would be padded to lengths of their own
 
 
@@ -269,7 +269,7 @@ class Padding:
     @property
     def lines(self) -> list[str]:
         """Describes the buckets, for people."""
-        return [f"the data in buckets: {self._order.described()}"] if isinstance(self._order, BucketedOrder) else []
+        return [f"the data in buckets: {self._order.describe()}"] if isinstance(self._order, BucketedOrder) else []
 
     def pad(self, indices: tf.Tensor, examples: Any) -> Any:
         """Pads examples of a global batch to its length. In a graph.

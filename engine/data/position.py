@@ -31,9 +31,9 @@ class Position(TrackableNode):
     @property
     def variables(self) -> list[tf.Variable]:
         """This process's variables; if all processes have the same position, only the chief keeps it."""
-        return [each for each in vars(self).values() if isinstance(each, tf.Variable)]
+        return [value for value in vars(self).values() if isinstance(value, tf.Variable)]
 
-    def follow(self, feed: Feed | None, processes) -> None:
+    def set_feed(self, feed: Feed | None, processes) -> None:
         """Sets the feed (training's) and the processes (`engine.strategies.base.Processes`)."""
         self._feed = feed if feed and feed.share else None
         self._processes = processes
@@ -46,9 +46,9 @@ class Position(TrackableNode):
             for number in range(len(self._feed.share.counts)):
                 if not hasattr(self, f"process_{number}"):
                     setattr(self, f"process_{number}", tf.Variable("", trainable=False))
-        self._feed.kept = self._kept
+        self._feed.kept = self._saved_states
 
-    def take(self, step: int) -> None:
+    def capture(self, step: int) -> None:
         """Stores the feed's position for the checkpoint of this step. Every process must call it."""
         if self._feed is None or int(self.step) == step:
             return
@@ -59,13 +59,13 @@ class Position(TrackableNode):
         if state is None:
             return
         states = [state] if parts == 1 else self._processes.exchange_bytes(state)
-        for number, each in enumerate(states):
-            getattr(self, f"process_{number}").assign(each)
+        for number, process_state in enumerate(states):
+            getattr(self, f"process_{number}").assign(process_state)
         self.pipeline.assign(self._feed.pipeline)
         self.step.assign(step)
         self.num_bytes = sum(map(len, states))
 
-    def _kept(self, step: int) -> list[bytes]:
+    def _saved_states(self, step: int) -> list[bytes]:
         """Returns all processes' states, if they are of this step and the feed's pipeline; else none."""
         if int(self.step) != step or self.pipeline.numpy().decode() != self._feed.pipeline:
             return []

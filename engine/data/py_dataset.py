@@ -19,7 +19,7 @@ from .arrays import Ragged, as_dense
 from .frames import as_float32
 from .reader import fits
 from .source import Source, Spec
-from .streamed import Stream, of_tensors
+from .streamed import Stream, rows_as_tensors
 
 
 def without_optional(features: Any) -> Any:
@@ -223,10 +223,10 @@ class GeneratorStream(Stream):
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         signature = tf.nest.map_structure(form.batch_spec, self.element_spec)
-        dataset = of_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
+        dataset = rows_as_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
         return None
 
     def fault(self) -> CrankshaftError | None:

@@ -47,8 +47,6 @@ class Stream(Split):
     Attributes:
       length: examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` if only reading shows it.
       ends: whether an epoch is known to end.
-      files_written: paths of caches that reading writes. A checkpoint can't contain their positions.
-      shuffles: datasets, within it, of another order at each reading: an iterator's state has that of their seeds.
       dataset: the user's, from which it reads.
       divides: whether workers may each read a part.
     """
@@ -56,17 +54,25 @@ class Stream(Split):
     by_index: Literal[False] = False
     length: int
     ends: bool = True
-    files_written: Sequence[str] = ()
-    shuffles: Sequence[tf.data.Dataset] = ()
     dataset: tf.data.Dataset | None = None
     divides: bool = True
+
+    @functools.cached_property
+    def files_written(self) -> Sequence[str]:
+        """Paths of caches that reading writes. A checkpoint can't contain their positions."""
+        return () if self.dataset is None else pipelines.files_written(self.dataset)
+
+    @functools.cached_property
+    def shuffles(self) -> Sequence[tf.data.Dataset]:
+        """Datasets, within it, of another order at each reading: an iterator's state has that of their seeds."""
+        return () if self.dataset is None else pipelines.shuffles(self.dataset)
 
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         """Returns an epoch's examples in an order that depends on (seed, epoch); in their own order if seed is None."""
 
     @abc.abstractmethod
-    def of_files(self, workers: int, worker: int) -> Stream | None:
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
         """Returns a stream of a worker's files; None, on all workers, if there are fewer files than workers."""
 
     def fault(self) -> CrankshaftError | None:
@@ -74,14 +80,14 @@ class Stream(Split):
         return None
 
 
-def of_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset with tensors for the rows of ragged batches."""
+def rows_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Converts the rows of ragged batches to tensors."""
     if not any(isinstance(x, tf.RaggedTensorSpec) and not x.ragged_rank for x in tf.nest.flatten(dataset.element_spec)):
         return dataset
     return dataset.map(lambda *components: components if len(components) > 1 else components[0])  # `map` passes tensors
 
 
-class OfDataset(Stream):
+class DatasetStream(Stream):
     """A user's `tf.data.Dataset` of single examples, each epoch in its own order."""
 
     dataset: tf.data.Dataset
@@ -90,13 +96,12 @@ class OfDataset(Stream):
         self.element_spec = specs(dataset)
         self.length = int(dataset.cardinality())
         self.ends = pipelines.ends(dataset)
-        self.files_written, self.shuffles = pipelines.files_written(dataset), pipelines.shuffles(dataset)
         self.dataset = dataset
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self.dataset
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
         try:
@@ -104,12 +109,12 @@ class OfDataset(Stream):
             next(iter(share), None)  # only reading shows whether there are files, and enough
         except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
             return None
-        own = OfDataset(share)
-        own.length = tf.data.UNKNOWN_CARDINALITY  # TensorFlow passes on the whole dataset's
-        return own
+        stream = DatasetStream(share)
+        stream.length = tf.data.UNKNOWN_CARDINALITY  # TensorFlow passes on the whole dataset's
+        return stream
 
 
-class OfFiles(Stream):
+class FileStream(Stream):
     """Files that are read completely, several at once, in another order in each epoch.
 
     The interleaving is deterministic, so an epoch's examples come in the same order each time.
@@ -174,10 +179,10 @@ class OfFiles(Stream):
                 return kind(f"{path}, after {read:,} examples: {why}; restore the file, and resume the run")
         return None
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
         if len(self._paths) < workers:
             return None
-        return OfFiles(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
+        return FileStream(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
 
 
 class WrappedStream(Stream):
@@ -186,15 +191,14 @@ class WrappedStream(Stream):
     def __init__(self, stream: Stream):
         self._stream = stream
         self.element_spec, self.length, self.ends = stream.element_spec, stream.length, stream.ends
-        self.files_written, self.shuffles, self.dataset = stream.files_written, stream.shuffles, stream.dataset
-        self.batch_examples, self.buckets = stream.batch_examples, stream.buckets
+        self.dataset, self.batch_examples, self.buckets = stream.dataset, stream.batch_examples, stream.buckets
         self.divides = self.divides and stream.divides
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._stream.examples(seed, epoch)
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
-        return self._stream.of_files(workers, worker)
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
+        return self._stream.shard_files(workers, worker)
 
     def identity(self) -> str:
         return self._stream.identity()
@@ -219,7 +223,7 @@ class Endless(WrappedStream):
         self.length, self.ends = tf.data.INFINITE_CARDINALITY, False
         self.epoch_examples = epoch_examples
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
         return None
 
 
@@ -236,7 +240,7 @@ def records(
     length: int | None = None,
     files_at_once: int = 8,
     contents: str = "",
-) -> OfFiles:
+) -> FileStream:
     """Returns a stream of the records of TFRecord files without an index, e.g. compressed ones.
 
     Each epoch reads the files in another order of (seed, epoch), `files_at_once` side by side; records are parsed in
@@ -247,7 +251,7 @@ def records(
       parse: a batch of serialized records, [n] string, -> nest of tensors [n, ...]: (features, labels).
       compression: of all files: "GZIP", "ZLIB" or "".
       length: records in all files; None counts them once.
-      files_at_once: see `OfFiles`.
+      files_at_once: see `FileStream`.
       contents: likewise.
     """
 
@@ -255,7 +259,7 @@ def records(
         serialized = tf.data.TFRecordDataset(path, compression_type=compression)
         return serialized.batch(_PARSED_AT_ONCE).map(parse).unbatch()
 
-    return OfFiles(paths, read, length=length, files_at_once=files_at_once, contents=contents)
+    return FileStream(paths, read, length=length, files_at_once=files_at_once, contents=contents)
 
 
 def unwatched(title: str, total: int | None) -> contextlib.AbstractContextManager[Callable[[int], None]]:
@@ -293,16 +297,16 @@ class Share:
             return SharedOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shares=shares)
         return Order(examples, batch_size, 1, seed, drop_remainder, has_epochs=has_epochs)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Describes how the stream is divided, for people."""
         if self.by_file:
             how = "as it was given to each" if self.is_given else "by files"
-            counts = ", ".join(f"{each:,}" for each in self.counts if each >= 0)
+            counts = ", ".join(f"{count:,}" for count in self.counts if count >= 0)
             return f"divided {how}, {counts}".rstrip(", ")
         return "divided by examples, each worker reads all and takes its rows of a batch"
 
     def metadata(self) -> dict[str, Any]:
-        """Returns its metadata for checkpoints, plain JSON: the argument `known` of `divide`."""
+        """Returns its metadata for checkpoints, plain JSON: the argument `saved_counts` of `divide`."""
         return {"by": "file" if self.by_file else "example", "counts": list(self.counts)}
 
 
@@ -310,7 +314,7 @@ def divide(
     stream: Stream,
     processes,
     policy: str = "AUTO",
-    known: Mapping[str, Any] | None = None,
+    saved_counts: Mapping[str, Any] | None = None,
     watch: Watch = unwatched,
     timeout_seconds: float = 0.0,
 ) -> Share:
@@ -324,7 +328,7 @@ def divide(
       processes: `engine.strategies.base.Processes`.
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
         own part already. OFF in a dataset's options replaces AUTO.
-      known: an earlier process's `Share.metadata`: it is not counted again.
+      saved_counts: an earlier process's `Share.metadata`: it is not counted again.
       watch: shows progress of counting.
       timeout_seconds: see `StreamTimeout`, of counting.
 
@@ -333,9 +337,9 @@ def divide(
       StuckStreamError: it hangs.
       SourceError: counting a dataset exceeds the timeout, so it may never end.
     """
-    known, workers = known or {}, processes.num_hosts
+    saved_counts, workers = saved_counts or {}, processes.num_hosts
     if workers > 1 and is_part(stream, policy):
-        return _given(stream, processes, known, watch)
+        return _share_of_given_parts(stream, processes, saved_counts, watch)
     if isinstance(stream, Endless):
         return Share(stream, (stream.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
@@ -343,19 +347,19 @@ def divide(
             "the dataset never ends, so it has no epoch; give train_steps and, if there is evaluation data, "
             "eval_every_steps, or end it by dataset.take(n), which counts batches after dataset.batch"
         )
-    if workers > 1 and (policy == "FILE" or (policy == "AUTO" and known.get("by") != "example")):
-        own = stream.of_files(workers, processes.host)
-        if all(processes.exchange(int(own is not None))):
-            if known.get("by") == "file" and len(known["counts"]) == workers:
-                return Share(own, tuple(known["counts"]), processes.host)
-            return Share(own, tuple(processes.exchange(count(own, watch))), processes.host)
+    if workers > 1 and (policy == "FILE" or (policy == "AUTO" and saved_counts.get("by") != "example")):
+        part = stream.shard_files(workers, processes.host)
+        if all(processes.exchange(int(part is not None))):
+            if saved_counts.get("by") == "file" and len(saved_counts["counts"]) == workers:
+                return Share(part, tuple(saved_counts["counts"]), processes.host)
+            return Share(part, tuple(processes.exchange(count(part, watch))), processes.host)
         if policy == "FILE":
             raise UsageError(
                 f"auto_shard_policy=file divides files among {workers} workers, and the dataset shows fewer; give more "
                 "files, or auto_shard_policy=auto or data"
             )
-    if stream.length == tf.data.UNKNOWN_CARDINALITY and known.get("by") == "example":
-        return Share(stream, tuple(known["counts"]))
+    if stream.length == tf.data.UNKNOWN_CARDINALITY and saved_counts.get("by") == "example":
+        return Share(stream, tuple(saved_counts["counts"]))
     return Share(stream, (count(stream, watch, timeout_seconds),))
 
 
@@ -363,19 +367,19 @@ def is_part(split: Split, policy: str) -> bool:
     """Returns whether each worker's data is its own part already: by `policy`, see `divide`, or a dataset's options."""
     if not isinstance(split, Stream) or policy == "OFF":
         return isinstance(split, Stream)
-    own = None if split.dataset is None else split.dataset.options().experimental_distribute.auto_shard_policy
-    return policy == "AUTO" and own == tf.data.experimental.AutoShardPolicy.OFF
+    if policy != "AUTO" or split.dataset is None:
+        return False
+    return split.dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-def _given(stream: Stream, processes, known: Mapping[str, Any], watch: Watch) -> Share:
-    """Returns the share of a process whose data is its own part already."""
+def _share_of_given_parts(stream: Stream, processes, saved_counts: Mapping[str, Any], watch: Watch) -> Share:
     if not stream.divides:
         raise UsageError(
             "all workers read the whole of data whose examples differ in length, and of several inputs per step, so a "
             f"part is not enough; give each the whole dataset, without {_OFF}"
         )
-    is_endless, counts = isinstance(stream, Endless), known.get("counts", ())
-    if known.get("by") != "file" or len(counts) != processes.num_hosts or (min(counts) < 0 and not is_endless):
+    is_endless, counts = isinstance(stream, Endless), saved_counts.get("counts", ())
+    if saved_counts.get("by") != "file" or len(counts) != processes.num_hosts or (min(counts) < 0 and not is_endless):
         counts = processes.exchange(stream.length if is_endless else count(stream, watch))
     return Share(stream, tuple(counts), processes.host, is_given=True)
 

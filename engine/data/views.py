@@ -265,6 +265,6 @@ class _PipedStream(WrappedStream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._pipe(self._stream.examples(seed, epoch))
 
-    def of_files(self, workers: int, worker: int) -> Stream | None:
-        share = self._stream.of_files(workers, worker) if self._is_whole else None
+    def shard_files(self, workers: int, worker: int) -> Stream | None:
+        share = self._stream.shard_files(workers, worker) if self._is_whole else None
         return share and _PipedStream(share, self._pipe)

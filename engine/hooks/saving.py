@@ -51,7 +51,7 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
         )
     named = by_name(hooks)
     prepared = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
-    state.input.take(status.step)
+    state.input.capture(status.step)
     of_hooks = {name: values for name, hook in named.items() if (values := hook.host_state())}
     host_state = {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
     sends = status.in_memory and status.strategy.is_chief

@@ -299,7 +299,7 @@ class Strategy(Processes, abc.ABC):
         if eval_feed and computes_metrics(state.trainer):
             self._check_rows(type(state.trainer))
         self.state, self._external = state, {}
-        state.input.follow(train_feed, self)
+        state.input.set_feed(train_feed, self)
         self.training = train_feed and self.program("train", train_feed, bool(state.jit))
         self.evaluation = eval_feed and self.program("eval", eval_feed)
 

@@ -123,7 +123,7 @@ class Replicated(Strategy):
         examples = sum(share.counts)
         if self.num_hosts > 1:
             title = f"a dataset of {examples:,} examples" if examples >= 0 else "a dataset"
-            self._lines.append(f"{title}, {self.num_hosts} workers: {share.described()}")
+            self._lines.append(f"{title}, {self.num_hosts} workers: {share.describe()}")
         if self._static_shapes and seed is None:
             batch_size = largest_divisor(examples, batch_size, self.num_replicas)
         order = share.order(batch_size, seed, drop_remainder=self._static_shapes).resumed(saved_data)

@@ -124,7 +124,7 @@ class Converter:
             values = fields.cast(self._parses)
         except self._pa.ArrowInvalid:
             parsed = [
-                None if field is None else self._parsed(row, field) for row, field in enumerate(fields.to_pylist())
+                None if field is None else self._parse_field(row, field) for row, field in enumerate(fields.to_pylist())
             ]
             values = self._pa.array(parsed, self._parses)
         if self.type != self._parses:
@@ -147,7 +147,7 @@ class Converter:
         if row >= 0:
             raise Unfit(row, fields[row].as_py())
 
-    def _parsed(self, row: int, field: str) -> Any:
+    def _parse_field(self, row: int, field: str) -> Any:
         try:
             if self._kind in ("int", "float", "float32"):
                 return integer(field) if self._kind == "int" else number(field)

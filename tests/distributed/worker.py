@@ -20,7 +20,7 @@ from crankshaft.engine import Trainer, auc, hooks, logging, loop, mean
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
-from crankshaft.engine.data.streamed import OfDataset
+from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.errors import OutOfSyncError
 from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.hooks.sync_check import SyncCheck
@@ -114,7 +114,7 @@ def sources(folder: pathlib.Path):
 def split_of(data) -> Split:
     """The data as a run has it."""
     if isinstance(data, tf.data.Dataset):
-        return OfDataset(data)
+        return DatasetStream(data)
     return data if isinstance(data, Source) else ArraySource(data)
 
 

@@ -258,7 +258,7 @@ class ParameterServer(Strategy):
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, saved_data) -> SentFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
         timeout = options.read_timeout_seconds
-        share = divide(stream, self, known=saved_data, watch=watch, timeout_seconds=timeout)
+        share = divide(stream, self, saved_counts=saved_data, watch=watch, timeout_seconds=timeout)
         order = share.order(global_batch_size, seed, drop_remainder=False).resumed(saved_data)
         self._stream_lines.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
         buffer = options.shuffle_buffer

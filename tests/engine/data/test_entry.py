@@ -12,7 +12,7 @@ from crankshaft.engine.data import entry, views
 from crankshaft.engine.data.arrays import ArraySource, Mapped, wrap
 from crankshaft.engine.data.form import WeighedLabels, fields
 from crankshaft.engine.data.source import Source, Spec
-from crankshaft.engine.data.streamed import OfFiles
+from crankshaft.engine.data.streamed import FileStream
 from crankshaft.engine.errors import UsageError
 from tests.arrays import assert_same
 
@@ -65,7 +65,7 @@ def dataset(*parts):
 
 
 def stream(*parts):
-    return OfFiles(["some"], lambda path: dataset(*parts))
+    return FileStream(["some"], lambda path: dataset(*parts))
 
 
 FORMS = {

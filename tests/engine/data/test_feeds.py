@@ -18,7 +18,7 @@ from crankshaft.engine.data.arrays import ArraySource, on_each_device
 from crankshaft.engine.data.feeds import RepeatedFeed
 from crankshaft.engine.data.order import Origin
 from crankshaft.engine.data.source import Source
-from crankshaft.engine.data.streamed import OfDataset, count, divide
+from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 
@@ -159,22 +159,22 @@ def in_files(folder, examples, files):
 
 
 @pytest.mark.parametrize(
-    ("policy", "replicas", "of_files"),
+    ("policy", "replicas", "shard_files"),
     [pytest.param(policy, 1, True, marks=pytest.mark.slow) for policy in ("AUTO", "FILE", "DATA", "OFF")]
     + [(policy, 2, True) for policy in ("AUTO", "FILE", "DATA", "OFF")]
     + [(policy, 2, False) for policy in ("AUTO", "DATA", "OFF")],
 )
-def test_each_example_once_by_every_shard_policy(bench, tmp_path, policy, replicas, of_files):
-    source = in_files(tmp_path, 23, files=3) if of_files else dataset(23)
-    assert (source.cardinality() == tf.data.UNKNOWN_CARDINALITY) == of_files
+def test_each_example_once_by_every_shard_policy(bench, tmp_path, policy, replicas, shard_files):
+    source = in_files(tmp_path, 23, files=3) if shard_files else dataset(23)
+    assert (source.cardinality() == tf.data.UNKNOWN_CARDINALITY) == shard_files
     assert_each_once(bench(Recorder(), source, 6, replicas, feed=FeedOptions(auto_shard=policy)), 23, 6)
 
 
 def test_length_of_a_dataset_is_counted_where_it_is_not_known():
-    assert count(OfDataset(dataset(7))) == 7
-    assert count(OfDataset(dataset(7).filter(lambda _, i: i != 3))) == 6
+    assert count(DatasetStream(dataset(7))) == 7
+    assert count(DatasetStream(dataset(7).filter(lambda _, i: i != 3))) == 6
     with pytest.raises(ValueError, match="never ends"):
-        divide(OfDataset(dataset(7).repeat()), Processes())
+        divide(DatasetStream(dataset(7).repeat()), Processes())
 
 
 def run_of(made, until=30, calls_of=None):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from crankshaft.engine import logging
 from crankshaft.engine.data import streamed
-from crankshaft.engine.data.streamed import OfDataset, count, divide
+from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.errors import SourceError, StuckStreamError, UsageError
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
@@ -53,7 +53,7 @@ def stateful(examples):
 
 def kept_of(made):
     """What a checkpoint of this moment keeps of the input."""
-    made.state.input.take(made.state.step)
+    made.state.input.capture(made.state.step)
     return {name: variable.numpy() for name, variable in variables_of(made).items()}
 
 
@@ -187,7 +187,7 @@ def test_a_state_that_does_not_fit_is_one_line_and_the_epoch_is_read_again(bench
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_stream_of_another_length_than_was_counted_ends_the_run(bench, change):
     """As of a file that shrinks or grows: no epoch begins early, or late, in silence."""
-    source = OfDataset(dataset(EXAMPLES).filter(lambda *_: True))
+    source = DatasetStream(dataset(EXAMPLES).filter(lambda *_: True))
     made = bench(Recorder(), source, BATCH, seed=3)
     known = {"by": "example", "counts": [EXAMPLES + change]}
     made.strategy.bind(made.state, made.strategy.feed(source, BATCH, 3, known))
@@ -197,13 +197,13 @@ def test_a_stream_of_another_length_than_was_counted_ends_the_run(bench, change)
 
 def test_what_was_counted_is_not_counted_again(tmp_path):
     watched = Watched()
-    source = OfDataset(in_files(tmp_path, 23, files=3))
+    source = DatasetStream(in_files(tmp_path, 23, files=3))
     share = divide(source, Processes(), watch=watched)
     assert share.counts == (23,)
     assert [(what, told) for what, _, told in watched.shown] == [("counting examples", 23)]
-    assert divide(source, Processes(), known=share.metadata(), watch=watched).counts == (23,)
-    knows_its_own = OfDataset(dataset(7))
-    assert divide(knows_its_own, Processes(), known=share.metadata(), watch=watched).counts == (7,)
+    assert divide(source, Processes(), saved_counts=share.metadata(), watch=watched).counts == (23,)
+    knows_its_own = DatasetStream(dataset(7))
+    assert divide(knows_its_own, Processes(), saved_counts=share.metadata(), watch=watched).counts == (7,)
     assert len(watched.shown) == 1
 
 
@@ -257,10 +257,10 @@ def test_files_come_in_another_order_in_each_epoch_and_always_the_same(tmp_path)
 
 def test_a_workers_files_are_its_own(tmp_path):
     source = streamed.records(write_records(tmp_path, 23, 7), parse)
-    parts = [[int(i) for _, i in source.of_files(3, worker).examples(None, 0)] for worker in range(3)]
+    parts = [[int(i) for _, i in source.shard_files(3, worker).examples(None, 0)] for worker in range(3)]
     assert sorted(i for part in parts for i in part) == list(range(1, 24))
-    assert source.of_files(8, 0) is None
-    assert [count(source.of_files(3, worker)) for worker in range(3)] == [len(part) for part in parts]
+    assert source.shard_files(8, 0) is None
+    assert [count(source.shard_files(3, worker)) for worker in range(3)] == [len(part) for part in parts]
 
 
 def flip(plain: bytes) -> bytes:
@@ -326,7 +326,7 @@ def test_a_stream_that_hangs_ends_the_run(bench, hangs, place):
     if place == "as it is read again":
         made.jump(7)
     does = {
-        "as it is counted": lambda: count(streamed.OfDataset(hung.filter(lambda *_: True)), timeout_seconds=1.0),
+        "as it is counted": lambda: count(streamed.DatasetStream(hung.filter(lambda *_: True)), timeout_seconds=1.0),
         "in an evaluation": made.strategy.evaluate,
     }
     with pytest.raises(StuckStreamError, match=HUNG):

@@ -91,7 +91,7 @@ def test_a_position_in_a_stream_is_no_replicas(bench):
     source = tf.data.Dataset.from_tensor_slices((TOKENS[:, :-1], TOKENS[:, 1:]))
     run = bench(Model(layers=1, width=16, heads=2), source, 8, 2, model=2, num_classes=37)
     run.train(2)
-    run.state.input.take(2)
+    run.state.input.capture(2)
     check = SyncCheck(1)
     check.begin(status(run))
     check.act(status(run))

@@ -13,7 +13,7 @@ from crankshaft.engine.data.blocks import Devices
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.data.feeds import StreamedFeed
 from crankshaft.engine.data.order import Order, Origin
-from crankshaft.engine.data.streamed import OfDataset, divide
+from crankshaft.engine.data.streamed import DatasetStream, divide
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.parameter_server import feed
 from crankshaft.engine.strategies.parameter_server.sources import Sources, difference
@@ -56,7 +56,7 @@ EXAMPLES, BATCH, STEPS = 46, 6, 8  # an epoch; the last batch is of four
 
 def sent(kind=feed.SentFeed, examples: int = EXAMPLES, batch: int = BATCH, known: dict | None = None):
     names = tf.data.Dataset.range(examples).map(lambda number: {"number": number, "name": tf.strings.as_string(number)})
-    share = divide(OfDataset(names), Processes())
+    share = divide(DatasetStream(names), Processes())
     order = share.order(batch, 7, drop_remainder=False).resumed(known)
     return kind(Devices(tf.distribute.get_strategy()), share, order, shuffle_buffer=9)
 
