@@ -35,10 +35,6 @@ _READ_SECONDS = (
 _NOTICE_SECONDS = 2.0  # from the first notice of preemption, for further ones
 
 
-class TooFewError(ClusterError):
-    """Too few workers have come for an attempt. One line."""
-
-
 def is_waiting(address: str) -> bool:
     """Returns whether an agent waits at its task's address to take part in an attempt."""
     note = rendezvous.call(address)[1]
@@ -75,8 +71,7 @@ class Members:
         None once `is_stopped`, or if others have notices of preemption and too few are left.
 
         Raises:
-          TooFewError: and this worker is the first of them.
-          ClusterError: another process has run_dir.
+          ClusterError: too few workers have come, and this one is the first of them; or another process has run_dir.
           UsageError: this task's port is in use, or run_dir can't be locked.
         """
         began, ran_at, self.is_late = time.monotonic(), -math.inf, False
@@ -178,7 +173,7 @@ class Members:
 
         `runs`: whether some task answers. If the lock is taken too, an attempt runs, and time begins to count again.
         """
-        lock = LockedRunDir(self._run_dir)
+        lock, are_too_few = LockedRunDir(self._run_dir), False
         try:
             lock.take()
         except RunDirInUse as error:
@@ -198,10 +193,10 @@ class Members:
             timeout = f"cluster_timeout_seconds={self._timeout_seconds:g}"
             event = f"did not come within {timeout} ({here}, and min_workers={self._least})"
             missing = [self._workers.addresses[n] for n in self._missing(notes)]
-            problem = TooFewError(rendezvous.missing(missing, event))
+            problem, are_too_few = ClusterError(rendezvous.missing(missing, event)), True
         if self._wait.left_seconds > -_GRACE_SECONDS:
             return None
-        self.is_left = isinstance(problem, TooFewError)
+        self.is_left = are_too_few
         raise problem
 
     def _await_readers(self, members: Sequence[int]) -> None:
