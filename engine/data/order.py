@@ -161,11 +161,13 @@ class Order:
 
     def rate_step(self, step):
         """Returns the learning-rate schedule's position at a step; each an int or an int64 tensor."""
-        steps, examples = self.origin.rate_steps, self.origin.rate_examples
+        origin, steps, examples = self.origin, self.origin.rate_steps, self.origin.rate_examples
         if not steps:
             return step
-        done = self.examples_before(step) - self._examples_at(self.origin.epoch, self.origin.place)
-        return self.origin.rate_step + done // examples * steps + done % examples * steps // examples
+        epoch, in_epoch = divmod(origin.step + self.shift, self.steps_per_epoch)
+        already_trained = in_epoch * self.batch_size + origin.place % self.batch_size  # of this epoch
+        done = self.examples_before(step) - self._examples_at(epoch, already_trained)
+        return origin.rate_step + done // examples * steps + done % examples * steps // examples
 
     @property
     def epoch_examples(self) -> int:
