@@ -12,6 +12,7 @@ import re
 
 import pytest
 
+import benchmarks.__main__
 from crankshaft.launch import ask, local, manifest, prepare
 from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.command_line.rules import fields
@@ -145,6 +146,21 @@ def test_files_and_names_that_a_page_names_exist(path):
     lost = [name for name in paths_in(text) - NO_FILES if not exists(name)]
     lost += [name for name in dotted_in(text) if not _is_there(ROOT, *name.split("."))]
     assert lost == []
+
+
+def test_each_row_of_where_is_names_what_exists():
+    table = (ROOT / "BUILD.md").read_text(encoding="utf-8").split("## Where is ...")[1].split("## ")[0]
+    rows = [row.split("|") for row in re.findall(r"^\|.*\|$", table, re.M)[2:]]
+    assert len(rows) >= 10
+    lost = [row[1] for row in rows if not any(map(dotted_in, row[2:4]))]
+    lost += [name for row in rows for name in dotted_in("|".join(row)) if not _is_there(ROOT, *name.split("."))]
+    assert lost == []
+
+
+def test_each_script_that_measures_is_listed_in_a_line():
+    names = [line.split()[0] for line in benchmarks.__main__.lines()]
+    assert {"bits", "faults", "plan_validation"} <= {*names}
+    assert "markdown" not in names
 
 
 def test_names_in_docstrings_and_comments_exist():
