@@ -1,4 +1,4 @@
-"""An assembled run: what it is made of, which modes work on. Host code."""
+"""An assembled run: its parts, on which the modes work. Host code."""
 
 from __future__ import annotations
 

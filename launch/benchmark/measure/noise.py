@@ -25,14 +25,14 @@ class LoadCounters(NamedTuple):
       cpus: that the benchmark's processes may use.
       clock: seconds.
       busy: CPU seconds of all processes on those CPUs, and of the host's other guests; None where it cannot be seen.
-      own: CPU seconds of the benchmark's processes.
+      benchmark: CPU seconds of the benchmark's processes.
       throttled: CPU seconds for which a quota has kept their threads from running.
     """
 
     cpus: int
     clock: float
     busy: float | None
-    own: float
+    benchmark: float
     throttled: float
 
 
@@ -40,8 +40,8 @@ def read(pids: Iterable[int], proc: Path = Path("/proc")) -> LoadCounters:
     """Reads the counters; takes about a millisecond. `pids` are the benchmark's processes on this host."""
     pids = list(pids)
     usable = cpus.usable_cpus(pids)
-    own = cpus.cpu_seconds(pids, proc)
-    return LoadCounters(len(usable), time.monotonic(), _busy_seconds(usable, proc), own, cpus.throttled_seconds())
+    benchmark = cpus.cpu_seconds(pids, proc)
+    return LoadCounters(len(usable), time.monotonic(), _busy_seconds(usable, proc), benchmark, cpus.throttled_seconds())
 
 
 class Noise(NamedTuple):
@@ -73,8 +73,8 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
       quota_cores: cores that a quota leaves the benchmark.
     """
     before, during = _other_cores(start, first_round), _other_cores(first_round, end)
-    throttled, own = end.throttled - first_round.throttled, end.own - first_round.own
-    throttled_share = throttled / (throttled + own) if throttled > 0 else 0.0
+    throttled, used = end.throttled - first_round.throttled, end.benchmark - first_round.benchmark
+    throttled_share = throttled / (throttled + used) if throttled > 0 else 0.0
     others = max((cores for cores in (before, during) if cores is not None), default=0.0)
     wanted = min(end.cpus, quota_cores)
     # Other processes may have the time that a quota leaves idle anyway.
@@ -117,7 +117,7 @@ def _other_cores(start: LoadCounters, end: LoadCounters) -> float | None:
     if start.busy is None or end.busy is None:
         return None
     # The kernel's two accounts have separate ticks: short spans may come out below 0.
-    others = max(0.0, end.busy - start.busy - (end.own - start.own))
+    others = max(0.0, end.busy - start.busy - (end.benchmark - start.benchmark))
     return others / (end.clock - start.clock) if end.clock > start.clock else 0.0
 
 

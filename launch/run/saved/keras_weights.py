@@ -43,7 +43,7 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
         problem = re.sub(_LEFT_OUT, "", " ".join(str(error).split()))
         raise CheckpointError(f"{path} does not fit model {model.name}: {problem}; {cure}") from error
     # Keras does not look for these.
-    if extra := [name for place, (name, _) in file_layers.items() if place not in model_layers]:
+    if extra := [name for position, (name, _) in file_layers.items() if position not in model_layers]:
         more = f" and {len(extra) - _LISTED} more" if len(extra) > _LISTED else ""
         raise CheckpointError(
             f"{path} does not fit model {model.name}: only the file has {', '.join(extra[:_LISTED])}{more}; {cure}"

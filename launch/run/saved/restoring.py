@@ -23,7 +23,7 @@ from . import fingerprints, weights
 
 def restore_to_train(run: BaseRun) -> Manifest | None:
     """Restores the run's latest checkpoint, or begins the run if it has none, not even a broken one."""
-    manifest = _checked_newest(run) if run.checkpoints else None
+    manifest = _find_to_train(run) if run.checkpoints else None
     if manifest is None:
         weights.load_init_from(run)
         return None
@@ -31,14 +31,19 @@ def restore_to_train(run: BaseRun) -> Manifest | None:
     return saving.restore(run.checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
 
 
-def _checked_newest(run: BaseRun) -> Manifest | None:
+def _find_to_train(run: BaseRun) -> Manifest | None:
     """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
     run.checkpoints.clean()
     run.best.clean()
     manifest, about = _newest_or_in_memory(run), run.checkpoints.about
     if manifest is None:
         if problem := run.checkpoints.problem():
-            raise UsageError(_unreadable(run, problem))
+            directory, best = run.checkpoints.directory, run.best
+            other_weights = f"{best.directory} or other weights" if best.latest() else "other weights"
+            raise UsageError(
+                f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another "
+                f"run_dir, from the start or, with init_from, from {other_weights}"
+            )
         _check_beginning(run)
         return None
     _check_rules(run.config, manifest)
@@ -75,15 +80,6 @@ def _check_rules(config: Config, manifest: Manifest) -> None:
         )
     if config.is_chief:
         logging.warning("%s: it continues by these", message)
-
-
-def _unreadable(run: BaseRun, problem: str) -> str:
-    best, directory = run.best, run.checkpoints.directory
-    weights = f"{best.directory} or other weights" if best.latest() else "other weights"
-    return (
-        f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another run_dir, "
-        f"from the start or, with init_from, from {weights}"
-    )
 
 
 def _check_beginning(run: BaseRun) -> None:
@@ -138,13 +134,13 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
     return manifest
 
 
-def missing(place: str, checkpoints: Checkpoints, which: str | int) -> UsageError:
+def missing(folder: str, checkpoints: Checkpoints, which: str | int) -> UsageError:
     """Returns the error of a folder without the checkpoint that was asked for."""
     if steps := ", ".join(map(str, sorted(manifest.step for manifest in checkpoints.all()))):
         cure = f"use latest, best, or a step of {steps}"
     else:
         cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
-    return UsageError(f"{place} has no whole checkpoint {which}; {cure}")
+    return UsageError(f"{folder} has no whole checkpoint {which}; {cure}")
 
 
 def restored(run: BaseRun) -> Iterator[Manifest]:
