@@ -57,7 +57,7 @@ class Reduction(tf.Module):
     # Whether a forward pass has summed statistics across replicas that are traced in threads of one process: from then
     # on layers may have another replica's values.
     sums_midway = False
-    # The figures that `take_figures` returns.
+    # The figures that `pop_figures` returns.
     watched: tuple[str, ...] = ()
 
     def __init__(self, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
@@ -131,7 +131,7 @@ class Reduction(tf.Module):
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
         """Returns the exact sums, for inspection, without changing the reduction's state."""
         summed = self._sum(gradients, count, (), variables, shares_out=False)
-        self.take_figures()  # they are not a step's
+        self.pop_figures()  # they are not a step's
         return summed
 
     def _sum(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
@@ -226,7 +226,7 @@ class Reduction(tf.Module):
         one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # TPU replicas share a trace
         self.sums_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
-    def take_figures(self) -> dict[str, tf.Tensor]:
+    def pop_figures(self) -> dict[str, tf.Tensor]:
         """Returns the `watched` figures of this replica's step, scalar float32; 0 for what it did not measure.
 
         reduce_seconds: from the time when all of this replica's values were computed until their sums were, by the

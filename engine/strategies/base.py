@@ -30,7 +30,7 @@ from ..trainer import Trainer, computes_metrics
 from .pacing import Pace
 
 _ROWS_BYTES = 64 << 20  # of a program's rows, across processes, that are collected and exchanged at once
-_STEPS_OF_ROWS = 16  # likewise, if their sizes are unknown
+_STEPS_PER_COLLECTION = 16  # likewise, if their sizes are unknown
 
 
 class Stop(NamedTuple):
@@ -214,10 +214,10 @@ class Program:
         return math.inf if all(shape.is_fully_defined() for shape in shapes) else 1
 
     @property
-    def steps_of_rows(self) -> float:
+    def steps_per_collection(self) -> float:
         """The steps whose rows are collected at once: all if there are none, one if they are not traced."""
         if self.row_specs is None or self.steps_per_call == 1:
-            return 1 if self.row_specs is None else _STEPS_OF_ROWS
+            return 1 if self.row_specs is None else _STEPS_PER_COLLECTION
         row_bytes = sum(x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.row_specs))
         return max(1, _ROWS_BYTES // (row_bytes * self.feed.order.batch_size)) if row_bytes else math.inf
 
@@ -411,7 +411,7 @@ class Strategy(Processes, abc.ABC):
         if total and program.step % epoch:  # the previous one was of some batches, or an error interrupted it
             program.restart()
         while done < total:
-            collected_at, rows = int(min(total, done + program.steps_of_rows)), list[Sequence[Any]]()
+            collected_at, rows = int(min(total, done + program.steps_per_collection)), list[Sequence[Any]]()
             while done < collected_at:
                 most = min(collected_at - done, between(done, total, sums) or total)
                 result = self._run_briefly(program, most, ends())

@@ -158,7 +158,7 @@ class InnerLoop(Program):
 
     def trace(self, *extra) -> Sequence[RowSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
-        step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_of_rows))
+        step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_per_collection))
         call_input = self._call_input(step, limit)
         self._program(step, _loop_arguments(call_input.operands, step, call_input.start, call_input.stop, None, extra))
         self._traced_input = step, limit, call_input

@@ -29,7 +29,7 @@ from .workers import LOCAL, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
 _SHORT_BYTES = 4096  # a process's, exchanged in one round, if all processes' together have at most
-_SHORT_BYTES_OF_ALL = 1 << 20
+_SHORT_BYTES_TOTAL = 1 << 20
 _PIECE_BYTES = 1 << 20  # sizes of what is longer are powers of two, or multiples of this: each is compiled
 _WORD = 8  # bytes of the numbers that are summed
 
@@ -145,7 +145,7 @@ class MultiWorker(Replicated):
         return [json.loads(row) for row in self.exchange_text(text)]
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
-        short = max(_WORD, min(_SHORT_BYTES, _SHORT_BYTES_OF_ALL // self.num_hosts) // _WORD * _WORD)
+        short = max(_WORD, min(_SHORT_BYTES, _SHORT_BYTES_TOTAL // self.num_hosts) // _WORD * _WORD)
         rows = self._exchange_padded(len(value).to_bytes(_WORD, "little") + value[:short], _WORD + short)
         lengths = [int.from_bytes(row[:_WORD], "little") for row in rows]
         if (longest := max(lengths)) <= short:
@@ -231,7 +231,7 @@ class MultiWorker(Replicated):
     def _local_figures(self) -> dict:
         # The mean of this worker's replicas.
         share = self.num_hosts / self.num_replicas
-        figures = self.state.trainer.reduction.take_figures()
+        figures = self.state.trainer.reduction.pop_figures()
         return {f"{LOCAL}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
 
     def _program(self, step, feed, **more) -> InnerLoop:
@@ -247,7 +247,7 @@ class MultiWorker(Replicated):
 
 
 def watched_figures(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Returns each replica's figures of its own part in a step: see `Reduction.take_figures`.
+    """Returns each replica's figures of its own part in a step: see `Reduction.pop_figures`.
 
     GPUs have no times: the host's clock sees when sums are requested, not when they complete.
     """

@@ -43,7 +43,7 @@ class WorkerRows:
 
         It has `FROM_HOST`; `seconds` (except on GPUs, which work asynchronously) and `steps` of the call;
         `input_seconds`, spent waiting for data before and in it; and, in training, the figures of
-        `engine.reduction.Reduction.take_figures` over its steps.
+        `engine.reduction.Reduction.pop_figures` over its steps.
         """
         if self._rows is None:
             array = np.asarray(self._tensor, np.float64)

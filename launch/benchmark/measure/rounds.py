@@ -150,7 +150,7 @@ def timed_round(strategy, program: Program, steps: int, clock=time.perf_counter)
 def reduce_seconds(workers) -> float | None:
     """Returns the average seconds that workers waited for each other in a call, if known.
 
-    See `engine.reduction.Reduction.take_figures`.
+    See `engine.reduction.Reduction.pop_figures`.
     """
     rows = workers.read()
     if not all("reduce_seconds" in row for row in rows):

@@ -161,7 +161,7 @@ def rows_of(device: str):
     def step(batch, step, observed):
         reduction = Reduction()
         reduction.watched = watched_figures(strategy)
-        found = reduction.take_figures()
+        found = reduction.pop_figures()
         own = {f"worker/{name}": Mean(value, tf.constant(1.0)) for name, value in found.items()}
         return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
 

@@ -97,7 +97,7 @@ def test_a_call_that_reaches_its_limit_completes_all_that_is_in_progress(leases)
     feed = types.SimpleNamespace(count=done.extend, order=types.SimpleNamespace(steps_per_epoch=100))
     program: Any = Loop()
     program.__dict__ |= {"step": 0, "state": None, "feed": feed, "pace": None, "specs": []}
-    program.__dict__ |= {"steps_per_call": 8, "steps_of_rows": 8, "advance": done.append}
+    program.__dict__ |= {"steps_per_call": 8, "steps_per_collection": 8, "advance": done.append}
     for first in (0, 2):
         leases.schedule(program, CallInput((), first, first + 2))
     for seconds, back in zip((0.15, 0.4), may_return, strict=True):  # the first when a call returns what it has
