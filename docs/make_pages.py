@@ -1,4 +1,4 @@
-"""Writes docs/flags.md and the tables of events.md and benchmark.md: `python docs/make_pages.py [FOLDER]`.
+"""Writes docs/flags.md and the lists of keys in events.md and benchmark.md: `python docs/make_pages.py [FOLDER]`.
 
 They are made from the flags, models and inputs, and from the schemas; FOLDER is where the pages go, by default docs/.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import pathlib
 import re
 import sys
+from collections.abc import Iterable, Sequence
 
 from crankshaft.engine.machine import events
 from crankshaft.launch import ask, local, manifest, prepare
@@ -60,22 +61,22 @@ def pages() -> dict[str, str]:
         [f"`{kind}`", "<br>".join(f"`{name}`: {key.description}" for name, key in keys.items())]
         for kind, keys in events.SCHEMA.items()
     ]
-    keys = [[f"`{name}`", key.description] for name, key in result.KEYS.items()]
+    keys = "".join(f"- `{name}`: {key.description}\n" for name, key in result.KEYS.items())
     return {
         "flags.md": _flags(),
-        "events.md": _with_table("events.md", _table(kinds, ("`event`", "its keys"))),
-        "benchmark.md": _with_table("benchmark.md", _table(keys, ("key", "what it is"))),
+        "events.md": _with_part("events.md", _table(kinds, ("`event`", "its keys"))),
+        "benchmark.md": _with_part("benchmark.md", keys),
     }
 
 
-def _with_table(page: str, table: str) -> str:
-    return _MADE.sub(lambda match: f"{match[1]}\n{table}\n{match[2]}", (PAGES / page).read_text(encoding="utf-8"))
+def _with_part(page: str, text: str) -> str:
+    return _MADE.sub(lambda match: f"{match[1]}\n{text}\n{match[2]}", (PAGES / page).read_text(encoding="utf-8"))
 
 
 def _flags() -> str:
     parts = [_INTRODUCTION]
     for title, names in GROUPS.items():
-        parts.append(f"## {title}\n\n{_table([_row(FIELDS[name]) for name in names])}")
+        parts.append(f"## {title}\n\n{_list([FIELDS[name] for name in names])}")
     for kind in registry.NAMES:
         heading = f"## {kind.capitalize()}s\n\n`--{kind}=NAME`, with `--{kind}_arg=ARGUMENT=VALUE`"
         parts.append(f"{heading}:\n\n{_entries(kind)}")
@@ -93,15 +94,20 @@ def _flags() -> str:
 
 
 def _command(command: type) -> str:
-    return _table([_row(field) for field in fields(command).values()])
+    return _list(fields(command).values())
 
 
-def _row(field: dataclasses.Field) -> list[str]:
-    info, default = field.metadata["info"], default_value(field)
-    shown = "" if default in (None, "", [], {}) else str(default).lower() if isinstance(default, bool) else str(default)
-    takes = re.sub(r"(?:of (\S+) or more|from (\S+) to 2147483647)", r"≥ \1\2", info.kind.expected)
-    takes = re.sub("^(an? |true or false$)", "", takes)
-    return [f"`--{field.name}`", "; ".join(filter(None, [takes, shown and f"`{shown}`"])), info.help]
+def _list(flags: Iterable[dataclasses.Field]) -> str:
+    """Lists flags with what they take, and their defaults."""
+    lines = []
+    for field in flags:
+        info, default = field.metadata["info"], default_value(field)
+        shown = str(default).lower() if isinstance(default, bool) else str(default)
+        takes = re.sub(r"(?:of (\S+) or more|from (\S+) to 2147483647)", r"≥ \1\2", info.kind.expected)
+        takes = re.sub("^(an? |true or false$)", "", takes)
+        described = "; ".join(filter(None, [takes, default not in (None, "", [], {}) and f"`{shown}`"]))
+        lines.append(f"- `--{field.name}` ({described}): {info.help}\n")
+    return "".join(lines)
 
 
 def _entries(kind: str) -> str:
@@ -113,7 +119,7 @@ def _entries(kind: str) -> str:
     return _table(rows, ("name", "what it is", "arguments, with their defaults"))
 
 
-def _table(rows: list[list[str]], heads=("flag", "takes; default", "what it is for")) -> str:
+def _table(rows: list[list[str]], heads: Sequence[str]) -> str:
     lines = [heads, ["---"] * len(heads), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
