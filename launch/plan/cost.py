@@ -180,7 +180,7 @@ def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation
 
 
 def _operations(op: tf.Operation) -> int | None:
-    """Returns 2 x multiplications of a product; None for any other op."""
+    """Counts 2 x multiplications of a product; None for any other op."""
     if op.type in _MATMULS:
         transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
         inner = _shape(op.inputs[0])[-2 if transposed else -1]
@@ -240,7 +240,7 @@ def _product_bytes(tensor: tf.Tensor) -> int:
 
 
 def variable_bytes(variable: tf.Variable) -> int:
-    """Returns the bytes of a variable, or of one replica's shard."""
+    """Computes the bytes of a variable, or of one replica's shard."""
     return variable.dtype.size * variable.shape.num_elements()
 
 
@@ -263,7 +263,7 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
     Returns:
       bound: "compute" or "memory". limit_steps_per_sec. share_of_limit: the run's rate as a share of it; above 1 where
       the probe was disturbed, or where data stayed in caches that the count takes for memory. intensity_flops_per_byte.
-      matmul_dtype: the dtype of most operations. bandwidth: "memory" or "cache", whose rate was taken.
+      matmul_dtype: the dtype of most operations. bandwidth: "memory" or "cache", whose rate counts.
       compute_seconds, memory_seconds: what each limit alone would allow a step.
 
       None if the step has no matrix products, or one in a dtype that was not measured.

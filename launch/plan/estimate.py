@@ -71,7 +71,7 @@ class Failures:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a run of some work on some hardware takes.
+    """Time, memory and cost of a run on some hardware.
 
     Attributes:
       work: of one step.
@@ -100,7 +100,7 @@ class Estimate:
     @property
     def examples_per_sec(self) -> float:
         """Of the run, without failures; with parameter servers each worker makes steps of its own."""
-        return _workers(self.work) * self.work.examples / self.step.seconds
+        return _independent_workers(self.work) * self.work.examples / self.step.seconds
 
 
 def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = None) -> Estimate:
@@ -115,7 +115,9 @@ def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = No
       UsageError: the hardware lacks a figure that the work needs.
     """
     step, saved = _step(work, hardware), _failures(work, hardware, snapshot_seconds)
-    hours = None if work.steps is None else work.steps * step.seconds / _workers(work) / saved["goodput"] / 3600
+    hours = (
+        None if work.steps is None else work.steps * step.seconds / _independent_workers(work) / saved["goodput"] / 3600
+    )
     price = hardware.price_per_host_hour
     cost = None if price is None or hours is None else hours * price * (work.hosts + work.servers)
     host_bytes = _host_bytes(work, hardware, 0 if snapshot_seconds == 0 else _SNAPSHOTS)
@@ -124,26 +126,26 @@ def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = No
     return Estimate(work=work, fits=fits, host_bytes=host_bytes, step=step, hours=hours, cost=cost, **saved)
 
 
-def _workers(work: Work) -> int:
-    """Returns how many workers make steps of their own."""
+def _independent_workers(work: Work) -> int:
+    """Counts the workers that do not make each step together."""
     return work.hosts if work.servers else 1
 
 
 def device_bytes(work: Work, hardware: Hardware) -> float:
-    """Returns the memory that each replica may take."""
-    return 1e9 * hardware.device_memory_gb / _sharing(work, hardware)
+    """Computes the memory that each replica may take."""
+    return 1e9 * hardware.device_memory_gb / _replicas_per_device(work, hardware)
 
 
 def _host_bytes(work: Work, hardware: Hardware, snapshots: int) -> float:
-    """Returns the memory of a worker's task on its host: the process, snapshots, and on CPUs the replicas."""
+    """Sums the memory of a worker's task on its host: the process, snapshots, and on CPUs the replicas."""
     local = work.replicas / work.hosts
     state = 0 if work.servers else min(work.checkpoint_bytes, local * (work.memory.weights + work.memory.optimizer))
     on_device = work.memory.data + local * (work.memory.total - work.memory.data) if hardware.kind == "cpu" else 0.0
     return _PROCESS_BYTES[hardware.kind] + snapshots * state + work.host_bytes + on_device
 
 
-def _sharing(work: Work, hardware: Hardware) -> float:
-    """Returns how many replicas share a device, as virtual ones do."""
+def _replicas_per_device(work: Work, hardware: Hardware) -> float:
+    """Counts the replicas that share a device, as virtual ones do; 1 or more."""
     return max(1.0, work.replicas / work.hosts / hardware.devices_per_host)
 
 
@@ -158,7 +160,7 @@ def _step(work: Work, hardware: Hardware) -> Step:
             memory += product.count * by_memory
     others = work.moved_bytes - sum(product.count * product.bytes for product in work.products)
     memory += hardware.memory_seconds(max(0.0, others), work.memory.total)
-    sharing = _sharing(work, hardware)
+    sharing = _replicas_per_device(work, hardware)
     compute, memory = sharing * compute, sharing * memory
     dispatch = hardware.step_seconds + sharing * work.operations * hardware.operation_seconds
     network = _network_seconds(work, hardware)
@@ -180,7 +182,7 @@ def _step(work: Work, hardware: Hardware) -> Step:
 
 
 def message_seconds(message: Message, hardware: Hardware) -> float:
-    """Returns the seconds that a step's collectives of one kind and size take.
+    """Computes the seconds that a step's collectives of one kind and size take.
 
     A ring of n members passes n - 1 messages in turn, twice for an all-reduce, each of 1/n of the bytes, which for an
     all-gather are of the tensor after it is gathered. All members send at once. Of GPUs, NCCL reduces by two binary
@@ -197,16 +199,16 @@ def message_seconds(message: Message, hardware: Hardware) -> float:
 
 
 def _network_seconds(work: Work, hardware: Hardware) -> float:
-    """Returns the seconds of all of a step's messages, one collective after the other.
+    """Sums the seconds of all of a step's messages, one collective after the other.
 
     What a worker pulls or pushes in a turn comes from or goes to all servers at once, and each serves all workers.
     """
     seconds, turns = 0.0, defaultdict[int, float](float)
-    for each in work.messages:
-        if each.kind in ("pull", "push"):
-            turns[each.turn] += each.count * each.bytes
+    for message in work.messages:
+        if message.kind in ("pull", "push"):
+            turns[message.turn] += message.count * message.bytes
         else:
-            seconds += message_seconds(each, hardware)
+            seconds += message_seconds(message, hardware)
     sharing = max(1.0, work.hosts / work.servers) if work.servers else 1.0
     return seconds + sum(hardware.message_seconds("hosts", size * sharing) for size in turns.values())
 
@@ -216,11 +218,12 @@ def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) ->
 
     hosts = work.hosts + work.servers
     rate = hosts / (3600 * hardware.hours_between_failures)  # per second
-    lost, stays = (share * rate for share in (hardware.lost_host_share, 1 - hardware.lost_host_share))
+    lost = hardware.lost_host_share * rate
+    stays = (1 - hardware.lost_host_share) * rate
     local = work.replicas / work.hosts * (work.memory.weights + work.memory.optimizer)
-    own = work.checkpoint_bytes / work.servers if work.servers else min(work.checkpoint_bytes, local)
-    stall, write = own / (1e9 * hardware.copy_gb_per_sec), own / (1e9 * hardware.write_gb_per_sec)
-    restore = own / (1e9 * hardware.read_gb_per_sec)
+    share = work.checkpoint_bytes / work.servers if work.servers else min(work.checkpoint_bytes, local)
+    stall, write = share / (1e9 * hardware.copy_gb_per_sec), share / (1e9 * hardware.write_gb_per_sec)
+    restore = share / (1e9 * hardware.read_gb_per_sec)
     # The servers' variables are copied to the coordinator.
     copy = hardware.message_seconds("hosts", work.checkpoint_bytes) if work.servers else stall
     snapshots = max(LEAST_SECONDS, copy / COST) if snapshot_seconds is None else snapshot_seconds
@@ -230,7 +233,7 @@ def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) ->
     from_file = (interval + stall, restore + write)
     repeats, on_failure = (snapshots, 0.0) if snapshots < interval else from_file
     # Of a replica, or the coordinator, which has that of all servers.
-    survives = work.servers > 0 or (work.hosts > 1 and own == work.checkpoint_bytes)
+    survives = work.servers > 0 or (work.hosts > 1 and share == work.checkpoint_bytes)
     on_loss, restored = (repeats, on_failure) if survives else from_file
     stays_down, lost_down = hardware.recovery_seconds + on_failure, hardware.lost_host_seconds + restored
     saving = 1 + stall / interval + copy / snapshots
@@ -245,7 +248,7 @@ def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) ->
 
 
 def best_interval(stall_seconds: float, seconds_between_failures: float) -> float:
-    """Returns the seconds between two checkpoints that make a run shortest.
+    """Computes the seconds between two checkpoints that make a run shortest.
 
     Young 1974, A first order approximation to the optimum checkpoint interval (https://doi.org/10.1145/361147.361115):
     sqrt(2 d M). Daly 2006, A higher order estimate of the optimum checkpoint interval for restart dumps
@@ -263,7 +266,7 @@ def best_interval(stall_seconds: float, seconds_between_failures: float) -> floa
 
 
 def slowdown(interval: float, recovery_seconds: float, failures_per_sec: float) -> float:
-    """Returns the mean seconds that a second of work takes with failures: Daly 2006, equation 20.
+    """Computes the mean seconds that a second of work takes with failures: Daly 2006, equation 20.
 
     Args:
       interval: seconds between two saves, saving included; a failure repeats the work since the last one.

@@ -23,9 +23,9 @@ _SAMPLES, _SAMPLE_SECONDS = 5, 0.2
 def main() -> None:
     """Prints the table, if this is the first worker."""
     strategy = _strategy()
-    found = dict(_message_seconds(strategy, size) for size in SIZES)
+    table = dict(_message_seconds(strategy, size) for size in SIZES)
     if json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"] == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(table), flush=True)
 
 
 def _strategy() -> tf.distribute.Strategy:
@@ -39,7 +39,7 @@ def _strategy() -> tf.distribute.Strategy:
 
 
 def _message_seconds(strategy: tf.distribute.Strategy, size: int) -> tuple[float, float]:
-    """Returns the bytes and seconds of one message of an all-reduce of `size` bytes."""
+    """Measures an all-reduce of `size` bytes: (bytes, seconds) of one of its messages."""
     members = strategy.num_replicas_in_sync
 
     def reduce():
@@ -60,7 +60,7 @@ def _message_seconds(strategy: tf.distribute.Strategy, size: int) -> tuple[float
         return time.perf_counter() - before
 
     timed(2)
-    count = max(1, round(_SAMPLE_SECONDS / _agreed(strategy, timed(2) / 2)))
+    count = max(1, round(_SAMPLE_SECONDS / _mean_over_workers(strategy, timed(2) / 2)))
     seconds = statistics.median(timed(count) for _ in range(_SAMPLES)) / count
     is_gathered = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     if is_gathered and members * size <= collectives.GATHERED_BYTES:
@@ -68,8 +68,8 @@ def _message_seconds(strategy: tf.distribute.Strategy, size: int) -> tuple[float
     return size / members, seconds / (2 * (members - 1))
 
 
-def _agreed(strategy: tf.distribute.Strategy, seconds: float) -> float:
-    """Returns the mean of the workers' figures, the same for all: they have to repeat equally often."""
+def _mean_over_workers(strategy: tf.distribute.Strategy, seconds: float) -> float:
+    """Averages the workers' figures, so that all repeat equally often."""
 
     def mean():
         return tf.distribute.get_replica_context().all_reduce("mean", tf.constant(seconds))

@@ -1,4 +1,4 @@
-"""The quantities of a plan: what one step needs of a device, a host and the network. Host code, plain values."""
+"""The quantities of a plan: needs of one step on a device, a host and the network. Host code, plain values."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one training step needs.
+    """Needs of one training step.
 
     Attributes:
       hosts: workers.

@@ -88,7 +88,7 @@ class Rehearsal:
 
 
 class _Record:
-    """What a replica sends, and of which tensors, in the code that is traced now."""
+    """Messages that a replica sends in the code that is traced now, and the tensors that they are of, by `id`."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -132,7 +132,7 @@ class _RehearsedAxis(Axis):
         return self._sent("all_gather", value, tf.broadcast_to(value[tf.newaxis], [self.size, *value.shape]))
 
     def gather_rows(self, values):
-        return values if self.size == 1 else [tf.concat(tf.unstack(self.all_gather(each)), 0) for each in values]
+        return values if self.size == 1 else [tf.concat(tf.unstack(self.all_gather(value)), 0) for value in values]
 
     def reduce_scatter(self, value):
         return value if self.size == 1 else self.all_to_all(value)[: value.shape[0] // self.size]
@@ -153,13 +153,12 @@ class _RehearsedAxis(Axis):
 
 
 def _mesh(layout: Layout, model: int, shard_optimizer: bool, record: _Record) -> Mesh:
-    """Returns the mesh of these replicas."""
-    replicas, made = layout.replicas, Mesh(None, model, shard_optimizer)
+    replicas, mesh = layout.replicas, Mesh(None, model, shard_optimizer)
     plain = model == 1 and not shard_optimizer
     axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "everyone": (replicas, 1)}
     for name, (size, groups) in axes.items():
-        setattr(made, name, _RehearsedAxis(name, size, groups, layout, plain, record))
-    return made
+        setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, plain, record))
+    return mesh
 
 
 class _Replicas(Replicated):
@@ -268,17 +267,16 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     steps, variables = building.train_steps(config, inputs.feeds["train"], ()), list[tf.Variable]()
 
     def create(_, **keywords):
-        """Creates a variable without a value where it would be."""
         shape, dtype = shape_and_dtype(keywords)
-        made = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
+        variable = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
         if not shape.rank:  # Keras reads an optimizer's rate on the host
-            made.numpy = functools.partial(tf.get_static_value, keywords.get("initial_value"))
-        variables.append(made)
-        return made
+            variable.numpy = functools.partial(tf.get_static_value, keywords.get("initial_value"))
+        variables.append(variable)
+        return variable
 
     def trace() -> Rehearsal:
         state = building.build_state(config, strategy, inputs, steps)
-        gradients = _noted(state.trainer.reduction)
+        gradients = _record_gradients(state.trainer.reduction)
         batch = config.global_batch_size // shares
         values = tf.nest.map_structure(
             lambda x: tf.compat.v1.placeholder(x.dtype, [batch, *x.shape[1:]]), inputs.example
@@ -289,24 +287,25 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         if (period := state.trainer.reduction.sync_every_steps) and isinstance(strategy, _Replicas):
             record.count = 1.0 / period
             sync = strategy.sync_graph
-        found = gradients | record.tensors
-        return Rehearsal(layout, strategy, state, inputs, steps, shares, graph, sync, record.messages, found, variables)
+        sent = record.messages
+        gradients |= record.tensors
+        return Rehearsal(layout, strategy, state, inputs, steps, shares, graph, sync, sent, gradients, variables)
 
     return _in_graph(trace, create)
 
 
-def _noted(reduction: Reduction) -> set[int]:
-    """Returns a set that will hold the `id`s of the gradients that a reduction sums, or that it applies unsummed."""
-    noted, summed = set[int](), reduction.sum
+def _record_gradients(reduction: Reduction) -> set[int]:
+    """Has a reduction add the `id`s of gradients that it sums, or applies unsummed, to the set that is returned."""
+    ids, original_sum = set[int](), reduction.sum
 
-    def sum_and_note(gradients, count, *arguments, **named):
-        total, examples = summed(gradients, count, *arguments, **named)
-        for each in (*gradients, *total.values):
-            noted.add(id(each.values if isinstance(each, tf.IndexedSlices) else each))
+    def recording_sum(gradients, count, *arguments, **named):
+        total, examples = original_sum(gradients, count, *arguments, **named)
+        for gradient in (*gradients, *total.values):
+            ids.add(id(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
         return total, examples
 
-    reduction.sum = sum_and_note  # type: ignore[method-assign]
-    return noted
+    reduction.sum = recording_sum  # type: ignore[method-assign]
+    return ids
 
 
 def _in_graph(trace: Callable[[], Rehearsal], create: Callable) -> Rehearsal:

@@ -1,4 +1,4 @@
-"""Reads a plan that `crankshaft plan --result_json` wrote, for who uses its figures. Host code, no TensorFlow.
+"""Reads a plan that `crankshaft plan --result_json` wrote. Host code, without TensorFlow.
 
 Anybody may have written the file: figures that a plan can't have are an error of one line.
 """
@@ -18,7 +18,7 @@ _FIGURES = (*_COUNTS, "host_bytes", "server_bytes", "examples_per_sec", "goodput
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
-    """Returns some of a plan's figures by the number of hosts, as `report.entry` names them.
+    """Reads some of a plan's figures by the number of hosts, as `report.entry` names them.
 
     With them is `network_share`: of a step's time, waiting for the network.
 
@@ -31,16 +31,16 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
     """
     try:
         plan = read_json(path, flags=flags, most_bytes=_MOST_BYTES)
-        planned = [_planned(each) for each in plan["hosts"]]
+        figures = [_figures(entry) for entry in plan["hosts"]]
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise UsageError(f"{path} is not a plan ({error!r}); give a file of crankshaft plan --result_json") from None
-    return {each["hosts"]: each for each in planned}
+    return {entry["hosts"]: entry for entry in figures}
 
 
-def _planned(values: dict[str, Any]) -> dict[str, Any]:
-    step = values["step"]
+def _figures(entry: dict[str, Any]) -> dict[str, Any]:
+    step = entry["step"]
     share = 0.0 if step["bound"] == "input" else step["network_seconds"] / step["seconds"]
-    figures = {**{name: values[name] for name in _FIGURES}, "network_share": share}
+    figures = {**{name: entry[name] for name in _FIGURES}, "network_share": share}
     for name, value in figures.items():
         kind = int if name in _COUNTS else (int, float)
         if type(value) is bool or not isinstance(value, kind) or not 0 <= value < math.inf:

@@ -1,4 +1,4 @@
-"""Simulates a run on many hosts: what waiting, checkpoints, failures and one coordinator take of its time. Host code.
+"""Simulates a run on many hosts: waiting, checkpoints, failures, and leases of one coordinator. Host code.
 
 simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints, leases. The rest is computed
 where it comes to the same: a synchronous step ends with its slowest worker, so the mean of a maximum stands for all
@@ -99,18 +99,18 @@ class Scenario:
 
 
 def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = math.inf) -> Scenario:
-    """Returns the scenario of an estimated run on the same hardware, with the best checkpoint interval."""
+    """Converts an estimated run to a scenario on the same hardware, with the best checkpoint interval."""
     work, step, checkpoint = estimate.work, estimate.step, estimate.checkpoint
     all_seconds, network = step.seconds, 0.0 if step.bound == "input" else step.network_seconds
     if work.servers:
         # Workers share the servers, but each has its own link; latency occupies nobody.
         seconds = hardware.message_seconds
         device = step.compute_seconds + step.memory_seconds + step.dispatch_seconds
-        sent = sum(each.count * seconds(each.link, each.bytes) for each in work.messages)
+        sent = sum(message.count * seconds(message.link, message.bytes) for message in work.messages)
         all_seconds = max(device + sent, step.input_seconds)
         network = sum(
-            each.count * (seconds(each.link, each.bytes / each.members) - seconds(each.link, 0))
-            for each in work.messages
+            message.count * (seconds(message.link, message.bytes / message.members) - seconds(message.link, 0))
+            for message in work.messages
         )
     return Scenario(
         hosts=work.hosts,
@@ -136,7 +136,7 @@ def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = m
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a simulated run comes to.
+    """The outcome of a simulated run.
 
     Attributes:
       examples_per_sec: over the whole time.
@@ -166,7 +166,7 @@ def _simpy() -> Any:
 
 @functools.lru_cache
 def expected_maximum(number: int, jitter: float) -> float:
-    """Returns the mean of the longest of so many times: log-normal, of mean 1 and this standard deviation.
+    """Computes the mean of the longest of so many times: log-normal, of mean 1 and this standard deviation.
 
     The maximum of n has the distribution F^n, so its quantile u is the quantile u^(1/n) of one.
     """
@@ -175,12 +175,12 @@ def expected_maximum(number: int, jitter: float) -> float:
     sigma = math.sqrt(math.log1p(jitter**2))
     normal = statistics.NormalDist(-(sigma**2) / 2, sigma)
     quantiles = ((np.arange(_QUANTILES) + 0.5) / _QUANTILES) ** (1 / number)
-    return float(np.mean(np.exp([normal.inv_cdf(each) for each in quantiles])))
+    return float(np.mean(np.exp([normal.inv_cdf(quantile) for quantile in quantiles])))
 
 
 @functools.lru_cache
 def queued_seconds(think: float, service: float, number: int) -> float:
-    """Returns the seconds per cycle of each of so many workers that share a server fairly, by mean value analysis.
+    """Computes the seconds per cycle of workers that share a server fairly, by mean value analysis.
 
     It depends on the means alone (Reiser and Lavenberg 1980, https://doi.org/10.1145/322186.322195; Baskett et al.
     1975, https://doi.org/10.1145/321879.321887).
@@ -199,7 +199,7 @@ def queued_seconds(think: float, service: float, number: int) -> float:
 
 
 def leased_seconds(scenario: Scenario, rng: np.random.Generator) -> float:
-    """Returns the seconds per step of all workers together, with one coordinator that assigns their leases.
+    """Simulates the seconds per step of all workers together, with one coordinator that assigns their leases.
 
     It schedules two leases per worker, which any free worker takes; all are complete before anything is due.
     """
@@ -218,19 +218,19 @@ def leased_seconds(scenario: Scenario, rng: np.random.Generator) -> float:
         while left or num_open:
             if left and num_open < 2 * workers:
                 yield env.timeout(cost)
-                taken = lease_steps(left, workers, most, step_seconds, cost)
-                leases.put(taken)
-                left, num_open = left - taken, num_open + 1
+                lease = lease_steps(left, workers, most, step_seconds, cost)
+                leases.put(lease)
+                left, num_open = left - lease, num_open + 1
             else:
                 yield completed.get()
                 num_open -= 1
 
     def work() -> Iterator:
         while True:
-            taken = yield leases.get()
-            noise = scenario.jitter * rng.standard_normal() / math.sqrt(taken)
-            yield env.timeout(taken * step_seconds * max(0.0, 1 + noise))
-            completed.put(taken)
+            lease = yield leases.get()
+            noise = scenario.jitter * rng.standard_normal() / math.sqrt(lease)
+            yield env.timeout(lease * step_seconds * max(0.0, 1 + noise))
+            completed.put(lease)
 
     for _ in range(workers):
         env.process(work())
@@ -252,7 +252,7 @@ class _Run:
         stopping, by_itself = (scenario.servers + 1, scenario.hosts) if scenario.servers else (scenario.hosts, 0)
         if scenario.servers:
             together = leased_seconds(scenario, np.random.default_rng(seed))
-            self._speed_of_all = scenario.step_seconds / scenario.hosts / together
+            self._lease_speed = scenario.step_seconds / scenario.hosts / together
         self._occur(1, stopping * scenario.failures_per_host_hour, self._fail)
         self._occur(2, by_itself * scenario.failures_per_host_hour, self._leave)
         self._occur(3, scenario.hosts * scenario.stragglers_per_host_hour, self._straggle)
@@ -274,7 +274,7 @@ class _Run:
 
     def _fail(self, is_lost: bool) -> Iterator:
         s = self._scenario
-        self.settle()
+        self.account()
         self.failures += 1
         failures, unsaved = self.failures, sum(self._unsaved.values())
         # A snapshot has all but what came after it.
@@ -284,33 +284,33 @@ class _Run:
         self._is_down = True
         yield self._env.timeout(self._down_seconds(is_lost))
         if self.failures == failures:
-            self.settle()
+            self.account()
             self._is_down = False
 
     def _leave(self, is_lost: bool) -> Iterator:
-        self.settle()
+        self.account()
         self._absent += 1
         yield self._env.timeout(self._down_seconds(is_lost))
-        self.settle()
+        self.account()
         self._absent -= 1
 
     def _straggle(self, _: bool) -> Iterator:
-        self.settle()
+        self.account()
         self._slow += 1
         yield self._env.timeout(self._scenario.straggler_seconds)
-        self.settle()
+        self.account()
         self._slow -= 1
 
     def _speed(self) -> float:
-        """Returns the share of the steps' time in which no worker waits for another or the coordinator."""
+        """Computes the share of the steps' time in which no worker waits for another or the coordinator."""
         s = self._scenario
         if s.servers:
             missing = self._absent + self._slow * (1 - 1 / s.straggler_factor)
-            return self._speed_of_all * max(0.0, 1 - missing / s.hosts)
+            return self._lease_speed * max(0.0, 1 - missing / s.hosts)
         slowest = max(expected_maximum(s.hosts, s.jitter), s.straggler_factor if self._slow else 0.0)
         return s.step_seconds / (s.compute_seconds * slowest + s.network_seconds)
 
-    def settle(self) -> None:
+    def account(self) -> None:
         """Accounts for the time since the last call, in which nothing but checkpoints has happened."""
         seconds, self._at = self._env.now - self._at, self._env.now
         if self._is_down:
@@ -343,12 +343,12 @@ class _Run:
 
     def end(self) -> None:
         """Accounts for all that has happened, and saves it."""
-        self.settle()
+        self.account()
         self._save()
 
 
 def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> Outcome:
-    """Returns the outcome of so many days; the same for the same seed. Raises `UsageError` without simpy."""
+    """Simulates so many days; the same for the same seed. Raises `UsageError` without simpy."""
     env = _simpy().Environment()
     run = _Run(env, scenario, seed)
     env.run(until=days * _DAY)
@@ -360,17 +360,17 @@ def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> Outcome:
 
 
 def limits(scenario: Scenario, days: float = 30.0, seed: int = 0) -> dict[str, float]:
-    """Returns how many times as fast the run would be without each cost, the largest first, if it is faster at all."""
+    """Computes how many times as fast the run would be without each cost, the largest first, if it is faster at all."""
     rate = simulate(scenario, days, seed).examples_per_sec
     without = {
         cost: simulate(dataclasses.replace(scenario, **change), days, seed).examples_per_sec / rate
         for cost, (change, _) in COSTS.items()
     }
-    return {cost: gain for cost, gain in sorted(without.items(), key=lambda each: -each[1]) if gain > _NO_EFFECT}
+    return {cost: gain for cost, gain in sorted(without.items(), key=lambda item: -item[1]) if gain > _NO_EFFECT}
 
 
 def saturation(rates: Mapping[int, float]) -> int | None:
-    """Returns the number of hosts after which one more adds less than half of what each of the fewest does, if any.
+    """Finds the number of hosts after which one more adds less than half of what each of the fewest does, if any.
 
     Args:
       rates: by the number of hosts.
@@ -381,9 +381,9 @@ def saturation(rates: Mapping[int, float]) -> int | None:
     return next((few for few, more in pairs if (rates[more] - rates[few]) / (more - few) < least), None)
 
 
-def entry(each: Scenario) -> dict[str, Any]:
-    """Returns the simulation of one number of hosts as plain JSON."""
-    return {**dataclasses.asdict(simulate(each)), "limits": limits(each)}
+def entry(scenario: Scenario) -> dict[str, Any]:
+    """Simulates one number of hosts, as plain JSON."""
+    return {**dataclasses.asdict(simulate(scenario)), "limits": limits(scenario)}
 
 
 def lines(entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
@@ -392,14 +392,13 @@ def lines(entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
     Args:
       entries: by the number of hosts.
     """
-    hosts = saturation({number: each["examples_per_sec"] for number, each in entries.items()})
+    hosts = saturation({number: entry["examples_per_sec"] for number, entry in entries.items()})
     at = "nowhere"
     if hosts:
         more = min(number for number in entries if number > hosts)
         at = f"between {hosts:,} and {more:,} hosts, where one more adds less than half of what each of the first adds"
-    found = [f"Simulated, it saturates {at}."]
     most = hosts or max(entries)
     gains = entries[most]["limits"].items()
-    return found + [
+    return [f"Simulated, it saturates {at}."] + [
         f"  {most:,} hosts are {gain:.2f} times as fast without {cost}: {COSTS[cost][1]}" for cost, gain in gains
     ]
