@@ -60,9 +60,9 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
     for applied in inventory.keras_optimizers:
         if not applied.built:  # for all variables, since it is unknown which of them a step will update by it
-            applied.build([*inventory.all_weights, *inventory.own_variables])
+            applied.build([*inventory.all_weights, *inventory.trainable_variables])
     for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):
-        inventory.options_of[id(optimizer)] = optimizers.applied_options(optimizer, trainer.run_context.options)
+        inventory.applied_options[id(optimizer)] = optimizers.applied_options(optimizer, trainer.run_context.options)
     updated = [v for optimizer in inventory.optimizers.values() for v in optimizer.updated_variables]
     reduction.build(updated, inventory.aggregated)
     return trainer

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -35,14 +34,14 @@ class Inventory:
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
-      options_of: by the `id` of each optimizer, Keras's too, the run's options that it applies; found likewise.
+      applied_options: by the `id` of each optimizer, Keras's too, the run's options that it applies; found likewise.
     """
 
     def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
         self.trainer = trainer
         self._declared = declared or {}
         self.freezing = Freezing((), ())
-        self.options_of: dict[int, set[str]] = {}
+        self.applied_options: dict[int, set[str]] = {}
         self._trainable_at_first: frozenset[int] = frozenset()
         self._form_before: tuple | None = None  # the last of `_trainable`
 
@@ -76,18 +75,18 @@ class Inventory:
     @property
     def averages(self) -> list[WeightAverage | Averaged]:
         """All averages of weights: the optimizers', and those that are models."""
-        of_optimizers = [each.weight_average for each in self.optimizers.values()]
-        return [*(each for each in of_optimizers if each is not None), *self.averaged.values()]
+        averages = [optimizer.weight_average for optimizer in self.optimizers.values()]
+        return [*(average for average in averages if average is not None), *self.averaged.values()]
 
     @property
     def keras_optimizers(self) -> list[tf.keras.optimizers.Optimizer]:
         """Keras's optimizers among the attributes themselves, which a step applies directly."""
         return [*tracked(self.trainer, tf.keras.optimizers.Optimizer).values()]
 
-    def options_of_optimizers(self, applied: Collection[int]) -> set[str]:
-        """Returns the options that optimizers apply: those of these `id`s, and Keras's that a step applies directly."""
-        known = [*applied, *map(id, self.keras_optimizers)]
-        return set().union(*(self.options_of.get(each, ()) for each in known))
+    def options_applied_by(self, optimizer_ids: Collection[int]) -> set[str]:
+        """Finds the options that optimizers apply: those of these `id`s, and Keras's that a step applies directly."""
+        ids = [*optimizer_ids, *map(id, self.keras_optimizers)]
+        return set().union(*(self.applied_options.get(optimizer_id, ()) for optimizer_id in ids))
 
     @property
     def loss_scale(self) -> DynamicLossScale | None:
@@ -100,46 +99,48 @@ class Inventory:
         return keras.moving_statistics(self.layers.values())
 
     @cached_property
-    def own_state(self) -> dict[int, tf.Variable]:
+    def untrained(self) -> dict[int, tf.Variable]:
         """The untrained variables of layers and among the attributes themselves, by their `id`."""
         keras_variables = [v for layer in keras.all_layers_in(self.layers.values()) for v in keras.own_untrained(layer)]
         variables = [*keras_variables, *tracked(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
-        return {id(own): own for own in map(tf_variable, variables) if not own.trainable}
+        return {id(variable): variable for variable in map(tf_variable, variables) if not variable.trainable}
 
     @cached_property
     def aggregated(self) -> list[Aggregated]:
         """Variables that each replica assigns by itself, and their aggregation, as declared or the mean."""
         moving = {id(v): Aggregated(v) for v in self.moving_statistics if not per_replica.differs(v)}
-        return [*{**moving, **{key: each for key, each in self._declared.items() if key in self.own_state}}.values()]
+        declared = {key: aggregated for key, aggregated in self._declared.items() if key in self.untrained}
+        return [*(moving | declared).values()]
 
     @cached_property
-    def kept_by_replicas(self) -> list[tf.Variable]:
-        """The variables of which each replica keeps its own value: the state of stateful layers, and others."""
+    def per_replica_variables(self) -> list[tf.Variable]:
+        """The variables whose values differ by replica: the state of stateful layers, and others."""
         states = map(tf_variable, keras.carried_states(self.layers.values()))
-        return [*states, *filter(per_replica.differs, self.own_state.values())]
+        return [*states, *filter(per_replica.differs, self.untrained.values())]
 
     @cached_property
     def undeclared(self) -> list[tf.Variable]:
         """The untrained variables without an aggregation of replicas' values."""
         means = [layer for layer in keras.all_layers_in(self.layers.values()) if keras.keeps_means(layer)]
-        known = {id(v.value) for layer in means for v in keras.own_untrained(layer)} | self._declared.keys()
-        return [v for key, v in self.own_state.items() if key not in known and not per_replica.differs(v)]
+        declared = {id(v.value) for layer in means for v in keras.own_untrained(layer)} | self._declared.keys()
+        return [v for key, v in self.untrained.items() if key not in declared and not per_replica.differs(v)]
 
     @cached_property
     def seed_generators(self) -> list[tf.keras.random.SeedGenerator]:
         """The seed generators of Keras's layers, in the order of the layers; then those that are attributes."""
-        own = tracked(self.trainer, tf.keras.random.SeedGenerator).values()
-        return list({id(each): each for each in [*keras.seed_generators(self.layers.values()), *own]}.values())
+        attributes = tracked(self.trainer, tf.keras.random.SeedGenerator).values()
+        generators = [*keras.seed_generators(self.layers.values()), *attributes]
+        return [*{id(generator): generator for generator in generators}.values()]
 
     @property
-    def own_layers(self) -> list[tf.keras.layers.Layer]:
+    def layers_without_averages(self) -> list[tf.keras.layers.Layer]:
         """The outermost layers, without models that are averages of others."""
         return [layer for path, layer in self.layers.items() if path not in self.averaged]
 
     @property
     def models(self) -> list[tf.keras.Model]:
-        """The Keras models among `own_layers`."""
-        return [layer for layer in self.own_layers if isinstance(layer, keras.Trainable)]
+        """The Keras models among `layers_without_averages`."""
+        return [layer for layer in self.layers_without_averages if isinstance(layer, keras.Trainable)]
 
     @property
     def all_weights(self) -> list:
@@ -153,7 +154,7 @@ class Inventory:
         return [*tracked(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
 
     @property
-    def own_variables(self) -> list:
+    def trainable_variables(self) -> list:
         """Those of `variables` that are trainable, of float dtypes."""
         return [v for v in self.variables if v.trainable and tf.as_dtype(v.dtype).is_floating]
 
@@ -175,35 +176,36 @@ class Inventory:
         Any value is right if the declared aggregation is the first replica's value, and for Keras's layers except
         batch normalization.
         """
-        layers = [each for each in keras.all_layers_in(self.layers.values()) if keras.keeps_means(each)]
-        others = [each for each in layers if not isinstance(each, tf.keras.layers.BatchNormalization)]
+        layers = [layer for layer in keras.all_layers_in(self.layers.values()) if keras.keeps_means(layer)]
+        others = [layer for layer in layers if not isinstance(layer, tf.keras.layers.BatchNormalization)]
         any_will_do = {id(v.value) for layer in others for v in keras.own_untrained(layer)}
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        any_will_do |= {key for key, each in self._declared.items() if each.by == first}
-        variables = [*self.own_state.values(), *map(tf_variable, keras.carried_states(self.layers.values()))]
-        return [each for each in variables if id(each) not in any_will_do]
+        any_will_do |= {key for key, aggregated in self._declared.items() if aggregated.by == first}
+        variables = [*self.untrained.values(), *map(tf_variable, keras.carried_states(self.layers.values()))]
+        return [variable for variable in variables if id(variable) not in any_will_do]
 
     def step_form(self) -> tuple:
-        """Returns the values that a traced training step depends on: the trained weights and the optimizers' settings.
+        """Lists the values that a traced training step depends on: the trained weights and the optimizers' settings.
 
         Call it before a step is traced or run.
 
         Raises:
           UsageError: a variable has become trainable that no optimizer has state for.
         """
-        settings = (tuple(each.settings.items()) for each in self.optimizers.values())
+        settings = (tuple(optimizer.settings.items()) for optimizer in self.optimizers.values())
         return self.freezing.frozen, self._trainable(), *settings
 
     def _trainable(self) -> tuple:
-        """Returns which layers and weights are trainable: a program may change that between two calls."""
+        """Lists the trainable layers and weights, which a program may change between two calls."""
         layers = keras.all_layers_in(self.layers.values())
-        weights = {id(own): own for layer in layers for own in map(tf_variable, layer.trainable_variables)}
+        weights = {id(v): v for layer in layers for v in map(tf_variable, layer.trainable_variables)}
         flags = tuple(layer.trainable for layer in layers)
         if self._form_before is None:
             self._trainable_at_first = frozenset(weights)
         elif (flags, frozenset(weights)) != self._form_before:
-            known = {id(each) for optimizer in self.optimizers.values() for each in optimizer.all_variables}
-            new = [own for key, own in weights.items() if key not in self._trainable_at_first and key not in known]
+            optimized = {id(v) for optimizer in self.optimizers.values() for v in optimizer.all_variables}
+            optimized |= self._trainable_at_first
+            new = [weight for key, weight in weights.items() if key not in optimized]
             if new and self.optimizers:
                 raise UsageError(
                     f"{variable_path(new[0])} has been made trainable in the run, and its optimizer has no state for "
@@ -214,16 +216,12 @@ class Inventory:
         return self._form_before
 
     def table_figures(self) -> dict[str, tf.Tensor]:
-        """Returns NAME/rows_given and NAME/turned_away (ids without a free row) of tables with `admit_after`."""
+        """Computes NAME/rows_given and NAME/turned_away (ids without a free row) of tables with `admit_after`."""
         return {
             f"{table.name}/{figure}": value
             for table in self.tables.values()
             for figure, value in table.figures().items()
         }
-
-
-if TYPE_CHECKING:
-    from .optimizers import Optimizer
 
 
 class Freezing:
@@ -246,7 +244,7 @@ class Freezing:
 
     def __init__(self, rules: Sequence[tuple[str, int | None]], optimizers: Iterable[Optimizer]):
         self.step: Callable[[], int] = lambda: 0
-        weights = {key: path for each in optimizers for key, path in each.paths.items()}
+        weights = {key: path for optimizer in optimizers for key, path in optimizer.paths.items()}
         until: dict[int, float] = {}
         for pattern, end in rules:
             matching = [key for key, path in weights.items() if re.search(pattern, path)]

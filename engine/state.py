@@ -158,7 +158,7 @@ class TrainState:
         """
         inventory = self.trainer.inventory
         undeclared = [variable for variable in inventory.undeclared if id(variable) not in averaged]
-        aggregation.check(graph, batch, replicas, inventory.aggregated, undeclared, inventory.kept_by_replicas)
+        aggregation.check(graph, batch, replicas, inventory.aggregated, undeclared, inventory.per_replica_variables)
 
     def check_added(self, graph: tf.Graph) -> None:
         """Checks that a step with parameter servers only adds to shared variables, or replaces them.

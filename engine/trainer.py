@@ -235,7 +235,7 @@ class Trainer(tf.Module):
 
     def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing."""
-        layers = keras.affected_layers(self._inventory.own_layers, self.trainable_variables)
+        layers = keras.affected_layers(self._inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
             raise UsageError(

@@ -25,10 +25,10 @@ STATEFUL_RANDOM = {
     "TruncatedNormal",
 }
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
-ENGINES_OWN = "engines_own"  # name scope of the engine's own assignments
+ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
 # Ops whose inputs after the first describe its layout.
-_OF_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
-_OF_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
+_DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
+_SHAPE_OPS = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
@@ -44,15 +44,15 @@ def called(op: tf.Operation, attribute: str) -> tf.Graph:
 def all_called(op: tf.Operation) -> list[tf.Graph]:
     """Returns the graphs of all functions that an op's attributes name, in these attributes' alphabetical order."""
     attributes = [attribute for _, attribute in sorted(op.node_def.attr.items())]  # of no order that processes share
-    functions = [each for attribute in attributes for each in (attribute.func, *attribute.list.func)]
+    functions = [function for attribute in attributes for function in (attribute.func, *attribute.list.func)]
     return [function_graph(op.graph, function.name) for function in functions if function.name]
 
 
 def operations(graph: tf.Graph) -> Iterator[tf.Operation]:
     """Yields the ops of a graph and of those that it calls."""
     queue = [graph]
-    for each in queue:
-        for op in each.get_operations():
+    for searched in queue:
+        for op in searched.get_operations():
             yield op
             queue += all_called(op)
 
@@ -63,7 +63,7 @@ def kinds(graph: tf.Graph) -> Counter[str]:
 
 
 def has(graph: tf.Graph, dtype: str) -> bool:
-    """Returns whether an op of a graph, or of those that it calls, has an output of a dtype."""
+    """Whether an op of a graph, or of those that it calls, has an output of a dtype."""
     return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
 
 
@@ -82,35 +82,35 @@ class Assignments:
     Args:
       graph: of the traced step, or one that it calls.
       batch: nest of tensors, the replica's batch.
-      own: handles of variables whose values differ by replica.
+      per_replica: handles of variables whose values differ by replica.
     """
 
-    def __init__(self, graph: tf.Graph, batch=(), own: Sequence[tf.Tensor] = ()):
+    def __init__(self, graph: tf.Graph, batch=(), per_replica: Sequence[tf.Tensor] = ()):
         self._handles = {inside.name: id(outside) for outside, inside in graph.captures}
         tensors = tf.nest.flatten(batch, expand_composites=True)
-        self._batch = {each.name for each in tensors}
-        self._sizes = {each.shape[0] for each in tensors if each.shape.rank and (each.shape[0] or 0) > 1}
-        self._own = set(map(id, own))
+        self._batch = {tensor.name for tensor in tensors}
+        self._sizes = {tensor.shape[0] for tensor in tensors if tensor.shape.rank and (tensor.shape[0] or 0) > 1}
+        self._per_replica = set(map(id, per_replica))
         self._root = _CalledGraph(graph)
         self._uses: dict[int, list[tuple[tf.Operation, _CalledGraph]]] = {}
         queue = [self._root] if self._handles else []
         for scope in queue:
             for op in scope.graph.get_operations():
                 is_assignment = op.type in _ASSIGNMENTS or op.type.startswith("ResourceScatter")
-                if is_assignment and ENGINES_OWN not in op.name:
+                if is_assignment and ENGINE_SCOPE not in op.name:
                     self._uses.setdefault(self._handle(op.inputs[0], scope), []).append((op, scope))
                 offset = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
-                queue += [_CalledGraph(each, op, scope, offset) for each in all_called(op)]
+                queue += [_CalledGraph(inner, op, scope, offset) for inner in all_called(op)]
 
     def depend_on_batch(self, handle: tf.Tensor) -> bool:
-        """Returns whether a variable is assigned values that depend on the batch or on random numbers.
+        """Whether a variable is assigned values that depend on the batch or on random numbers.
 
         Values summed or gathered across replicas are the same on all, and don't count.
         """
         return any(self._depends(op.inputs[1:], scope) for op, scope in self._uses.get(id(handle), ()))
 
     def only_add(self, handle: tf.Tensor) -> bool:
-        """Returns whether all assignments to a variable add something independent of its value."""
+        """Whether all assignments to a variable add something independent of its value."""
         for op, scope in self._uses.get(id(handle), ()):
             if op.type == "AssignVariableOp":
                 if self._kind(op, scope, handle) != ADDS:
@@ -120,22 +120,22 @@ class Assignments:
         return True
 
     def from_itself(self, handle: tf.Tensor) -> bool:
-        """Returns whether a variable is assigned a value computed from its own, other than by adding to it."""
+        """Whether a variable is assigned a value computed from its value, other than by adding to it."""
         return any(
             op.type == "AssignVariableOp" and self._kind(op, scope, handle) != FREE
             for op, scope in self._uses.get(id(handle), ())
         )
 
     def _kind(self, op: tf.Operation, scope: _CalledGraph, handle: tf.Tensor) -> str:
-        """Returns how an assignment to a variable depends on its value."""
-        reads = [each for each in scope.graph.get_operations() if each.type == "ReadVariableOp"]
-        own = [each.outputs[0] for each in reads if self._handle(each.inputs[0], scope) == id(handle)]
-        return dependence(op.inputs[1], own)
+        """How an assignment to a variable depends on its value."""
+        reads = [read for read in scope.graph.get_operations() if read.type == "ReadVariableOp"]
+        values = [read.outputs[0] for read in reads if self._handle(read.inputs[0], scope) == id(handle)]
+        return dependence(op.inputs[1], values)
 
     def _outside(self, tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _CalledGraph]:
         """Follows an input of a called graph to where it was computed."""
         while scope.caller is not None and tensor.op.type == "Placeholder":
-            names = [each.name for each in scope.graph.inputs]
+            names = [tensor.name for tensor in scope.graph.inputs]
             if tensor.name not in names:
                 break
             tensor, scope = scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
@@ -146,15 +146,15 @@ class Assignments:
         return self._handles.get(tensor.name) if scope is self._root else None
 
     def _is_size(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a constant is the batch's size or shape, known to TensorFlow when tracing."""
+        """Whether a constant is the batch's size or shape, known to TensorFlow when tracing."""
         if tensor.op.type != "Const" or not self._sizes or not (tensor.shape.rank == 0 or _is_shape(tensor)):
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
     def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph) -> bool:
-        queue, seen = [(each, scope) for each in tensors], set()
-        for each in queue:
-            tensor, scope = self._outside(*each)
+        queue, seen = [(tensor, scope) for tensor in tensors], set()
+        for inner, inner_scope in queue:
+            tensor, scope = self._outside(inner, inner_scope)
             if (name := (id(scope), tensor.name)) in seen:
                 continue
             seen.add(name)
@@ -167,11 +167,12 @@ class Assignments:
                 continue
             if op.type == "ReadVariableOp":
                 handle = self._handle(op.inputs[0], scope)
-                if handle in self._own:
+                if handle in self._per_replica:
                     return True
-                earlier = [e for e in self._uses.get(handle, ()) if e[1] is not scope or _precedes(e[0], op)]
-                queue += [(value, place) for e, place in earlier for value in e.inputs[1:]]
-            queue += [(value, scope) for value in _made_of(tensor)]
+                for use, use_scope in self._uses.get(handle, ()):
+                    if use_scope is not scope or _precedes(use, op):
+                        queue += [(value, use_scope) for value in use.inputs[1:]]
+            queue += [(value, scope) for value in _value_inputs(tensor)]
         return False
 
 
@@ -179,54 +180,54 @@ def _is_shape(constant: tf.Tensor) -> bool:
     return constant.shape.rank == 1 and constant.op.name.split("/")[-1].startswith("Shape")
 
 
-def _made_of(output: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the inputs of its op that an output's values depend on."""
+def _value_inputs(output: tf.Tensor) -> list[tf.Tensor]:
+    """Lists the inputs of its op that an output's values depend on."""
     op = output.op
     if op.type == "IdentityN":  # of a function with a custom gradient: its results, then its arguments
         return [op.inputs[output.value_index]]
-    return list(op.inputs)[:1] if op.type in _OF_FIRST else list(op.inputs)
+    return list(op.inputs)[:1] if op.type in _DEPENDING_ON_FIRST else list(op.inputs)
 
 
 def _precedes(op: tf.Operation, other: tf.Operation) -> bool:
-    operations = [each.name for each in op.graph.get_operations()]
-    return operations.index(op.name) < operations.index(other.name)
+    names = [operation.name for operation in op.graph.get_operations()]
+    return names.index(op.name) < names.index(other.name)
 
 
 def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
-    """Returns the names of tensors of one graph, and of all whose values depend on theirs."""
-    dependent, queue = {each.name for each in on}, list(on)
-    for each in queue:
-        for op in each.consumers():
-            if op.type.startswith(_COLLECTIVES) or op.type in _OF_SHAPE:
+    """Lists the names of tensors of one graph, and of all whose values depend on theirs."""
+    dependent, queue = {tensor.name for tensor in on}, list(on)
+    for tensor in queue:
+        for op in tensor.consumers():
+            if op.type.startswith(_COLLECTIVES) or op.type in _SHAPE_OPS:
                 continue
             new = [output for output in op.outputs if output.name not in dependent]
-            new = [output for output in new if any(each.name in dependent for each in _made_of(output))]
+            new = [output for output in new if any(source.name in dependent for source in _value_inputs(output))]
             dependent.update(output.name for output in new)
             queue += new
     return dependent
 
 
 def compared_with(tensors: Sequence[tf.Tensor]) -> set[float]:
-    """Returns the finite numbers known when tracing to which an op compares what is computed from tensors of a graph.
+    """Finds the finite constants to which an op compares what is computed from tensors of a graph.
 
     Of arrays of more than 16, only the smallest and largest count. The depth of a one-hot encoding is one, too.
     """
     numbers, dependent = set[float](), _dependents(tensors)
-    queue = [(op, dependent) for each in tensors[:1] for op in each.graph.get_operations()]
+    queue = [(op, dependent) for tensor in tensors[:1] for op in tensor.graph.get_operations()]
     for op, searched in queue:
-        if searched and not any(each.name in searched for each in op.inputs):
+        if searched and not any(tensor.name in searched for tensor in op.inputs):
             continue
         queue += [(inner, None) for graph in all_called(op) for inner in graph.get_operations()]
-        for each in op.inputs if op.type in _COMPARISONS else ():
-            value = tf.get_static_value(_captured(each))
+        for tensor in op.inputs if op.type in _COMPARISONS else ():
+            value = tf.get_static_value(_captured(tensor))
             if value is not None and np.issubdtype(value.dtype, np.number):
-                found = np.unique(value[np.isfinite(value)]).astype(float)
-                numbers.update(found if found.size <= 16 else found[[0, -1]])
+                finite = np.unique(value[np.isfinite(value)]).astype(float)
+                numbers.update(finite if finite.size <= 16 else finite[[0, -1]])
     return numbers
 
 
 def _captured(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor outside of a function that is captured as this one, or itself."""
+    """Finds the tensor outside of a function that is captured as this one, or itself."""
     captures = ((inside, outside) for outside, inside in tensor.graph.captures)
     return next((outside for inside, outside in captures if inside is tensor and outside.dtype != tf.resource), tensor)
 
@@ -235,75 +236,75 @@ FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"
 
 
 def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
-    """Returns how a tensor depends on others of its graph, which all have one value v.
+    """Finds how a tensor depends on others of its graph, which all have one value v.
 
     Returns:
       FREE: not at all; ADDS: it is v plus something; AFFINE: v times something plus something; OTHER: in another way.
       The factors and terms are independent of v, or the same on all replicas.
     """
-    dependent, start, known = _dependents(on), {each.name for each in on}, {}
+    dependent, start, kinds_by_name = _dependents(on), {tensor.name for tensor in on}, {}
 
     def kind(tensor: tf.Tensor) -> str:
         if tensor.name not in dependent:
             return FREE
-        if tensor.name not in known:
-            known[tensor.name] = ADDS if tensor.name in start else of_op(tensor)
-        return known[tensor.name]
+        if tensor.name not in kinds_by_name:
+            kinds_by_name[tensor.name] = ADDS if tensor.name in start else op_kind(tensor)
+        return kinds_by_name[tensor.name]
 
-    def of_op(tensor: tf.Tensor) -> str:
+    def op_kind(tensor: tf.Tensor) -> str:
         op = tensor.op
         if op.type in _IDENTITIES:
-            return kind(_made_of(tensor)[0])
+            return kind(_value_inputs(tensor)[0])
         if op.type not in _AFFINE_OPS:
             return OTHER
-        kinds = [kind(each) for each in op.inputs]
+        kinds = [kind(source) for source in op.inputs]
         if OTHER in kinds:
             return OTHER
         if op.type in ("Add", "AddV2", "AddN", "Sub"):
-            own = [each for each in kinds if each != FREE]
-            return ADDS if own == [ADDS] and not (op.type == "Sub" and kinds[0] == FREE) else AFFINE
+            dependences = [one for one in kinds if one != FREE]
+            return ADDS if dependences == [ADDS] and not (op.type == "Sub" and kinds[0] == FREE) else AFFINE
         if op.type == "SelectV2":
             if kinds[0] != FREE or FREE in kinds[1:]:
                 return OTHER
             return ADDS if kinds[1:] == [ADDS, ADDS] else AFFINE
         if op.type == "Cast":
             return kinds[0] if op.inputs[0].dtype == op.outputs[0].dtype else AFFINE
-        factors = [each for each in kinds if each != FREE]
+        factors = [one for one in kinds if one != FREE]
         return AFFINE if len(factors) == 1 and (op.type != "RealDiv" or kinds[1] == FREE) else OTHER
 
     return kind(tensor)
 
 
-def function_of(tensor: tf.Tensor, on: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
-    """Returns how a tensor, ADDS or AFFINE, is computed from another of its graph, to compute it from other values.
+def to_function(tensor: tf.Tensor, on: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tf.Tensor]]:
+    """Finds how a tensor, ADDS or AFFINE, is computed from another of its graph, to compute it from other values.
 
     Returns:
       (terms, compute): the tensors independent of `on` that it is computed from, and a function of a value in place of
       `on` and of the terms, which adds ops to the current graph.
     """
     dependent, terms, seen, queue = _dependents([on]), {}, {on.name}, [tensor]
-    for each in queue:
-        if each.name in seen:
+    for source in queue:
+        if source.name in seen:
             continue
-        seen.add(each.name)
-        if each.name in dependent:
-            queue += _made_of(each)
+        seen.add(source.name)
+        if source.name in dependent:
+            queue += _value_inputs(source)
         else:
-            terms[each.name] = each
+            terms[source.name] = source
 
     def compute(value: tf.Tensor, *copies: tf.Tensor) -> tf.Tensor:
-        known = {on.name: value, **dict(zip(terms, copies, strict=True))}
+        values = {on.name: value, **dict(zip(terms, copies, strict=True))}
 
         def copy(original: tf.Tensor) -> tf.Tensor:
-            if original.name not in known:
-                op, inputs = original.op, [copy(each) for each in _made_of(original)]
-                attributes = {name: each for name, each in op.node_def.attr.items() if not name.startswith("_")}
+            if original.name not in values:
+                op, inputs = original.op, [copy(source) for source in _value_inputs(original)]
+                attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
                 if op.type in _IDENTITIES:
-                    known[original.name] = inputs[0]
+                    values[original.name] = inputs[0]
                 else:
-                    made = op.graph.create_op(op.type, inputs, [original.dtype], attrs=attributes)
-                    known[original.name] = made.outputs[0]
-            return known[original.name]
+                    new_op = op.graph.create_op(op.type, inputs, [original.dtype], attrs=attributes)
+                    values[original.name] = new_op.outputs[0]
+            return values[original.name]
 
         return copy(tensor)
 

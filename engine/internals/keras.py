@@ -244,13 +244,13 @@ def _assign(variable: tf.keras.Variable, value: tf.Tensor, before: tf.Tensor | N
     if kind not in (graphs.ADDS, graphs.AFFINE) or not isinstance(target, tf.Variable):
         variable.assign(value)
         return
-    terms, compute = graphs.function_of(value, before)
+    terms, compute = graphs.to_function(value, before)
 
     def update(*terms):
         now = read_local(target)
         return tf.raw_ops.AssignAddVariableOp(resource=target.handle, value=compute(now, *terms) - now)
 
-    with tf.name_scope(graphs.ENGINES_OWN):
+    with tf.name_scope(graphs.ENGINE_SCOPE):
         update_alone(target, terms, update)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ..errors import UsageError, reason
 from ..internals import keras, keras_copy
-from ..internals.graphs import ENGINES_OWN
+from ..internals.graphs import ENGINE_SCOPE
 from ..internals.variables import assign_local, on_server, tf_variable, update_alone, variable_path
 from ..mesh import shards
 from ..reduction import per_replica
@@ -71,7 +71,7 @@ class Shadows:
           rate: scalar float32.
         """
         for variable, shadow in pairs:
-            with on_server(shadow), tf.name_scope(ENGINES_OWN):
+            with on_server(shadow), tf.name_scope(ENGINE_SCOPE):
                 value = tf.convert_to_tensor(variable)
                 if not shadow.dtype.is_floating:
                     assign_local(shadow, value)

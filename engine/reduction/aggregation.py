@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.graphs import ENGINES_OWN, Assignments
+from ..internals.graphs import ENGINE_SCOPE, Assignments
 from ..internals.tensorflow import is_only_replica
 from ..internals.variables import assign_local, not_implemented, read_local, tf_variable, variable_path
 from ..step.context import step_context
@@ -109,7 +109,7 @@ def assign(
             value = tf.cast(high * _LOW + low, variable.dtype)
         if by == SUM:
             value += before[id(variable)] if id(variable) in before else read_local(variable)
-        with tf.name_scope(ENGINES_OWN):
+        with tf.name_scope(ENGINE_SCOPE):
             assign_local(variable, value)
 
 
@@ -145,7 +145,7 @@ def check(
     replicas: int,
     state: Sequence[Aggregated],
     undeclared: Sequence[tf.Variable],
-    kept_by_replicas: Sequence[tf.Variable],
+    per_replica_variables: Sequence[tf.Variable],
 ) -> None:
     """Checks that each variable that a step assigns from its replica's examples is aggregated.
 
@@ -155,12 +155,12 @@ def check(
       replicas: their number.
       state: variables that the reduction aggregates.
       undeclared: untrained variables without a declared aggregation.
-      kept_by_replicas: those of which each replica keeps its own value.
+      per_replica_variables: those of which each replica keeps its own value.
 
     Raises:
       UsageError: a variable has no aggregation, or one that is impossible.
     """
-    copies = [component for variable in kept_by_replicas for component in per_replica.components(variable)]
+    copies = [component for variable in per_replica_variables for component in per_replica.components(variable)]
     assignments = Assignments(graph, batch, [copy.handle for copy in copies])
     for variable in undeclared:
         if any(assignments.depend_on_batch(copy.handle) for copy in per_replica.components(variable)):

@@ -223,7 +223,7 @@ class Applied:
         """
         sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
         wanted = {**trainer.run_context.options.changed, **trainer.reduction.changed, **sharded}
-        names = self.names | trainer.inventory.options_of_optimizers(self.optimizers)
+        names = self.names | trainer.inventory.options_applied_by(self.optimizers)
         missing = [
             name for name, value in wanted.items() if not names.issuperset(_MARKS.get(f"{name}={value}", (name,)))
         ]

@@ -133,7 +133,7 @@ class StepRunner:
             self._trainer.run_context.options.may_skip,
         )
         state = [aggregated.variable for aggregated in inventory.aggregated]
-        local = [*inventory.kept_by_replicas, *(state if reduction.restores_statistics else ())]
+        local = [*inventory.per_replica_variables, *(state if reduction.restores_statistics else ())]
         with_examples = set() if present is None else set(map(id, local))
         variables = {id(v): v for v in [*state, *local] if may_skip or id(v) in with_examples}
         before = [(variable, read_local(variable)) for variable in variables.values()]
@@ -228,7 +228,7 @@ def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf
     """Assigns a variable its previous value, unless all `counts` are true."""
 
     def assign(value) -> None:
-        with tf.name_scope(graphs.ENGINES_OWN):
+        with tf.name_scope(graphs.ENGINE_SCOPE):
             assign_local(variable, value)
 
     if server_device(variable):  # others change it too, so it is assigned only if needed

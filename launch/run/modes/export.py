@@ -121,7 +121,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     trainer, preprocessing = weights.unsharded_trainer(run), run.data_info.preprocessing
     forward, forward_features = predictions.forward_and_features(trainer, run.example, name)
     model = weights.keras_model(trainer, name) if name else trainer.model
-    layers = [model] if name else Inventory(trainer).own_layers
+    layers = [model] if name else Inventory(trainer).layers_without_averages
     batch = next((state.shape[0] for state in keras.carried_states(layers)), None)
     features = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype), preprocessing.raw(forward_features)

@@ -212,7 +212,7 @@ class ForwardModel(tf.keras.Model):
 
     def __init__(self, trainer: Trainer):
         super().__init__(name=type(trainer).__name__.lower(), dtype="float32", autocast=False)
-        self.trainer_layers = Inventory(trainer).own_layers
+        self.trainer_layers = Inventory(trainer).layers_without_averages
         self.trainer = trainer
         self._forward = tf.autograph.experimental.do_not_convert(trainer.forward)
         self.built = True  # its layers are

@@ -142,7 +142,7 @@ def _load_with_optimizer(run: BaseRun, prefix: str) -> list[str]:
 def _renamable_weights(run: BaseRun) -> dict[str, Any]:
     """Returns the weights and moving statistics by path, and the tables by name. Raises `UsageError`."""
     inventory, found = Inventory(run.trainer), dict[str, Any]()
-    others = [(variables.variable_path(variable), variable) for variable in inventory.own_variables]
+    others = [(variables.variable_path(variable), variable) for variable in inventory.trainable_variables]
     for name, weight in [*_weights_by_path(run.trainer), *others]:
         is_table = isinstance(weight, Embedding)
         if is_table and not weight.ids_are_rows:
@@ -274,7 +274,9 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
         arrays = list(values.values())
     else:
         is_forward = name is None and type(run.trainer).forward is not Trainer.forward
-        layers = Inventory(run.trainer).own_layers if is_forward else [keras_model(run.trainer, name or MODEL)]
+        layers = (
+            Inventory(run.trainer).layers_without_averages if is_forward else [keras_model(run.trainer, name or MODEL)]
+        )
         weights = [weight for layer in layers for weight in layer.weights]  # in Keras's order
         named_targets = [(variables.variable_path(weight), weight) for weight in weights]
         arrays = list(values)
