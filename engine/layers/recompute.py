@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
@@ -41,8 +42,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     @tf.custom_gradient
     def compute(*tensors):
         def gradient(*upstream):
-            with tf.control_dependencies(upstream):  # so that it runs after the gradient, separately from the first
-                again = [tf.identity(x) for x in tensors[: len(flat)]]
+            again = computed_after(tensors[: len(flat)], upstream)  # separately from the first
             sources = [x for x in (*again, *tensors[len(flat) :]) if x.dtype.is_floating]
             with tf.GradientTape(watch_accessed_variables=False) as tape, as_before.copy():
                 tape.watch(sources)
@@ -56,6 +56,21 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     for variable, value in first.assigned:
         variable.assign(value)
     return tf.nest.pack_sequence_as(first.structure, tf.nest.flatten(outputs))
+
+
+def computed_after(tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the same values, for operations that are to run after others, and again if they have run before.
+
+    XLA merges equal operations and knows no control edges, so what is returned depends on a value of the others too, as
+    in `tf.recompute_grad`.
+    """
+    with tf.control_dependencies(others):
+        values = [tf.reshape(x, [-1])[:1] for x in others if x.dtype.is_floating]
+        if not values:
+            return [tf.identity(x) for x in tensors]
+        value = tf.reduce_max(values[0])
+        zero = tf.where(tf.math.is_nan(value), tf.constant(np.nan, value.dtype), tf.zeros([], value.dtype))
+        return [x + tf.cast(zero, x.dtype) if x.dtype.is_floating else tf.identity(x) for x in tensors]
 
 
 class _Call:

@@ -170,8 +170,6 @@ class Replicated(Strategy):
                 f"each batch is computed in {self.parallel_micro_batches} micro-batches in parallel, a thread each, "
                 "and XLA would use one thread"
             )
-        if self.state.trainer.run_context.options.recompute:
-            return "recompute computes blocks twice, and XLA would merge that into once"
         if not self.training.feed.compilable:
             return "a tf.data.Dataset cannot be read within an XLA program"
         if unknown_dimensions(element_spec(self.state.trainer.run_context.example)) and not isinstance(

@@ -5,6 +5,8 @@ Axes: B batch, T positions, K key-value heads of this replica, G query heads per
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,10 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ...mesh.mesh import current_mesh
+from ..recompute import computed_after
 from .layers import Dense, Dropout, shard_size
+
+_BLOCK = 512  # queries whose scores are in memory at a time; up to two blocks are computed at once
 
 
 class Cache(NamedTuple):
@@ -32,6 +37,10 @@ class Attention(tf.keras.layers.Layer):
     Each replica has heads / model of the heads: their columns of the projection to queries, keys and values, and their
     rows of the output projection. So the forward pass sums `width` values per token over `model`, after the
     output projection, and the backward pass as many, of x's gradient. Scores and softmax are always float32.
+
+    Without dropout, a context of more than 1,024 positions is computed by blocks of 512 queries, and again in the
+    backward pass, so that memory grows with T and not with its square (Rabe & Staats 2021,
+    https://arxiv.org/abs/2112.05682). A block leaves out the keys after its end, almost half of all products.
 
     The first projection's columns are ordered by key-value head: the G query heads, the key, the value of each. So
     equal ranges of columns shard it by heads.
@@ -109,22 +118,14 @@ class Attention(tf.keras.layers.Layer):
         if cache is not None:
             cache = Cache(*(_written(old, new, position) for old, new in zip(cache, (keys, values), strict=True)))
             keys, values = (cached[:, :, : position + length] for cached in cache)
-        heads = self._attend(queries, keys, values, position, training)
+        drop = functools.partial(self._drop, training=training) if self._drop and training else None
+        if cache is None and drop is None and isinstance(length, int) and length > 2 * _BLOCK:
+            heads = attention_by_blocks(queries, keys, values, _BLOCK)
+        else:
+            heads = attention(queries, keys, values, position, drop)
         inputs = self.own_kv_heads * group * self.own_size
         outputs = self.join(tf.reshape(tf.transpose(heads, [0, 3, 1, 2, 4]), [_size(x, 0), length, inputs]))
         return outputs if cache is None else (outputs, cache)
-
-    def _attend(self, queries, keys, values, position, training) -> tf.Tensor:
-        """Returns each head's weighted mean of values, [B, K, G, T, D]."""
-        group, length, shape = queries.shape[2], _size(queries, 3), tf.shape(queries)
-        # A group's queries are rows of one product with their key-value head, so keys need not be repeated.
-        rows = tf.reshape(queries, [_size(queries, 0), self.own_kv_heads, group * length, self.own_size])
-        scores = tf.cast(tf.matmul(rows * self.own_size**-0.5, keys, transpose_b=True), tf.float32)
-        scores += _mask(length, _size(keys, 2), position, group)
-        shares = tf.cast(tf.nn.softmax(scores), values.dtype)
-        if self._drop:
-            shares = self._drop(shares, training=training)
-        return tf.reshape(tf.matmul(shares, values), shape)
 
     def compute_output_shape(self, input_shape):
         return input_shape
@@ -132,6 +133,65 @@ class Attention(tf.keras.layers.Layer):
     def get_config(self):
         names = "heads", "kv_heads", "head_size", "rotary", "dropout", "use_bias", "stddev", "output_stddev"
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def attention(queries, keys, values, position=0, drop=None) -> tf.Tensor:
+    """Computes causal attention.
+
+    Args:
+      queries: [B, K, G, T, D].
+      keys: [B, K, S, D].
+      values: [B, K, S, D].
+      position: the first query's, scalar; keys and values are those of positions from 0 on.
+      drop: applied to the attention's weights, if given.
+
+    Returns:
+      Each head's weighted mean of values, [B, K, G, T, D].
+    """
+    group, length, size = queries.shape[2], _size(queries, 3), queries.shape[4]
+    # A group's queries are rows of one product with their key-value head, so keys need not be repeated.
+    rows = tf.reshape(queries, [_size(queries, 0), queries.shape[1], group * length, size])
+    scores = tf.cast(tf.matmul(rows * size**-0.5, keys, transpose_b=True), tf.float32)
+    scores += _mask(length, _size(keys, 2), position, group)
+    shares = tf.cast(tf.nn.softmax(scores), values.dtype)
+    if drop:
+        shares = drop(shares)
+    return tf.reshape(tf.matmul(shares, values), tf.shape(queries))
+
+
+def attention_by_blocks(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, block: int) -> tf.Tensor:
+    """Computes `attention` of T queries and as many keys, of one block of queries after the other.
+
+    The backward pass computes each block again, and adds the gradients of keys and values in float32.
+    """
+    length = queries.shape[3]
+    blocks = [(start, min(start + block, length)) for start in range(0, length, block)]
+
+    @tf.custom_gradient
+    def compute(queries, keys, values):
+        def inputs(start: int, end: int, before: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            """Returns a block's queries, and the keys and values that they attend to."""
+            return computed_after([queries[:, :, :, start:end], keys[:, :, :end], values[:, :, :end]], before)
+
+        def gradient(upstream):
+            query_gradients, sums = [], [tf.zeros(tf.shape(x), tf.float32) for x in (keys, values)]
+            for start, end in blocks:
+                sources = inputs(start, end, query_gradients[-1:] or [upstream])
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch(sources)
+                    outputs = attention(*sources, position=start)
+                first, *others = tape.gradient(outputs, sources, upstream[:, :, :, start:end])
+                query_gradients.append(first)
+                rest = [[0, 0], [0, 0], [0, length - end], [0, 0]]
+                sums = [total + tf.pad(tf.cast(x, tf.float32), rest) for total, x in zip(sums, others, strict=True)]
+            return tf.concat(query_gradients, 3), *(tf.cast(total, keys.dtype) for total in sums)
+
+        outputs: list[tf.Tensor] = []
+        for start, end in blocks:
+            outputs.append(attention(*inputs(start, end, outputs[-1:]), position=start))
+        return tf.concat(outputs, 3), gradient
+
+    return compute(queries, keys, values)
 
 
 def _rotated(x: tf.Tensor, position) -> tf.Tensor:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.layers import recomputed
+from crankshaft.engine.layers.recompute import computed_after
 from crankshaft.models.transformer_lm import Model as LanguageModel
 from tests.arrays import assert_close
 
@@ -19,6 +20,7 @@ VALUES = RNG.normal(size=(24, 5)).astype(np.float32)
     [
         pytest.param({"accumulate_steps": 2}, marks=pytest.mark.slow),
         {"precision": "bfloat16"},
+        {"jit": True},
         pytest.param({"replicas": 2, "model": 2}, marks=pytest.mark.slow),
         pytest.param({"replicas": 4, "model": 2}, marks=pytest.mark.slow),
     ],
@@ -113,3 +115,33 @@ def test_what_can_t_be_computed_again_is_said(bench, trainer, says):
     run = bench(trainer, VALUES, 8, recompute=True, optimizer="sgd")
     with pytest.raises(ValueError, match=f"recompute.*{says}"):
         run.train(1)
+
+
+@pytest.mark.parametrize(("after", "products"), [(lambda tensors, others: tensors, 5), (computed_after, 6)])
+def test_xla_computes_again_what_is_to_come_after_others(after, products):
+    """Otherwise it merges equal products, and keeps the first one's result."""
+
+    @tf.custom_gradient
+    def block(x, w):
+        def gradient(dy):
+            sources = [*after([x], [dy]), w]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                y = tf.tanh(sources[0] @ w) @ w
+            return tape.gradient(y, sources, dy)
+
+        return tf.tanh(x @ w) @ w, gradient
+
+    @tf.function(jit_compile=True)
+    def step(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = block(x, w)
+        return tape.gradient(y, [x, w], y)
+
+    x = tf.random.stateless_normal([64, 64], [0, 1])
+    hlo = step.experimental_get_compiler_ir(x, 0.1 * x)(stage="optimized_hlo")
+    assert hlo.count(" dot(") == products + 1
+    plain = tf.function(lambda: step.python_function(x, 0.1 * x))()
+    for one, other in zip(step(x, 0.1 * x), plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -62,6 +62,15 @@ def test_both_are_measured_unless_one_is_known_not_to_do(
     assert_same(made.arrays(), before)
 
 
+def test_larger_steps_are_tried_on_gpus(bench, monkeypatch):
+    made = bench(Mlp((8,)), pictures(64), 16, num_classes=4)
+    monkeypatch.setattr(jit_choice, "_MOST_OPERATIONS", 10)
+    devices = ["/job:localhost/replica:0/task:0/device:GPU:0"]
+    monkeypatch.setattr(made.strategy, "describe", lambda: {"devices": devices})
+    measured, _ = jit_choice.measure(made.strategy, made.state)
+    assert list(measured) == [False, True]
+
+
 def test_what_is_clearly_faster_is_not_timed_again(bench):
     made = bench(Mlp((8,)), pictures(64), 16, num_classes=4)
     for seconds, timed in (([1.0, 4.0], 4), ([1.0, 1.5], 8)):
