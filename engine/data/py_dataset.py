@@ -65,14 +65,6 @@ def _other_shape(batch: Any, specs: Any) -> str:
     return ""
 
 
-def _array_of_arrays(array: np.ndarray) -> np.ndarray:
-    """Converts an array of examples to an object array that has each one's array."""
-    examples = np.empty(len(array), object)
-    for number, example in enumerate(array):
-        examples[number] = example
-    return examples
-
-
 class BatchSource(Source):
     """The examples of a `PyDataset`, whose batches have one size, except for a smaller last one.
 
@@ -169,7 +161,11 @@ class BatchSource(Source):
                 gathered = tf.nest.map_structure(empty, self.element_spec)
             for to, array in zip(tf.nest.flatten(gathered), tf.nest.flatten(batch), strict=True):
                 examples = array[offsets[rows]]
-                to[rows] = examples if examples.shape[1:] == to.shape[1:] else _array_of_arrays(examples)
+                if examples.shape[1:] == to.shape[1:]:
+                    to[rows] = examples
+                else:  # an array of arrays
+                    for row, example in zip(rows, examples, strict=True):
+                        to[row] = example
         return gathered
 
     def _batch(self, number: int, is_first: bool = False) -> Any:
