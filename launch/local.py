@@ -57,7 +57,7 @@ class Flags:
 
     @property
     def strategy(self) -> str:
-        """That of the tasks."""
+        """The tasks' strategy."""
         return "parameter_server" if self.ps else "multi_worker"
 
     @property

@@ -88,14 +88,14 @@ def stopped_seconds(step_timeout_seconds: float | None) -> float:
 
 
 def wait(children: Collection[Child], seconds: float) -> None:
-    """Waits for so long until they have ended."""
+    """Waits until the children have ended, at most for so many seconds."""
     deadline = time.monotonic() + seconds
     while any(child.code is None for child in children) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
 
 
 class Children:
-    """The children of this process that are kept. They also end with the thread that starts them.
+    """The children of this process that have keepers. They also end with the thread that starts them.
 
     Args:
       stopped_seconds: how long each may be stopped (SIGSTOP) until it is killed, so that nobody waits for it for ever;
@@ -137,7 +137,7 @@ class Children:
         template: Template | None = None,
         **options,
     ) -> Child:
-        """Starts a child. Raises `OSError`.
+        """Starts a child below a keeper. Raises `OSError`.
 
         Args:
           command: the program and its arguments; with a template `[sys.executable, script or "-m", ...]`.
@@ -173,7 +173,7 @@ class Children:
         return self._started(reading, started, pipes)
 
     def fork(self, work: Callable[[], int | None]) -> Child:
-        """Forks this process to do some work, see `exits.run_fork`; kept as other children are. Raises `OSError`."""
+        """Forks this process to do some work, see `exits.run_fork`; it has a keeper too. Raises `OSError`."""
         parent, (reading, report), numbers = os.getpid(), os.pipe(), random.getstate()
 
         def begin() -> int | None:
@@ -216,7 +216,7 @@ class Children:
         keeper.end_children(self._others | {template.pid for template in self._templates})
 
     def reap_orphans(self) -> None:
-        """Takes the exit codes of processes that came to this one when their parents died, up to one that is kept."""
+        """Reaps processes that came to this one when their parents died, up to one that has a keeper."""
         others = {template.pid for template in self._templates} | self._others
         keeper.reap({pid for child in self._kept for pid in child.pids} | others)
 

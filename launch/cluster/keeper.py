@@ -1,4 +1,4 @@
-"""The process above a child that is kept: it ends all that the child has started. Linux.
+"""A keeper: the process above a child, which ends all that the child has started. Linux.
 
 Nothing here imports more than Python: a keeper is a fork of its parent, which may be a large process.
 """
@@ -26,7 +26,7 @@ def adopt_orphans(adopts: bool = True) -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel signal this process once the thread that is its parent has ended."""
+    """Asks the kernel to signal this process once the thread that is its parent has ended."""
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
@@ -106,7 +106,7 @@ def children() -> list[int]:
 
 
 def _status(pid: int) -> tuple[str, str]:
-    """Returns a process's state, "T" where it is stopped, and its parent; empty without such a process (proc(5))."""
+    """Reads a process's state, "T" where it is stopped, and its parent; empty without such a process (proc(5))."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state, parent = file.read().rpartition(")")[2].split()[:2]
@@ -116,7 +116,7 @@ def _status(pid: int) -> tuple[str, str]:
 
 
 def reap(others: Collection[int]) -> None:
-    """Takes the exit codes of this process's dead children, up to one of `others`."""
+    """Reaps this process's dead children, up to one of `others`."""
     with contextlib.suppress(ChildProcessError):  # without children
         while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if dead.si_pid in others:

@@ -20,7 +20,7 @@ _JOB = re.compile(r"([a-z0-9](?:[a-z0-9-]*[a-z0-9])?):([1-9]\d{0,3})")
 
 
 def tasks(environment: Mapping[str, str]) -> Tasks | None:
-    """Returns the tasks of the Jobs that this pod is one of; None outside of them.
+    """Reads the tasks of the Jobs that this pod is one of; None outside of them.
 
     Raises:
       UsageError: a variable is missing or has another form, or this pod is none of the Jobs'.

@@ -163,7 +163,7 @@ class Members:
         absent = self._absent.union(*(self._numbers(note, "absent") for note in notes.values()))
         awaited = [self._workers.addresses[n] for n in self._missing(notes) if n not in absent]
         if awaited and not self._wait.is_over:
-            self._wait.log_progress(f"{rendezvous.named(awaited)} to come")
+            self._wait.log_progress(f"{rendezvous.describe_peers(awaited)} to come")
         if 0 <= time.monotonic() - self._noticed_at < _NOTICE_SECONDS:
             return False
         return not awaited or (self._wait.is_over and not is_ending)
@@ -175,7 +175,7 @@ class Members:
         """
         lock, are_too_few = LockedRunDir(self._run_dir), False
         try:
-            lock.take()
+            lock.acquire()
         except RunDirInUse as error:
             problem = ClusterError(error.message)
             self._wait = self._new_wait() if runs else self._wait
@@ -193,7 +193,7 @@ class Members:
             timeout = f"cluster_timeout_seconds={self._timeout_seconds:g}"
             event = f"did not come within {timeout} ({here}, and min_workers={self._least})"
             missing = [self._workers.addresses[n] for n in self._missing(notes)]
-            problem, are_too_few = ClusterError(rendezvous.missing(missing, event)), True
+            problem, are_too_few = ClusterError(rendezvous.missing_line(missing, event)), True
         if self._wait.left_seconds > -_GRACE_SECONDS:
             return None
         self.is_left = are_too_few

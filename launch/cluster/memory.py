@@ -42,19 +42,19 @@ class TaskMemory:
         return {_VARIABLE: ",".join(map(str, self._files[index]))} if self._files[index] else {}
 
     def close(self) -> None:
-        """Frees it."""
+        """Frees the memory."""
         for files in self._files:
             for descriptor in files:
                 os.close(descriptor)
         self._files = []
 
     def newest_step(self) -> int:
-        """Returns the newest step of which a whole snapshot is there; -1 without one."""
+        """Finds the newest step with a whole snapshot; -1 without one."""
         found = _newest(_stored(self._files))
         return found[0] if found else -1
 
     def unsaved_step(self) -> int | None:
-        """Returns the step of the newest whole snapshot, if it is newer than the run's checkpoints; else None."""
+        """Finds the step of the newest whole snapshot, if it is newer than the run's checkpoints; else None."""
         stored = _stored(self._files)
         if (found := _newest(stored)) is None:
             return None
@@ -77,7 +77,7 @@ class TaskMemory:
 
 
 def inherited(environment: Mapping[str, str]) -> Slots:
-    """Returns this process's slots: those of its supervisor, or its own."""
+    """Opens this process's slots: those of its supervisor, or new ones."""
     descriptors = [int(number) for number in environment.get(_VARIABLE, "").split(",") if number.isdigit()]
     return Slots(descriptors if len(descriptors) == 2 and are_slots(descriptors) else ())
 

@@ -32,7 +32,7 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")  # SGR, the one command to a terminal
 
 
 class Lines:
-    """Cuts a stream of bytes into lines. A carriage return ends a line too: progress bars have no other end."""
+    """Splits a stream of bytes into lines. A carriage return ends a line too: progress bars have no other end."""
 
     def __init__(self):
         self._rest = b""
@@ -52,7 +52,7 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """Returns the rest, which has no end of a line."""
+        """Returns the rest of the stream, which no end of a line has followed."""
         rest, self._rest = self._rest, b""
         return list(filter(None, rest.split(b"\r")))
 
@@ -206,7 +206,7 @@ class TaskOutput:
 
 
 def without_controls(line: bytes) -> bytes:
-    """Returns a line in which only colours act on a terminal."""
+    """Escapes what acts on a terminal in a line, except colours."""
     if line.isascii() and line.decode().isprintable():
         return line
     parts = _COLOUR.split(line.decode(errors="surrogateescape"))
@@ -215,7 +215,7 @@ def without_controls(line: bytes) -> bytes:
 
 
 def last_lines(data: bytes) -> tuple[str, ...]:
-    """Returns the end of a program's output, for people: whole lines, without colours."""
+    """Formats the end of a program's output for people: whole lines, without colours."""
     lines = Lines()
     return _as_text([*lines.feed(data), *lines.end()][-_LAST_LINES:])
 

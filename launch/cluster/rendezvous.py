@@ -202,7 +202,7 @@ class Rendezvous:
         self._listener.close()
 
     def announce(self, note: Mapping[str, Any]) -> None:
-        """Has callers get a note, plain JSON, besides the answer that this task is starting: see `call`."""
+        """Sends callers a note, plain JSON, with the answer that this task is starting: see `call`."""
         self._greeting = _STARTING + json.dumps(note).encode()
 
     def _greet_callers(self) -> None:
@@ -234,7 +234,9 @@ class Rendezvous:
             answer_seconds = max(_FIRST_CONNECT_SECONDS, min(wait.seconds / 4, wait.left_seconds, _CONNECT_SECONDS))
             calls = {peer: call(peer[1], answer_seconds) for peer in peers}
             if leaving := [peer for peer, (_, note) in calls.items() if note and leaves(note)]:
-                raise PreemptedError(f"{named(leaving)}: a notice of preemption has come before the first step")
+                raise PreemptedError(
+                    f"{describe_peers(leaving)}: a notice of preemption has come before the first step"
+                )
             replies = {peer: reply for peer, (reply, _) in calls.items()}
             if new_attempt:
                 replies = {peer: reply if reply != "serving" else "" for peer, reply in replies.items()}
@@ -245,16 +247,15 @@ class Rendezvous:
             self._seen |= {peer: now for peer in peers if replies[peer]}
             seen = self._seen
             if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
-                raise ClusterError(missing(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
-            wait.log_progress(
-                f"{named([peer for peer in peers if peer not in here])} {'to be ready' if ready else 'to come'}"
-            )
+                raise ClusterError(missing_line(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
+            awaited = describe_peers([peer for peer in peers if peer not in here])
+            wait.log_progress(f"{awaited} {'to be ready' if ready else 'to come'}")
             if wait.is_over:
                 # Others give up at the same moment: a peer that left is to blame only if all came once.
                 never = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
                 event = "did not come" if never else "came, left, and did not come back"
                 away = never or [peer for peer in peers if peer not in here]
-                raise ClusterError(missing(away, f"{event} within cluster_timeout_seconds={timeout_seconds:g}"))
+                raise ClusterError(missing_line(away, f"{event} within cluster_timeout_seconds={timeout_seconds:g}"))
             time.sleep(min(max(wait.seconds / 10, _FIRST_POLL_SECONDS), _POLL_SECONDS))
 
     def _is_ready(self, peer: tuple[str, str], answer: str | None) -> bool:
@@ -266,21 +267,21 @@ class Rendezvous:
         return answer == "serving" or now - self._chief_ready_at > _SERVER_SECONDS
 
 
-def missing(peers: Sequence[tuple[str, str]], event: str) -> str:
-    """Returns the line on peers, (name, address) each, that are missing."""
+def missing_line(peers: Sequence[tuple[str, str]], event: str) -> str:
+    """Describes peers, (name, address) each, that are missing, and the cure."""
     cure = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
     if any(answers(address, _POLL_SECONDS) is None for _, address in peers):
         cure = "it is stopped, or another program has the port"
-    return f"{named(peers)} {event}; {cure}"
+    return f"{describe_peers(peers)} {event}; {cure}"
 
 
-def named(peers: Sequence[tuple[str, str]]) -> str:
-    """Names tasks, (name, address) each, for people."""
+def describe_peers(peers: Sequence[tuple[str, str]]) -> str:
+    """Describes tasks, (name, address) each, for people."""
     return " and ".join(f"{name} ({address})" for name, address in peers)
 
 
 def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | None:
-    """Returns the answer of a task at an address within so many seconds: "ready", "starting", or "serving".
+    """Asks a task at an address for its answer within so many seconds: "ready", "starting", or "serving".
 
     "": nothing listens there. None: something does, without such an answer, e.g. a stopped process, whose kernel still
     accepts connections.
@@ -289,7 +290,7 @@ def answers(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> str | No
 
 
 def call(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> tuple[str | None, dict[str, Any] | None]:
-    """Returns the answer of a task at an address, as `answers`, and its note, if it announces one."""
+    """Asks a task at an address for its answer, as `answers` does, and its note, if it announces one."""
     try:
         with socket.create_connection(split(address), timeout=timeout_seconds) as sock:
             # A caller's own port may be the port that it calls, so that it reaches itself.

@@ -40,7 +40,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _ephemeral_ports() -> tuple[int, int]:
-    """Returns the first and last port for outgoing connections (ip(7), ip_local_port_range)."""
+    """Reads the first and last port for outgoing connections (ip(7), ip_local_port_range)."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             first, last = file.read().split()
@@ -71,7 +71,7 @@ def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] 
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Returns the GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
+    """Lists the GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name and name != "-1"]

@@ -108,7 +108,7 @@ class TaskExit:
 
 
 def _exit_codes(kind: type[CrankshaftError]) -> dict[str, int]:
-    """Returns the exit codes of a class of errors and its subclasses, by name."""
+    """Maps the names of a class of errors and its subclasses to their exit codes."""
     codes = {kind.__name__: kind.exit_code}
     return codes | {name: code for subclass in kind.__subclasses__() for name, code in _exit_codes(subclass).items()}
 
@@ -123,7 +123,7 @@ class EndTimeouts:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The action after all tasks have ended, or one that is restarted by itself.
+    """The action after the end of all tasks, or of one that is restarted by itself.
 
     Attributes:
       exit_code: the supervisor's, or None: they start again.
@@ -340,7 +340,7 @@ def has_ended(path: str) -> bool:
 
 
 def _pause_seconds(count: int) -> float:
-    """Returns 0 for a count of 0, then 1, 2, 4 s and so on."""
+    """Computes the pause before a restart: 0 s for a count of 0, then 1, 2, 4 and so on."""
     return min(2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS) if count else 0.0
 
 

@@ -26,7 +26,7 @@ _NODES = re.compile(f"{_PART}(?:,{_PART})*", re.ASCII)
 
 
 def tasks(environment: Mapping[str, str]) -> Tasks | None:
-    """Returns the tasks of the job's step that this process is one of; None outside of a step.
+    """Reads the tasks of the job's step that this process is one of; None outside of a step.
 
     https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES". A task's port is the node's `--resv-ports` by
     its number there, if the step has some, else one by the numbers of job and step.
@@ -99,7 +99,7 @@ def _whole_range(text: str, name: str, value: str) -> range:
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Returns the names of a list of nodes in Slurm's form, e.g. `gpu[01-03,7],login`. Raises `UsageError`."""
+    """Expands a list of nodes in Slurm's form, e.g. `gpu[01-03,7],login`, to names. Raises `UsageError`."""
     if not _NODES.fullmatch(text):
         raise UsageError(f"SLURM_STEP_NODELIST={text!r} is not a list of nodes such as gpu[01-03,7],login")
     names: list[str] = []
@@ -130,7 +130,7 @@ def _choices(part: str, text: str, most: int) -> list[list[str]]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Returns the tasks of each node of a list in Slurm's form, e.g. `2(x3),1`. Raises `UsageError`."""
+    """Expands a list of counts in Slurm's form, e.g. `2(x3),1`, to one per node. Raises `UsageError`."""
     counts: list[int] = []
     tasks = 0
     for part in text.split(","):

@@ -26,7 +26,7 @@ _OTHERS = {
 
 
 def strategy_name(environment: Mapping[str, str]) -> str:
-    """Returns the strategy of TF_CONFIG's tasks: parameter_server if any is a server."""
+    """Names the strategy of TF_CONFIG's tasks: parameter_server if any is a server."""
     try:
         return "parameter_server" if json.loads(environment[NAME])["cluster"].get("ps") else "multi_worker"
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):

@@ -27,7 +27,7 @@ from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
 from . import parsing, paths, registry, rules, user_files
 from .flags import ARGUMENTS, FIELDS, FLAG_INFO, GROUPS, USES, Flags, flags_with, replaced_by
-from .rules import coerce, frozen
+from .rules import coerce, parse_freeze
 from .values import differences, plain, shown
 
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
@@ -152,7 +152,7 @@ class Config(Flags):
         """
         rules: list[tuple[str, int | None]] = []
         for passed in self.freeze:
-            pattern, epochs = frozen(passed)
+            pattern, epochs = parse_freeze(passed)
             until = None if epochs is None else max(0, steps_from_epochs(epochs, steps_per_epoch) - shift)
             if until and until % self.sync_every_steps:
                 raise UsageError(
@@ -515,12 +515,12 @@ def _refuse_without_model(run_dir: str, mode: str) -> None:
 
 
 def steps_from_epochs(epochs: float, steps_per_epoch: int) -> int:
-    """Returns the steps of a number of epochs, taken as a decimal: 1.1 is 11/10."""
+    """Converts a number of epochs, as a decimal (1.1 is 11/10), to steps."""
     return math.ceil(Fraction(repr(epochs)) * steps_per_epoch)
 
 
 def whole_periods(steps: int, period_steps: int) -> int:
-    """Returns the next multiple of the steps between two syncs."""
+    """Rounds steps up to a multiple of the steps between two syncs."""
     return -(-steps // period_steps) * period_steps
 
 
@@ -557,7 +557,7 @@ def _values_from_run(
 
 
 def data_config(run_dir: str) -> Config:
-    """Returns a configuration with a run's flags of its data, and defaults otherwise. Raises `UsageError`."""
+    """Makes a configuration with a run's flags of its data, and defaults otherwise. Raises `UsageError`."""
     path, saved = RunDir(run_dir).config, read(run_dir)
     values = _saved_values(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]])
     return Config(**values, run_dir=run_dir, mode="predict")

@@ -142,7 +142,7 @@ class Flags:
         of_call=True,
     )
     init_map: Sequence[str] = _model(
-        Text("REGEX=REPLACEMENT", rules.renaming),
+        Text("REGEX=REPLACEMENT", rules.check_renaming),
         [],
         "Rename the variables of a tf.train.Checkpoint of other code; an empty name leaves one out. Repeatable, in "
         "order.",
@@ -182,7 +182,7 @@ class Flags:
         decides=True,
     )
     bucket_by: str | None = _input(
-        Text("axis:boundaries", rules.bucket_by),
+        Text("axis:boundaries", rules.check_buckets),
         None,
         "Batch examples of similar length: the unknown dimension and each bucket's longest length, e.g. "
         "0:100,200,400; a third part (0:100,200:12800) bounds examples times length.",
@@ -212,7 +212,7 @@ class Flags:
         use=("strategy", "mirrored"),
     )
     mesh: str | None = _placement(
-        Text("data:D,model:M", rules.mesh),
+        Text("data:D,model:M", rules.check_mesh),
         None,
         "Mesh of replicas: layers of engine.layers.parallel are sharded over M of them.",
         use=_MESHES,
@@ -265,7 +265,7 @@ class Flags:
         Integer(0), None, "Index of this process in --cluster_hosts, from 0.", of_call=True, may_differ=True
     )
     bind: str | None = _placement(
-        Text("an IP address", rules.ip_address),
+        Text("an IP address", rules.check_ip_address),
         None,
         "Address at which Crankshaft's own sockets listen; TensorFlow's servers listen on all.",
         of_call=True,
@@ -361,7 +361,7 @@ class Flags:
         decides=True,
     )
     freeze: Sequence[str] = _update(
-        Text("REGEX or REGEX:EPOCHS", rules.freezing),
+        Text("REGEX or REGEX:EPOCHS", rules.check_freeze),
         [],
         "Freeze weights whose path matches, for the first EPOCHS or always. Repeatable.",
         several=True,
@@ -425,7 +425,7 @@ class Flags:
         use=_NEEDS_RUN_DIR,
     )
     monitor: str = _when(
-        Text("a metric's name", rules.monitored),
+        Text("a metric's name", rules.check_monitored),
         "eval_loss",
         "Metric of the best checkpoint, early stopping and reduce_lr; max:eval_NAME or min:eval_NAME sets a direction.",
     )

@@ -26,14 +26,14 @@ Values = dict[str, Any]
 
 
 def script_flag_names() -> list[str]:
-    """Returns the names of flags that a user's script, or a module of theirs, has defined."""
+    """Lists the names of flags that a user's script, or a module of theirs, has defined."""
     modules = flags.FLAGS.flags_by_module_dict()
     theirs = [name for name in modules if name.split(".")[0] not in ("absl", "crankshaft", "tensorflow", "keras")]
     return [flag.name for name in theirs for flag in modules[name]]
 
 
 def from_argv(argv: Sequence[str]) -> Values:
-    """Returns the values that a command line gives, with its --flagfile and --config; sets a script's own flags.
+    """Reads the values that a command line gives, with its --flagfile and --config; sets a script's own flags.
 
     Raises:
       UsageError: a mistake in the command line, or in a file.
@@ -50,7 +50,7 @@ def from_argv(argv: Sequence[str]) -> Values:
 
 
 def train_flags(words: Sequence[str]) -> Values:
-    """Returns the values that words of a command line give flags of crankshaft train; a script may have others too.
+    """Reads the values that words of a command line give flags of crankshaft train; a script may have others too.
 
     Raises:
       UsageError: a mistake in those of crankshaft train.
@@ -61,7 +61,7 @@ def train_flags(words: Sequence[str]) -> Values:
 
 
 def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
-    """Returns the values that keywords give, with those of their `config`; and those of a script's own flags.
+    """Reads the values that keywords give, with those of their `config`; and those of a script's own flags.
 
     None leaves a flag at its default. Raises `UsageError`.
     """
@@ -80,7 +80,7 @@ def read(
     known_only: bool = False,
     between: bool = False,
 ) -> tuple[Values, list[str]]:
-    """Returns the values that words of a command line give the flags of some fields, and the words that are not flags.
+    """Reads the values that words of a command line give the flags of some fields, and the words that are not flags.
 
     Args:
       words: of the command line.
@@ -126,7 +126,7 @@ def _unknown(name: str, names: Sequence[str]) -> UsageError:
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
-    """Returns values in their flags' types, and those of a script's own flags. Raises `UsageError`."""
+    """Converts values to their flags' types, and those of a script's own flags. Raises `UsageError`."""
     passed: Values = {}
     script_values: Values = {}
     for name, value in values.items():
@@ -173,7 +173,7 @@ def _merged(sources: Sequence[Values]) -> Values:
 
 
 def to_words(values: Mapping[str, Any]) -> list[str]:
-    """Returns words of a command line that give these values."""
+    """Formats values as the words of a command line."""
     words = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -184,7 +184,7 @@ def to_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def names(words: Sequence[str]) -> set[str]:
-    """Returns the names of the flags that words give."""
+    """Finds the names of the flags that words give."""
     return {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
 
 
@@ -217,7 +217,7 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
 
 
 def _flag_values(arguments: Sequence[str], name: str) -> list[str]:
-    """Returns the values that a command line gives a flag, in order."""
+    """Finds the values that a command line gives a flag, in order."""
     texts = []
     for index, word in enumerate(arguments):
         flag, separator, value = word.lstrip("-").partition("=")
@@ -231,7 +231,7 @@ def _read_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Va
 
 
 def _read_file(path: str, by_caller: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
-    """Returns the values that a file gives, see `_read`, and those of a script's own flags. Raises `UsageError`."""
+    """Converts the values that a file gives, see `_read`, and those of a script's own flags. Raises `UsageError`."""
     values = _read(path, by_caller)
     try:
         return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})

@@ -369,7 +369,7 @@ def _check_encoding() -> None:
         )
 
 
-def regular_expression(text: str) -> None:
+def check_regular_expression(text: str) -> None:
     """Checks, as a rule, that the text is a regular expression of Python's `re`."""
     try:
         re.compile(text)
@@ -377,18 +377,18 @@ def regular_expression(text: str) -> None:
         raise ValueError(f"it is not a regular expression ({error}); use e.g. bias|gamma") from None
 
 
-def freezing(text: str) -> None:
+def check_freeze(text: str) -> None:
     """Checks, as a rule, that the text is REGEX or REGEX:EPOCHS."""
-    pattern, epochs = frozen(text)
+    pattern, epochs = parse_freeze(text)
     if not pattern:
         raise ValueError("it has no regular expression; use e.g. backbone or backbone:3")
-    regular_expression(pattern)
+    check_regular_expression(pattern)
     if epochs is not None and epochs not in _EPOCHS:
         raise ValueError(f"its epochs are not {_EPOCHS}; use e.g. backbone:3")
 
 
-def frozen(text: str) -> tuple[str, float | None]:
-    """Returns (regular expression, epochs) of REGEX or REGEX:EPOCHS: None without, nan where they are not a number.
+def parse_freeze(text: str) -> tuple[str, float | None]:
+    """Splits REGEX or REGEX:EPOCHS into (regular expression, epochs); None without epochs, nan if they are no number.
 
     The text after the last colon is epochs if it has only letters, digits and signs of numbers: "(?:a|b)" has none.
     """
@@ -401,12 +401,12 @@ def frozen(text: str) -> tuple[str, float | None]:
         return pattern, math.nan
 
 
-def renaming(text: str) -> None:
+def check_renaming(text: str) -> None:
     """Checks, as a rule, that the text is REGEX=REPLACEMENT."""
     pattern, equals, replacement = text.rpartition("=")
     if not pattern or not equals:
         raise ValueError("it is not of the form REGEX=REPLACEMENT; use e.g. model/layer-0=dense")
-    regular_expression(pattern)
+    check_regular_expression(pattern)
     try:
         re.sub(pattern, replacement, "")
     except (re.error, IndexError) as error:
@@ -423,7 +423,7 @@ def matching(pattern: str, otherwise: str) -> Rule:
     return rule
 
 
-def monitored(text: str) -> None:
+def check_monitored(text: str) -> None:
     """Raises ValueError if a text is not a metric to monitor."""
     try:
         Monitored.parse(text)
@@ -433,7 +433,7 @@ def monitored(text: str) -> None:
         ) from None
 
 
-def ip_address(text: str) -> None:
+def check_ip_address(text: str) -> None:
     """Raises ValueError if a text is not an IP address."""
     try:
         ipaddress.ip_address(text)
@@ -441,24 +441,24 @@ def ip_address(text: str) -> None:
         raise ValueError("it is not an IP address; use e.g. 10.0.0.5") from None
 
 
-def mesh(text: str) -> None:
+def check_mesh(text: str) -> None:
     """Checks, as a rule, that the text is a mesh: sizes of its axes by name, each once."""
     sizes = re.findall(r"(?:^|,)(data|model):([1-9][0-9]{0,3})(?=,|$)", text)
     if ",".join(f"{name}:{size}" for name, size in sizes) != text or len({name for name, _ in sizes}) < len(sizes):
         raise ValueError("it is not a mesh; use e.g. data:2,model:2")
 
 
-def bucket_by(text: str) -> None:
+def check_buckets(text: str) -> None:
     """Checks, as a rule, that the text is buckets of lengths: axis:boundaries[:most]."""
-    _, boundaries, most = buckets(text)
+    _, boundaries, most = parse_buckets(text)
     if any(later <= earlier for earlier, later in itertools.pairwise((0, *boundaries))):
         raise ValueError("its boundaries do not ascend from 1 on; use e.g. 0:100,200,400")
     if most is not None and most < boundaries[-1]:
         raise ValueError(f"its bound of {most} is below the last boundary, so that no example fits; use a larger one")
 
 
-def buckets(text: str) -> tuple[int, tuple[int, ...], int | None]:
-    """Returns (axis, boundaries, bound or None) of buckets of lengths that text gives; ValueError if it has none."""
+def parse_buckets(text: str) -> tuple[int, tuple[int, ...], int | None]:
+    """Parses buckets of lengths to (axis, boundaries, bound or None). Raises ValueError."""
     found = re.fullmatch(r"(\d{1,4}):(\d{1,9}(?:,\d{1,9})*)(?::(\d{1,12}))?", text)
     if not found:
         raise ValueError("it is not axis:boundaries; use e.g. 0:100,200,400")
@@ -466,5 +466,5 @@ def buckets(text: str) -> tuple[int, tuple[int, ...], int | None]:
 
 
 def mesh_shape(text: str | None) -> dict[str, int]:
-    """Returns the sizes of a mesh's axes that text gives, by name."""
+    """Parses a mesh to the sizes of its axes by name."""
     return {name: int(size) for name, size in (axis.split(":") for axis in text.split(","))} if text else {}

@@ -40,7 +40,7 @@ _READ_LATER = re.compile(r"TF_(CONFIG|XLA_|NUM_|GPU_|FORCE_GPU_|DETERMINISTIC_|C
 
 
 def watch(command: Sequence[str]) -> None:
-    """Starts a program again, as a new process, if it is to find other imports: by a module or a variable of its own.
+    """Restarts a program as a new Python once it would import other modules, or sets a variable that imports read.
 
     For a fork of a process that has imported TensorFlow, before its program begins. A variable that a library has read
     as it was imported can be set until `watch_no_more`.

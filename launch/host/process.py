@@ -267,7 +267,7 @@ def lock(run_dir: str, held: LockedRunDir | None = None) -> Iterator[LockedRunDi
     """
     if held is None:
         held = LockedRunDir(run_dir)
-        held.take()
+        held.acquire()
     try:
         yield held
     finally:
@@ -286,7 +286,7 @@ class LockedRunDir:
         self._file: int | None = None
         self._owner = SoftFileLock(RunDir(run_dir).lock_owner, _TAKE_OVER_SECONDS, thread_local=False)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Takes the lock. Raises `UsageError`, as `lock` does."""
         self._file = _open_lock(self._run_dir)
         try:
@@ -350,7 +350,7 @@ class LockedRunDir:
                 )
             if self._file is None or _identity(RunDir(self._run_dir).lock) != _identity(self._file):
                 self.release()
-                self.take()
+                self.acquire()
 
 
 def _identity(path: str | int) -> tuple[int, int] | None:

@@ -90,17 +90,17 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: whoever connects could fill the log."""
+        """Logs nothing: whoever connects could fill the log."""
 
 
 class _Handler(simple_server.WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing, likewise."""
+        """Logs nothing, likewise."""
 
 
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[None]:
-    """Serves within, in a thread."""
+    """Serves in a thread, while the context is open."""
     thread = Thread(target=server.serve_forever, name="serving", daemon=True)
     thread.start()
     try:

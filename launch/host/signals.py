@@ -32,9 +32,10 @@ _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
 
 @contextlib.contextmanager
 def keeping_sigterm():
-    """Keeps this process's answer to SIGTERM, for which TensorFlow sets a handler of its own as it joins a cluster.
+    """Keeps this process's handler of SIGTERM, which TensorFlow replaces by its own as it joins a cluster.
 
-    That one only takes a note, and no run reads it. Within, the signal waits, in this thread and those that it starts.
+    TensorFlow's only takes a note, and no run reads it. Within, the signal waits, in this thread and in those that it
+    starts.
     """
     action = ctypes.create_string_buffer(_ACTION_BYTES)
     # The C library's, since Python sets handlers in the main thread alone.

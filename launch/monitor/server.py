@@ -45,7 +45,7 @@ class Flags:
 
     port: int = flag(Integer(0, 65535), 6007, "Port of the page; 0 takes a free one.")
     bind: str = flag(
-        Text("an IP address", rules.ip_address),
+        Text("an IP address", rules.check_ip_address),
         "127.0.0.1",
         "Address to listen on. If others reach it, the link has a token, without which nothing is shown.",
     )

@@ -24,7 +24,7 @@ from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ..cluster import memory
-from ..cluster.rendezvous import named
+from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..errors import EXIT_REGROUP, UsageError
 from ..host.files import write_run_file
@@ -336,7 +336,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
     )
     if config.cluster and (absent := config.cluster.absent):
         now, step = config.cluster.num_workers, manifest.step if manifest else 0
-        text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {named(absent)}"
+        text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {describe_peers(absent)}"
     if manifest is None:
         return text
     text += _batch_size_line(run, manifest)

@@ -36,9 +36,9 @@ def test_what_one_worker_was_asked_otherwise_is_named_by_all(start_workers, tmp_
     for worker in range(2):
         (line,) = (each for each in workers.output(worker).splitlines() if each.startswith("error: "))
         assert line.startswith(
-            "error: workers have different settings: learning_rate 0.001 at worker 0, 0.5 at worker 1; "
+            "error: workers have different settings: Keras's epsilon 1e-07 at worker 0, 1e-05 at worker 1; "
+            "learning_rate 0.001 at worker 0, 0.5 at worker 1; "
             "seed 0 at worker 0, 1 at worker 1; steps_per_loop 0 at worker 0, 4 at worker 1; "
-            "Keras's epsilon 1e-07 at worker 0, 1e-05 at worker 1; "
             'the eval data ["float32 [3]", "float32 []"] at worker 0, ["int64 [3]", "int64 []"] at worker 1; '
             'the train data ["float32 [3]", "float32 []"] at worker 0, ["int64 [3]", "int64 []"] at worker 1; '
             "give all the same"

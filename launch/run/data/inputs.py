@@ -110,7 +110,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         or not config.train_steps
         or any(count >= 0 for count in train_counts.get("counts", ()))
         or (evaluation is not None and config.trains and config.eval_every_steps is None)
-        or any(rules.frozen(pattern)[1] is not None for pattern in config.freeze)
+        or any(rules.parse_freeze(pattern)[1] is not None for pattern in config.freeze)
     )
     train = _without_epochs(train, config, strategy, needs_epochs)
     updates_before = 0
@@ -239,7 +239,7 @@ def _saved_counts(config: Config, strategy: Strategy, by_index: bool) -> Callabl
     if position := agreed_counts.get("train", {}).get("resumed"):
         position["origin"] = Origin(**position["origin"])
         bucket_by = position.pop("bucket_by")
-        position["buckets"] = Buckets(*rules.buckets(bucket_by)) if bucket_by else None
+        position["buckets"] = Buckets(*rules.parse_buckets(bucket_by)) if bucket_by else None
     return lambda split: {"saved_data": agreed_counts[split]} if isinstance(agreed_counts.get(split), dict) else {}
 
 

@@ -81,7 +81,7 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
         if value := getattr(config, name):
             raise UsageError(f"{name}={value} is for one input, and the train data has several; leave it out")
     if config.bucket_by:
-        train = lengths.bucketed(train, Buckets(*rules.buckets(config.bucket_by)))
+        train = lengths.bucketed(train, Buckets(*rules.parse_buckets(config.bucket_by)))
     if config.max_bad_records:
         if train.as_arrays() is not None:
             raise UsageError(

@@ -197,7 +197,7 @@ def test_too_few_end_with_a_line_and_a_lock_that_another_holds_too(job, tmp_path
     assert "worker 0 (localhost:" in error.message
     assert "1 of 3 workers are here" in error.message
     held = LockedRunDir(str(tmp_path))
-    held.take()
+    held.acquire()
     two = job(2)
     two.arrive(0, 1)
     wait_until(lambda: all(is_waiting(each.address) for each in two.clusters))
@@ -208,7 +208,7 @@ def test_too_few_end_with_a_line_and_a_lock_that_another_holds_too(job, tmp_path
 def test_time_counts_only_while_no_attempt_runs(job, tmp_path):
     two, running = job(2), LockedRunDir(str(tmp_path))
     with Rendezvous(two.clusters[0]):  # its task is here, without its agent
-        running.take()
+        running.acquire()
         two.arrive(1, timeout=SOON)
         wait_until(lambda: is_waiting(two.clusters[1].address))
         time.sleep(6 * SOON)
