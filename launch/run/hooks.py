@@ -192,7 +192,7 @@ class _IncludeWorkers(Periodic):
         )
         if waiting and can_train and not status.last:
             have = "have" if len(waiting) > 1 else "has"
-            status.stop = status.stop or f"{TO_INCLUDE}{rendezvous.named(waiting)}, which {have} come"
+            status.stop = status.stop or f"{TO_INCLUDE}{rendezvous.describe_peers(waiting)}, which {have} come"
 
     def close(self) -> None:
         self._ended.set()
