@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import UsageError, reason
+from ..internals import pipelines
 from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ..randomness import epoch_seed
 from .arrays import ArraySource, Mapped
@@ -28,6 +30,7 @@ from .form import zeros
 from .lengths import Padding
 from .order import Order, even_range, replica_range
 from .reader import Reader, unmasked
+from .replay import Replay, ReplayPosition
 from .source import Source, Spec, unknown_dimensions
 from .streamed import Share, Watch, batched, naming_files, untuned, unwatched
 from .timeouts import StreamTimeout
@@ -198,7 +201,7 @@ class StreamedFeed(Feed):
 
     Each process has one plain `tf.data` iterator over its share. Batches come in the order of steps. To start at
     another step, the feed restores the iterator's kept position (`engine.data.position`), or reads the step's epoch
-    from its beginning.
+    from its beginning: of a stream that shuffles, with the seeds kept for that (`engine.data.replay`).
 
     Args:
       devices: of the replicas.
@@ -234,6 +237,11 @@ class StreamedFeed(Feed):
         self._was_opened = False
         self._bytes_taken = 0
         self._never_kept = distributes
+        self._replay: Replay | None = None
+        seeds = [pipelines.seeds(each) for each in share.stream.shuffles]
+        self._is_seeded = all(map(any, seeds))
+        # Shuffles without seeds have others in each process.
+        self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
         self._kept: Any = None  # a nest of variables
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
@@ -325,33 +333,58 @@ class StreamedFeed(Feed):
             self._iterator, self._next_step = self._opened(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
             return None
+        if self._replay:
+            self._warn_that_none_is_kept(self._why_replayed)
+            return self._replay.position(self.order.position(step)[0])
         if self._never_kept:
             return b""
-        why = "".join(f"the dataset writes {path} as it is read" for path in self.share.stream.files_written[:1])
+        why = self._why_written
         try:
             state = b"" if why else iterator_state(self._iterator)
             why = f"it has {len(state):,} bytes" if len(state) > _MOST_STATE_BYTES else why
         except (tf.errors.OpError, MemoryError) as error:
             why = reason(error).rstrip(" .")
-        if why:
-            self._never_kept = True
-            logging.warning(
-                "the input's position can't be kept in checkpoints (%s): a run resumed within an epoch reads the "
-                "epoch again up to its step, and what the dataset samples at random with a state of its own (Keras's "
-                "augmentation layers, tf.image.random_*) differs from then on, also at an epoch's end; sample with "
-                "tf.image.stateless_random_* by a number of the example, or in the model",
-                why,
-            )
-            return b""
-        return state
+        self._warn_that_none_is_kept(why)
+        return b"" if why else state
+
+    @property
+    def _why_written(self) -> str:
+        return "".join(f"the dataset writes {path} as it is read" for path in self.share.stream.files_written[:1])
+
+    @functools.cached_property
+    def _why_replayed(self) -> str:
+        """Why the position of a stream that shuffles can't be saved; "" if it can, or the stream does not shuffle.
+
+        It is decided once, from the pipeline's functions: saving fails only while an iterator calls one of them.
+        """
+        stream = self.share.stream
+        if not stream.shuffles or self._distributes:
+            return ""
+        return self._why_written or pipelines.stateful(stream.examples(self.order.seed, tf.constant(0, tf.int64)))
+
+    def _warn_that_none_is_kept(self, why: str) -> None:
+        """Warns, once and if there is a reason, that checkpoints can't keep the position."""
+        if self._never_kept or not why:
+            return
+        self._never_kept = True
+        logging.warning(
+            "the input's position can't be kept in checkpoints (%s): a run resumed within an epoch %s, and what the "
+            "dataset samples at random with a state of its own (Keras's augmentation layers, tf.image.random_*) "
+            "differs from then on, also at an epoch's end; sample with tf.image.stateless_random_* by a number of the "
+            "example, or in the model",
+            why,
+            "reads the epoch again up to its step" if self._is_seeded else "is refused, as Dataset.shuffle has no seed",
+        )
 
     def _opened(self, step: int):
         """Returns an iterator whose next batch is the one of `step`."""
         epoch, index = self.order.position(step)
         in_epoch = index // self.order.batch_size
         kept, is_again = self.kept(step), self._was_opened
-        self._was_opened = True
-        if kept and (state := kept[self.share.process]):
+        self._was_opened, self._replay = True, None
+        state = kept[self.share.process] if kept else b""
+        replayed = ReplayPosition.from_bytes(state)
+        if state and not replayed:
             try:
                 iterator = iter(self._batches(0))
                 restore_iterator(iterator, state)
@@ -362,16 +395,36 @@ class StreamedFeed(Feed):
                     "to step %d",
                     *(reason(error), step),
                 )
-        if kept is not None and is_again and self.share.stream.shuffles:
-            raise UsageError(
-                f"the training data can't be read again from step {step}: no position is kept there, and its "
-                "Dataset.shuffle has another order at each reading; start the program again, or leave that shuffle "
-                "out, since the run shuffles (shuffle_buffer)"
-            )
-        iterator = iter(self._batches(epoch))
+        seeds = replayed.seeds if replayed and replayed.shuffles == self._shuffles else b""
+        if kept is not None and (seeds or self._why_replayed):
+            self._replay = Replay(iter(self._batches(0)), self._shuffles)
+        iterator = iter(self._batches(epoch, self._replay))
+        has_order = self._replay is not None and self._replay.begin(epoch, seeds)
+        if kept is not None and (index or is_again) and not has_order:
+            self._check_order(step, replayed, is_first=not (epoch or is_again or state))
         if in_epoch:
             self._pass(iterator, in_epoch)
+            if self._replay and replayed and not self._replay.agrees(epoch, replayed):
+                why = "its first batch is another, since the dataset samples at random or has changed"
+                raise _other_order(step, why, "give a Source")
         return iterator
+
+    def _check_order(self, step: int, replayed: ReplayPosition | None, is_first: bool) -> None:
+        """Raises `UsageError` if a stream shuffles, whose seeds at the beginning of a step's epoch are unknown.
+
+        `is_first`: whether the epoch is the run's first, and no other was read in this process.
+        """
+        stream = self.share.stream
+        was_counted = stream.length == tf.data.UNKNOWN_CARDINALITY  # which reads it
+        if replayed is None and (not stream.shuffles or (is_first and self._is_seeded and not was_counted)):
+            return
+        why = "no position is kept there, and its Dataset.shuffle has another order at each reading"
+        cure = "leave that shuffle out, since the run shuffles (shuffle_buffer), or give a Source"
+        if not self._is_seeded:
+            why, cure = "its Dataset.shuffle has no seed", f"give it one, or {cure}"
+        elif replayed and replayed.shuffles != self._shuffles:
+            why = "its Dataset.shuffle has changed"
+        raise _other_order(step, why, cure)
 
     def _pass(self, iterator, steps: int) -> None:
         """Skips the batches of so many steps."""
@@ -380,13 +433,13 @@ class StreamedFeed(Feed):
                 self.run_with_timeout(functools.partial(next, iterator), lambda: None)
                 done(number + 1)
 
-    def _batches(self, first_epoch: int):
+    def _batches(self, first_epoch: int, replay: Replay | None = None):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
-            epochs = self._batched(passes, tf.constant(0, tf.int64))
+            epochs = self._batched(passes, tf.constant(0, tf.int64), replay)
         else:
-            epochs = tf.data.Dataset.counter(first_epoch).flat_map(self._epoch)
+            epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
@@ -416,9 +469,11 @@ class StreamedFeed(Feed):
             [epochs, *unread], tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
         )
 
-    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+    def _epoch(self, replay: Replay | None, epoch: tf.Tensor) -> tf.data.Dataset:
         order = self.order
-        batches = self._batched(self._shuffled(epoch), epoch)
+        if replay:
+            epoch = replay.note_epoch(epoch)
+        batches = self._batched(self._shuffled(epoch), epoch, replay)
         if not self.share.by_file:
             return batches
         # Padded with empty batches to the length of the longest share.
@@ -428,11 +483,13 @@ class StreamedFeed(Feed):
         )
         return batches.concatenate(nothing).take(steps)
 
-    def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor) -> tf.data.Dataset:
+    def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor, replay: Replay | None) -> tf.data.Dataset:
         order, stream = self.order, self.share.stream
         if stream.buckets is not None:
-            return in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
-        return batched(stream, examples, order.share_size, order.drop_remainder)
+            batches = in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
+        else:
+            batches = batched(stream, examples, order.share_size, order.drop_remainder)
+        return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         seed = self.order.seed
@@ -441,6 +498,13 @@ class StreamedFeed(Feed):
             # A file that shrank or grew since it was counted would shift all later epochs unnoticed.
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
+
+
+def _other_order(step: int, why: str, cure: str) -> UsageError:
+    return UsageError(
+        f"the training data can't be read again from step {step}: {why}; {cure}, and begin in another run_dir, with "
+        "init_from to keep the weights"
+    )
 
 
 def _variable_for(spec: Spec) -> tf.Variable:

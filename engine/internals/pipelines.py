@@ -26,7 +26,9 @@ from tensorflow.python.data.ops import (
     unbatch_op,
 )
 
+from ..errors import reason
 from . import graphs
+from .tensorflow import iterator_state
 
 _BATCHES = (
     batching._MapAndBatchDataset,
@@ -124,6 +126,32 @@ def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns those parts of a pipeline that are in another order at each reading, by a seed that is theirs."""
     found = [part for part in _all(dataset) if isinstance(part, shuffle_op._ShuffleDataset)]
     return [shuffle for shuffle in found if shuffle._reshuffle_each_iteration]
+
+
+def seeds(shuffle: tf.data.Dataset) -> list[int]:
+    """Returns the seeds of a shuffle; without any that are not 0, TensorFlow chooses them."""
+    return [int(tf.get_static_value(each)) for each in (shuffle._seed, shuffle._seed2)]
+
+
+def stateful(dataset: tf.data.Dataset) -> str:
+    """Returns why TensorFlow can't save the state of a pipeline's functions; "" if it can.
+
+    An iterator shows it only while it calls such a function.
+    """
+    element = tf.TensorSpec([], tf.int64)
+    for function in (each.function for part in _all(dataset) for each in part._functions()):
+        calling = tf.raw_ops.MapDataset(
+            input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(0)),
+            other_arguments=function.captured_inputs,
+            f=function,
+            output_types=[element.dtype],
+            output_shapes=[element.shape],
+        )
+        try:
+            iterator_state(iter(tf.data.experimental.from_variant(calling, element)))
+        except tf.errors.OpError as error:
+            return reason(error).rstrip(" .")
+    return ""
 
 
 def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:

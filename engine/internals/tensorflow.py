@@ -309,12 +309,16 @@ def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.d
     return distribute._AutoShardDataset(dataset, workers, worker)
 
 
-def iterator_state(iterator: tf.data.Iterator) -> bytes:
-    """Returns a plain iterator's state, including buffers. Raises tf.errors.OpError for stateful ops."""
+def iterator_state(iterator: tf.data.Iterator, ignores_functions: bool = False) -> bytes:
+    """Returns a plain iterator's state, including buffers.
+
+    Raises tf.errors.OpError for a function with a state of its own that the iterator calls, unless `ignores_functions`.
+    """
+    policy = tf.data.experimental.ExternalStatePolicy
     (resource,) = tf.nest.flatten(iterator, expand_composites=True)
     serialized = tf.raw_ops.SerializeIterator(
         resource_handle=resource,
-        external_state_policy=tf.data.experimental.ExternalStatePolicy.FAIL.value,
+        external_state_policy=(policy.IGNORE if ignores_functions else policy.FAIL).value,
     )
     return tf.io.serialize_tensor(serialized).numpy()
 

@@ -39,12 +39,14 @@ def data(folder, kind: str = "files"):
 
     def example(line):
         number = tf.strings.to_number(line, tf.int64)
-        if kind == "stateful":
+        if kind != "files":
             number = tf.ensure_shape(tf.numpy_function(lambda x: x, [number], tf.int64), [])
         return tf.gather(images, number), tf.gather(labels, number)
 
     paths = sorted(map(str, pathlib.Path(folder).glob("*.txt")))
-    return tf.data.TextLineDataset(paths).map(example), loaded.evaluation, loaded.num_classes
+    lines = tf.data.TextLineDataset(paths)
+    lines = lines.shuffle(100, seed=1) if kind == "shuffled" else lines
+    return lines.map(example), loaded.evaluation, loaded.num_classes
 
 
 def main(folder: str, kind: str, runs: str, name: str = "", step: str = "0") -> None:

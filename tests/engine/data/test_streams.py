@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import threading
 import time
 
@@ -18,7 +19,7 @@ from crankshaft.engine.errors import SourceError, StuckStreamError, UsageError
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input.records import checksums
-from tests.engine.data.test_feeds import Recorder, assert_each_once, dataset, in_files, seen
+from tests.engine.data.test_feeds import Recorder, arrays, assert_each_once, dataset, in_files, seen
 
 EXAMPLES, BATCH = 46, 6  # eight steps an epoch, the last of four examples
 SMALL = 9  # a shuffle's buffer that does not hold the epoch: what is before it has a state too
@@ -45,10 +46,12 @@ class Watched:
         self.shown.append((what, total, told[-1]))
 
 
+def through_python(parts, number):
+    return parts, tf.ensure_shape(tf.numpy_function(lambda x: x, [number], tf.int64), [])
+
+
 def stateful(examples):
-    return dataset(examples).map(
-        lambda parts, number: (parts, tf.ensure_shape(tf.numpy_function(lambda x: x, [number], tf.int64), []))
-    )
+    return dataset(examples).map(through_python)
 
 
 def kept_of(made):
@@ -122,7 +125,9 @@ def test_a_shuffle_of_its_own_goes_back_to_what_was_kept_and_to_nothing_else(ben
     """Its order depends on how often it was read: from the beginning it would be another, unnoticed."""
 
     def make():
-        return bench(Recorder(), dataset(EXAMPLES).shuffle(9, seed=1).shuffle(7).map(lambda *each: each), BATCH, seed=3)
+        tf.random.set_seed(None)  # as in a new process: a global one would change the shuffles'
+        shuffled = dataset(EXAMPLES).shuffle(9, seed=1).shuffle(7, seed=2).map(lambda *each: each)
+        return bench(Recorder(), shuffled, BATCH, seed=3)
 
     made = make()
     kept = {0: kept_of(made)}
@@ -140,6 +145,89 @@ def test_a_shuffle_of_its_own_goes_back_to_what_was_kept_and_to_nothing_else(ben
     made.jump(3)
     with pytest.raises(UsageError, match="can't be read again from step 3: no position is kept there"):
         made.train(5)
+
+
+def noisy(parts, number):
+    """Changes what the recorder does not read."""
+    return {**parts, "noise": tf.random.uniform([])}, number
+
+
+WITHOUT_POSITION = {
+    "calls Python after": lambda _: dataset(EXAMPLES).shuffle(9, seed=1).shuffle(5, seed=2).map(through_python),
+    "calls Python before, counted": lambda _: stateful(EXAMPLES).shuffle(9, seed=1).filter(lambda *_: True),
+    "read twice": lambda _: dataset(EXAMPLES // 2).shuffle(9, seed=1).repeat(2).map(through_python),
+    "writes": lambda folder: dataset(EXAMPLES).cache(f"{folder}/cache").shuffle(9, seed=1),
+    "samples": lambda _: dataset(EXAMPLES).shuffle(9, seed=1).map(noisy),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*[*WITHOUT_POSITION][:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*WITHOUT_POSITION][2:])],
+)
+def test_a_shuffled_stream_without_a_position_is_read_again_in_its_order(bench, tmp_path, warnings, kind):
+    """By the seeds of its shuffles as the epoch began: in this process, and twice in others."""
+
+    def make(saved_data=None):
+        tf.random.set_seed(None)
+        made = WITHOUT_POSITION[kind](tmp_path)
+        return bench(Recorder(), made, BATCH, feed=FeedOptions(shuffle_buffer=SMALL), seed=3, saved_data=saved_data)
+
+    made, kept = make(), {}
+    for step in (0, 3, 19):
+        made.train(step)
+        kept[step] = kept_of(made)
+    made.train(40)
+    ahead = seen(made)
+    assert ["reads the epoch again" in line for line in warnings] == [True]
+    for step in (19, 3, 0):
+        resumed(made, kept[step], step).train(22)
+        assert seen(made) == ahead[:22]
+    then = kept[19]
+    for step, until in ((19, 29), (29, 40)):
+        again = resumed(make({"by": "example", "counts": [EXAMPLES]}), then, step)
+        again.train(until)
+        assert seen(again)[step:] == ahead[step:until]
+        then = kept_of(again)
+
+
+def test_a_shuffled_stream_whose_order_is_lost_is_refused_within_an_epoch(bench):
+    readings = itertools.count()
+
+    def differing():
+        return np.random.default_rng(next(readings)).permutation(EXAMPLES)
+
+    def make(seed=1, shuffle=True, differs=False):
+        tf.random.set_seed(None)
+        numbers = tf.data.Dataset.range(EXAMPLES)
+        if differs:
+            generator = tf.data.Dataset.from_generator(differing, output_signature=numbers.element_spec)
+            numbers = generator.apply(tf.data.experimental.assert_cardinality(EXAMPLES))
+        shuffled, rows = numbers.shuffle(9, seed=seed) if shuffle else numbers, arrays(EXAMPLES)
+        rows_of = shuffled.map(lambda i: tf.nest.map_structure(lambda x: tf.gather(x, i), rows))
+        return bench(Recorder(), rows_of.map(through_python), BATCH, seed=3)
+
+    def kept_at(step, **arguments):
+        made = make(**arguments)
+        made.train(step)
+        return kept_of(made)
+
+    older = {"process_0": b""}
+    at_11, alike = kept_at(11), make()
+    for kept, then, why in (
+        (kept_at(11, seed=None), make(seed=None), "has no seed; give it one, or leave that shuffle out"),
+        (at_11, make(seed=2), "has changed; leave that shuffle out, since the run shuffles"),
+        (at_11, make(shuffle=False), "has changed; leave that shuffle out, since the run shuffles"),
+        ({**at_11, **older}, alike, "has another order at each reading; leave that shuffle out"),
+        ({**at_11, "process_0": at_11["process_0"][:-100]}, alike, "has another order at each reading; leave that"),
+        (kept_at(11, differs=True), make(differs=True), "its first batch is another, since the dataset samples"),
+    ):
+        with pytest.raises(UsageError, match=f"can't be read again from step 11: .*{why}.* give a Source, and begin"):
+            resumed(then, kept, 11).train(20)
+    # At an epoch's end, and within the first one, which is read as it was.
+    for step, kept in ((16, at_11), (3, at_11)):
+        again = resumed(make(), {**kept, "step": step, **older}, step)
+        again.train(20)
 
 
 def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warnings):

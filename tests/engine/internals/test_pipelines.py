@@ -57,6 +57,21 @@ def test_caches_and_snapshots_are_found_below_other_operations(tmp_path):
     assert pipelines.files_written(SLICES(X).cache()) == []
 
 
+def test_a_function_with_a_state_of_its_own_is_found_before_it_is_called():
+    def of_python(x):
+        return tf.numpy_function(lambda x: x, [x], tf.float32)
+
+    stateless = SLICES(X).map(lambda x: 2 * x).shuffle(3, seed=1).filter(lambda x: x[0] > 0)
+    assert pipelines.stateful(stateless.concatenate(stateless).batch(2)) == ""
+    for made in (
+        stateless.map(of_python).batch(2),
+        stateless.concatenate(stateless.map(lambda x: of_python(x))),
+        SLICES(X).flat_map(lambda x: SLICES(x).map(of_python)),
+        generated().shuffle(3),
+    ):
+        assert "stateful" in pipelines.stateful(made)
+
+
 def test_a_dataset_ends_where_what_it_is_made_of_does():
     assert pipelines.ends(batches().unbatch().filter(lambda x, y: True).map(lambda x, y: x).batch(3))
     assert not pipelines.ends(SLICES(X).repeat())

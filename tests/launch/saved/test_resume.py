@@ -251,6 +251,17 @@ def test_a_run_in_two_parts_is_one(ran, tmp_path):
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.slow
+def test_a_shuffled_stream_that_calls_python_goes_on_in_another_process(crank, folder, tmp_path):
+    """Only the first process counts, which draws an order of its own."""
+    run = [*DATASET_RUN, f"--run_dir={tmp_path}/run", "--train_steps=40"]
+    crank(folder, "shuffled", json.dumps([[*run, "--stop_at_step=18"]]), script=SCRIPT).ok()
+    resumed = crank(folder, "shuffled", json.dumps([run]), script=SCRIPT).ok()
+    assert "reading the epoch again, batches: 3 of 3\n" in resumed.out
+    crank(folder, "shuffled", json.dumps([[*run, f"--run_dir={tmp_path}/straight"]]), script=SCRIPT).ok()
+    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
+
+
 def test_a_run_on_a_stream_is_evaluated_without_counting_and_files_that_change_meanwhile_are_one_line(
     ran, folder, tmp_path
 ):
