@@ -50,8 +50,7 @@ def run(
         among them; those not among them keep their values.
 
     Raises:
-      UsageError: a mistake in the arguments (a ValueError); the message is the line that the command would print,
-        with keywords instead of flags.
+      UsageError: a mistake in the arguments (a ValueError); the message is the line that the command would print.
       RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
 
     Example:
