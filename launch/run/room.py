@@ -39,13 +39,13 @@ class Room(NamedTuple):
 def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) -> TrainState:
     """Calls `strategy.build(make)`, unless the variables need more than is left.
 
-    Variables that surely take less than half are made at once. Else the build ends before it has taken a sixth. It
-    is repeated in a graph without memory, which shows the bytes of all, and then for good.
+    Variables that surely take less than half are created at once. Else the build ends before it has taken a sixth; it
+    is repeated in a graph without memory, which gives the bytes of all, and then for good.
 
     Raises:
       UsageError: the variables, or a checkpoint of them, need more than is left.
     """
-    room = Room(*map(min, zip(*strategy.exchange_json(_left(config, strategy)), strict=True)))
+    room = Room(*map(min, zip(*strategy.exchange_json(_measure(config, strategy)), strict=True)))
     copies = _copies(config, strategy)
     most = min(room.memory / copies, room.disk) / (2 * (1 + _SNAPSHOTS))
 
@@ -54,26 +54,27 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
             return make()
 
     names = keras.exchange_state({})
-    keras.exchange_state({name: copy.copy(each) if isinstance(each, dict) else each for name, each in names.items()})
+    copied = {key: copy.copy(value) if isinstance(value, dict) else value for key, value in names.items()}
+    keras.exchange_state(copied)
     try:
         return strategy.build(make_small)
     except _TooLarge:
-        keras.exchange_state(names)  # as if nothing had been made
-    gc.collect()  # what had been
-    if needed := sum(variable.weight for variable in dry_run(make)):  # else it can't be known
+        keras.exchange_state(names)  # as if nothing had been created
+    gc.collect()  # frees the variables that were
+    if needed := sum(variable.weight for variable in dry_run(make)):  # else unknown
         _compare(config, needed, copies, room)
     return strategy.build(make)
 
 
-def _left(config: Config, strategy: Strategy) -> Room:
-    """Returns what is left for this process."""
+def _measure(config: Config, strategy: Strategy) -> Room:
+    """Measures the bytes that are left for this process."""
     on_gpus = is_on_gpus(strategy.distribution)  # whose memory TensorFlow says when it is short
     disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
     return Room(math.inf if on_gpus else memory.available_bytes(), disk)
 
 
 def _copies(config: Config, strategy: Strategy) -> int:
-    """Returns how many copies of the variables share this machine's memory, at least."""
+    """Counts the copies of the variables that share this machine's memory, at least."""
     processes = len(config.cluster.addresses) if config.cluster and config.cluster.is_on_one_host else 1
     return processes * (1 if strategy.mesh.is_sharded else len(strategy.distribution.extended.worker_devices))
 
