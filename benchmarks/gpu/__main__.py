@@ -35,6 +35,7 @@ from ..race import ROOT, run_script, write_result
 from .rows import Row, rows
 
 _START_SECONDS = 60.0  # of a process, until its first row begins
+_PATIENCE = 10  # times as long are limits on a CPU, which may be busy with other work
 _POLL_SECONDS = 0.1
 _FEWEST_SECONDS = 15.0  # with less left, no row begins
 _LOG_LINES = 5
@@ -134,7 +135,8 @@ def _measure_together(together: Sequence[Row], measurements: Measurements, deadl
         with log.open("wb") as output:
             command += ["--tiny"] * tiny
             child = children.start(command, env=environment, cwd=ROOT, stdout=output, stderr=output)
-        done, limit = 0, time.monotonic() + _START_SECONDS + together[0].seconds
+        patience = _PATIENCE if tiny else 1
+        done, limit = 0, time.monotonic() + patience * (_START_SECONDS + together[0].seconds)
         with results.open(encoding="utf-8") as lines:
             while done < len(together):
                 if line := lines.readline():
@@ -142,7 +144,8 @@ def _measure_together(together: Sequence[Row], measurements: Measurements, deadl
                     row = next((row for row in together if row.title == title), None)
                     measurements.add(row, result)
                     done += row is not None
-                    limit = time.monotonic() + (together[done].seconds if done < len(together) else 0.0)
+                    if done < len(together):
+                        limit = time.monotonic() + patience * together[done].seconds
                 elif why := _end(child, min(limit, deadline), limit):
                     tail = " / ".join(last_lines(log.read_bytes())[-_LOG_LINES:])
                     measurements.add(together[done], {"failed": f"{why}: {tail}"})

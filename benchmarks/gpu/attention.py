@@ -1,6 +1,6 @@
-"""Attention by itself, for `benchmarks.gpu`: cuDNN's fused kernels called through XLA, beside the plain one. Host code.
+"""Attention by itself, for `benchmarks.gpu`: whole, by blocks, and cuDNN's fused kernels through XLA. Host code.
 
-`python -m benchmarks.gpu.attention` prints errors against the plain attention in float32, relative to its largest
+`python -m benchmarks.gpu.attention` prints errors against the whole attention in float32, relative to its largest
 value, of outputs and of the gradients of queries, keys and values; and milliseconds of a forward and a backward pass.
 
 cuDNN's are FlashAttention (Dao et al. 2022, https://arxiv.org/abs/2205.14135), for 16 bits, head sizes of a multiple of
@@ -19,20 +19,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from crankshaft.engine.layers.parallel import attention as parallel
+
 _REPEATS = 10
-
-
-def plain(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Computes causal attention of [batch, heads, length, size], with scores in float32, as the layer does."""
-    length, size = queries.shape[-2:]
-    scores = tf.cast(tf.matmul(queries * size**-0.5, keys, transpose_b=True), tf.float32)
-    scores += tf.where(tf.linalg.band_part(tf.ones([length, length], tf.bool), -1, 0), 0.0, -1e9)
-    return tf.matmul(tf.cast(tf.nn.softmax(scores), values.dtype), values)
 
 
 @tf.custom_gradient
 def fused(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor):
-    """Computes the same by cuDNN; queries, keys and values are bfloat16 of equal shapes. Only within XLA on a GPU."""
+    """Computes causal attention by cuDNN, within XLA on a GPU; queries, keys and values are bfloat16 of one shape."""
     shape, dtype = queries.shape, queries.dtype
     operands = [queries, keys, values]
     outputs, logs, _ = gen_xla_ops.xla_custom_call_v2(  # logs of the softmax's sums, and cuDNN's workspace
@@ -89,14 +83,21 @@ def backend_config(shape: tf.TensorShape, is_backward: bool) -> str:
 
 def compare(tiny: bool = False) -> dict[str, Any]:
     """Compares ways to compute attention, for head sizes of 64 and 128: figures, or why it failed, by way and size."""
-    shape = (2, 2, 32) if tiny else (8, 12, 1024)
+    shape, block = ((2, 2, 32), 8) if tiny else ((8, 12, 1024), 256)
+
+    def whole(queries, *others):
+        return parallel.attention(queries[:, :, tf.newaxis], *others)[:, :, 0]
+
+    def by_blocks(queries, *others):
+        return parallel.attention_by_blocks(queries[:, :, tf.newaxis], *others, block=block)[:, :, 0]
+
     compared: dict[str, Any] = {}
     for size in (64, 128):
         random = np.random.default_rng(size)
         inputs = [tf.constant(random.standard_normal((*shape, size)), tf.float32) for _ in range(4)]
-        expected = _with_gradients(plain)(*inputs)
+        expected = _with_gradients(whole)(*inputs)
         narrow = [tf.cast(x, tf.bfloat16) for x in inputs]
-        for name, way in {"plain": plain, "cuDNN": fused}.items():
+        for name, way in {"whole": whole, "by blocks": by_blocks, "cuDNN": fused}.items():
             try:
                 compared[f"{name}, head size {size}"] = _measured(_with_gradients(way), narrow, expected)
             except (tf.errors.OpError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Packs TensorFlow for a machine with a GPU that reaches no package index, in parts that can be sent one by one.
 
-    python -m benchmarks.gpu.package .gpu            # 250 MB: the machine has CUDA 13 and cuDNN 9, e.g. PyTorch's
+    python -m benchmarks.gpu.package .gpu            # 270 MB: the machine has CUDA 13 and cuDNN 9, e.g. PyTorch's
     python -m benchmarks.gpu.package .gpu --cuda     # 550 MB: CUDA 12.5's libraries too
 
 Then send `.gpu/part-*` to the machine, in as many turns as needed, and there, in the repository:

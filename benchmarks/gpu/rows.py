@@ -114,7 +114,7 @@ def rows(tiny: bool = False) -> list[Row]:
         flags = {"model": name, "input": "synthetic_clicks", "input_arg": ids, "jit": "off"}
         return Row(name, 45.0, "tables", flags=flags, batches=(256 if tiny else 4096,), kernels=kernels)
 
-    remade = {"name": "language model, activation checkpointing", "jit": "off", "recompute": True}
+    remade = {"name": "language model, activation checkpointing", "jit": "on", "recompute": True}
     longer = {"context": long, "batches": (1,) if tiny else (8, 4, 2)}
     largest = {"batches": (8,) if tiny else (64,)}
     return [
