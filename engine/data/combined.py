@@ -166,7 +166,7 @@ class CombinedFeed(Feed):
         self.random_access = all(feed.random_access for feed in self._members)
         self.reads_in_loop = any(feed.reads_in_loop for feed in self._members)
         for number, member in enumerate(self._members):
-            member.kept = functools.partial(self._member_position, number)
+            member.saved_states = functools.partial(self._member_position, number)
 
     @property
     def share(self) -> CombinedShare:  # type: ignore[override]
@@ -212,10 +212,10 @@ class CombinedFeed(Feed):
         return json.dumps([len(state) for state in states]).encode() + b"\n" + b"".join(states)  # type: ignore[arg-type]
 
     def _member_position(self, number: int, step: int) -> Sequence[bytes] | None:
-        """Slices a member's position out of the checkpoint's, as `Feed.kept`."""
-        if not (kept := self.kept(step)):
-            return kept
-        lengths, _, states = kept[0].partition(b"\n")
+        """Slices a member's position out of the checkpoint's, as `Feed.saved_states`."""
+        if not (saved := self.saved_states(step)):
+            return saved
+        lengths, _, states = saved[0].partition(b"\n")
         sizes = json.loads(lengths)
         return [states[sum(sizes[:number]) : sum(sizes[: number + 1])]]
 

@@ -47,9 +47,9 @@ class Feed(abc.ABC):
       compilable: whether XLA can compile `next_operands` and `batch`.
       random_access: whether any step's batch can be computed without those before it.
       reads_in_loop: whether `next_operands` may wait for input, rather than `call_input`.
-      pipeline: identifies the pipeline that kept positions fit.
-      kept: returns the positions kept at a step, of all processes, or none; None unless it is training's. Set from
-        outside.
+      pipeline: identifies the pipeline that saved positions fit.
+      saved_states: returns the positions saved at a step, of all processes, or none; None unless it is training's. Set
+        from outside.
     """
 
     order: Order
@@ -58,7 +58,7 @@ class Feed(abc.ABC):
     random_access: bool = False
     reads_in_loop: bool = False
     pipeline: str = ""
-    kept: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
+    saved_states: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
 
     def reach(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on one call can take; at least 1. Host code."""

@@ -162,7 +162,7 @@ class ReadFeed(Feed):
             self._source.begin_epoch(self.order.block_epoch(first_block))
         self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
-            return self._opened(self._share(first_block, range(1)))
+            return self._open(self._share(first_block, range(1)))
 
         def pipeline(context: tf.distribute.InputContext):
             per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
@@ -170,9 +170,9 @@ class ReadFeed(Feed):
             self._shares_a_block = per_pipeline
             return self._share(first_block, range(first, first + per_pipeline))
 
-        return self._opened(self._strategy.distribute_datasets_from_function(pipeline))
+        return self._open(self._strategy.distribute_datasets_from_function(pipeline))
 
-    def _opened(self, blocks):
+    def _open(self, blocks):
         self._element_spec = blocks.element_spec
         return iter(blocks)
 
@@ -235,21 +235,21 @@ class StreamedFeed(Feed):
         self._iterator: Any = None
         self._next_step: int | None = None
         self._was_opened = False
-        self._bytes_taken = 0
-        self._never_kept = distributes
+        self._bytes_read = 0
+        self._has_no_state = distributes
         self._replay: Replay | None = None
-        seeds = [pipelines.seeds(each) for each in share.stream.shuffles]
+        seeds = [pipelines.seeds(shuffle) for shuffle in share.stream.shuffles]
         self._is_seeded = all(map(any, seeds))
         # Shuffles without seeds have others in each process.
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
-        self._kept: Any = None  # a nest of variables
+        self._last_batch: Any = None  # a nest of variables
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
         self._first_share = share.process * self._num_shares
 
     def stats(self) -> FeedStats:
         # Of the examples that steps have taken; text varies in length.
-        return FeedStats(None if self._example_bytes is None else self._bytes_taken)
+        return FeedStats(None if self._example_bytes is None else self._bytes_read)
 
     @property
     def _example_bytes(self) -> int | None:
@@ -283,11 +283,11 @@ class StreamedFeed(Feed):
     def call_input(self, step: int, limit: int) -> CallInput:
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one will write
-            self._iterator = self._opened(step)
+            self._iterator = self._open(step)
         limit = self.reach(step, limit)
         self._next_step = step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
-        self._bytes_taken += (self._example_bytes or 0) * examples // len(self.share.counts)
+        self._bytes_read += (self._example_bytes or 0) * examples // len(self.share.counts)
         return CallInput((self._iterator,), 0, limit)
 
     def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
@@ -296,15 +296,18 @@ class StreamedFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return self.share.stream.element_spec if self._kept is None and self._num_shares == 1 else None
+        return self.share.stream.element_spec if self._last_batch is None and self._num_shares == 1 else None
 
     def retain_last_batch(self) -> None:
-        if self._kept is None and not self._distributes:
+        if self._last_batch is None and not self._distributes:
             with tf.device("CPU:0"):
-                self._kept = tf.nest.map_structure(_variable_for, self.share.stream.element_spec)
+                self._last_batch = tf.nest.map_structure(
+                    lambda spec: tf.Variable(_empty_batch(spec), trainable=False, shape=[None, *spec.shape]),
+                    self.share.stream.element_spec,
+                )
 
     def peek(self, step: int) -> CallInput | None:
-        batch = None if self._kept is None else tf.nest.map_structure(tf.convert_to_tensor, self._kept)
+        batch = None if self._last_batch is None else tf.nest.map_structure(tf.convert_to_tensor, self._last_batch)
         if batch is None or not tf.nest.flatten(batch)[0].shape[0]:
             return None
         return CallInput((iter(untuned(tf.data.Dataset.from_tensors(batch))),), 0, 1)
@@ -312,8 +315,8 @@ class StreamedFeed(Feed):
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
         batch = next(iterator)
-        if self._kept is not None:  # shares the batch's memory
-            tf.nest.map_structure(lambda variable, x: variable.assign(x), self._kept, batch)
+        if self._last_batch is not None:  # shares the batch's memory
+            tf.nest.map_structure(lambda variable, x: variable.assign(x), self._last_batch, batch)
         return (batch,)
 
     def batch(self, batch):
@@ -330,13 +333,13 @@ class StreamedFeed(Feed):
     def position(self, step: int) -> bytes | None:
         """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
         if not self._was_opened and self.share.stream.shuffles:
-            self._iterator, self._next_step = self._opened(step), step  # to return to the first step, too
+            self._iterator, self._next_step = self._open(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
             return None
         if self._replay:
-            self._warn_that_none_is_kept(self._why_replayed)
+            self._warn_of_no_position(self._why_replayed)
             return self._replay.position(self.order.position(step)[0])
-        if self._never_kept:
+        if self._has_no_state:
             return b""
         why = self._why_written
         try:
@@ -344,7 +347,7 @@ class StreamedFeed(Feed):
             why = f"it has {len(state):,} bytes" if len(state) > _MOST_STATE_BYTES else why
         except (tf.errors.OpError, MemoryError) as error:
             why = reason(error).rstrip(" .")
-        self._warn_that_none_is_kept(why)
+        self._warn_of_no_position(why)
         return b"" if why else state
 
     @property
@@ -362,11 +365,11 @@ class StreamedFeed(Feed):
             return ""
         return self._why_written or pipelines.stateful(stream.examples(self.order.seed, tf.constant(0, tf.int64)))
 
-    def _warn_that_none_is_kept(self, why: str) -> None:
+    def _warn_of_no_position(self, why: str) -> None:
         """Warns, once and if there is a reason, that checkpoints can't keep the position."""
-        if self._never_kept or not why:
+        if self._has_no_state or not why:
             return
-        self._never_kept = True
+        self._has_no_state = True
         logging.warning(
             "the input's position can't be kept in checkpoints (%s): a run resumed within an epoch %s, and what the "
             "dataset samples at random with a state of its own (Keras's augmentation layers, tf.image.random_*) "
@@ -376,13 +379,13 @@ class StreamedFeed(Feed):
             "reads the epoch again up to its step" if self._is_seeded else "is refused, as Dataset.shuffle has no seed",
         )
 
-    def _opened(self, step: int):
+    def _open(self, step: int):
         """Returns an iterator whose next batch is the one of `step`."""
         epoch, index = self.order.position(step)
         in_epoch = index // self.order.batch_size
-        kept, is_again = self.kept(step), self._was_opened
+        saved, is_again = self.saved_states(step), self._was_opened
         self._was_opened, self._replay = True, None
-        state = kept[self.share.process] if kept else b""
+        state = saved[self.share.process] if saved else b""
         replayed = ReplayPosition.from_bytes(state)
         if state and not replayed:
             try:
@@ -396,14 +399,17 @@ class StreamedFeed(Feed):
                     *(reason(error), step),
                 )
         seeds = replayed.seeds if replayed and replayed.shuffles == self._shuffles else b""
-        if kept is not None and (seeds or self._why_replayed):
+        if saved is not None and (seeds or self._why_replayed):
             self._replay = Replay(iter(self._batches(0)), self._shuffles)
         iterator = iter(self._batches(epoch, self._replay))
         has_order = self._replay is not None and self._replay.begin(epoch, seeds)
-        if kept is not None and (index or is_again) and not has_order:
+        if saved is not None and (index or is_again) and not has_order:
             self._check_order(step, replayed, is_first=not (epoch or is_again or state))
         if in_epoch:
-            self._pass(iterator, in_epoch)
+            with self._watch("reading the epoch again, batches", in_epoch) as done:
+                for number in range(in_epoch):
+                    self.run_with_timeout(functools.partial(next, iterator), lambda: None)
+                    done(number + 1)
             if self._replay and replayed and not self._replay.agrees(epoch, replayed):
                 why = "its first batch is another, since the dataset samples at random or has changed"
                 raise _other_order(step, why, "give a Source")
@@ -426,13 +432,6 @@ class StreamedFeed(Feed):
             why = "its Dataset.shuffle has changed"
         raise _other_order(step, why, cure)
 
-    def _pass(self, iterator, steps: int) -> None:
-        """Skips the batches of so many steps."""
-        with self._watch("reading the epoch again, batches", steps) as done:
-            for number in range(steps):
-                self.run_with_timeout(functools.partial(next, iterator), lambda: None)
-                done(number + 1)
-
     def _batches(self, first_epoch: int, replay: Replay | None = None):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         if not self.order.has_epochs:
@@ -443,7 +442,7 @@ class StreamedFeed(Feed):
         options = tf.data.Options()
         if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
-        batches = untuned(self._with_seeds(epochs).prefetch(4).with_options(options))
+        batches = untuned(self._with_shuffle_states(epochs).prefetch(4).with_options(options))
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
@@ -451,8 +450,8 @@ class StreamedFeed(Feed):
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return self._strategy.experimental_distribute_dataset(batches.apply(endless))
 
-    def _with_seeds(self, epochs: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the epochs as part of a dataset whose iterator's state has the seeds of the stream's own shuffles.
+    def _with_shuffle_states(self, epochs: tf.data.Dataset) -> tf.data.Dataset:
+        """Adds the stream's shuffles to the epochs, so that an iterator's state has their seeds.
 
         An iterator's state has those only of a shuffle that it is reading: not before the first batch, nor once the
         epoch's examples are all in buffers. So an iterator of each is kept open, from which nothing is read.
@@ -464,7 +463,7 @@ class StreamedFeed(Feed):
         def nothing(*_) -> Any:
             return tf.nest.map_structure(lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype), specs)
 
-        unread = [each.map(nothing) for each in self.share.stream.shuffles]
+        unread = [shuffle.map(nothing) for shuffle in self.share.stream.shuffles]
         return tf.data.Dataset.choose_from_datasets(
             [epochs, *unread], tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
         )
@@ -479,7 +478,7 @@ class StreamedFeed(Feed):
         # Padded with empty batches to the length of the longest share.
         steps = order.steps_per_epoch
         nothing = tf.data.Dataset.range(steps).map(
-            lambda _: tf.nest.map_structure(_no_example, self.share.stream.element_spec)
+            lambda _: tf.nest.map_structure(_empty_batch, self.share.stream.element_spec)
         )
         return batches.concatenate(nothing).take(steps)
 
@@ -507,13 +506,7 @@ def _other_order(step: int, why: str, cure: str) -> UsageError:
     )
 
 
-def _variable_for(spec: Spec) -> tf.Variable:
-    """Creates a variable for batches of such examples, empty at first."""
-    return tf.Variable(_no_example(spec), trainable=False, shape=[None, *spec.shape])
-
-
-def _no_example(spec: Spec) -> tf.Tensor:
-    """Returns an empty batch of such examples."""
+def _empty_batch(spec: Spec) -> tf.Tensor:
     return tf.convert_to_tensor(zeros(spec)[:0], tf.as_dtype(spec.dtype))
 
 

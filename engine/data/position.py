@@ -46,7 +46,7 @@ class Position(TrackableNode):
             for number in range(len(self._feed.share.counts)):
                 if not hasattr(self, f"process_{number}"):
                     setattr(self, f"process_{number}", tf.Variable("", trainable=False))
-        self._feed.kept = self._saved_states
+        self._feed.saved_states = self._saved_states
 
     def capture(self, step: int) -> None:
         """Stores the feed's position for the checkpoint of this step. Every process must call it."""

@@ -110,7 +110,7 @@ class Replay:
         """Notes the first batch of an epoch, and returns its batches. In the pipeline."""
 
         def note(epoch: np.ndarray, *components: np.ndarray) -> np.ndarray:
-            self._first_batches[int(epoch)] = [_checksum(each) for each in components]
+            self._first_batches[int(epoch)] = [_checksum(component) for component in components]
             self._first_batches.pop(int(epoch) - _EPOCHS, None)
             return epoch
 
