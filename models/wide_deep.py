@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -56,7 +55,12 @@ class Model(Tabular):
 
     def build_tables(self) -> None:
         self.pairs = self._find_pairs()
-        self.embedding = self.table("embedding", self.width + 1, initializer=_weight_0(embeddings.uniform()))
+        deep = embeddings.uniform()
+
+        def rows(samples):  # whose last number, of the wide part, is 0
+            return tf.concat([deep(samples[:, :-1]), tf.zeros_like(samples[:, :1])], 1)
+
+        self.embedding = self.table("embedding", self.width + 1, initializer=rows)
         if self.pairs:
             zeros = embeddings.zeros()
             self.cross_table = Embedding(
@@ -104,8 +108,3 @@ class Model(Tabular):
                     f"crosses={cross} is not a pair of fields; use e.g. {':'.join([*indices, '?'][:2])}, or all"
                 )
         return [(indices[a], indices[b]) for a, b in pairs]
-
-
-def _weight_0(deep: Callable) -> Callable:
-    """Returns an initializer of rows whose last number is 0 and whose others are `deep`'s."""
-    return lambda samples: tf.concat([deep(samples[:, :-1]), tf.zeros_like(samples[:, :1])], 1)

@@ -229,7 +229,11 @@ def _compare(
     dtypes = reader.get_variable_to_dtype_map()
     forms = {key: (shape, dtypes[key]) for key, shape in reader.get_variable_to_shape_map().items()}
     stored = TrackableObjectGraph.FromString(reader.get_tensor(KEY)).nodes
-    together, walked = _match_graphs(root, stored, _stored_at(stored, at)), [*walk(root)]
+    walked, start = [*walk(root)], _stored_at(stored, at)
+    together = {}  # by the id of each object that both graphs have, the path by which it was found, and its stored node
+    if start is not None:
+        reached = _breadth_first(root, start, lambda number, name: _stored_children(stored, number).get(name))
+        together = {id(node): (path, number) for path, node, number in reached}
     shards = _shards(walked, together, stored, forms, may_grow)
     matched: set[str] = set()
     fitting: dict[str, tuple[str, Any, Key]] = {}
@@ -309,14 +313,6 @@ def _keys_in(
             return [prefix + own_key.removeprefix(beginning) for prefix in source.prefixes], source
     key = None if stored_id is None else _stored_key(stored[stored_id])
     return [] if key is None else [key], Moved(())
-
-
-def _match_graphs(root, stored, start: int | None) -> dict[int, tuple[tuple[str, ...], int]]:
-    """Returns, by the id of each object that both have, the path by which it was found, and its stored node."""
-    if start is None:
-        return {}
-    reached = _breadth_first(root, start, lambda number, name: _stored_children(stored, number).get(name))
-    return {id(node): (path, number) for path, node, number in reached}
 
 
 def has(prefix: str, at: Sequence[str]) -> bool:

@@ -121,7 +121,14 @@ def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = No
     )
     price = hardware.price_per_host_hour
     cost = None if price is None or hours is None else hours * price * (work.hosts + work.servers)
-    host_bytes = _host_bytes(work, hardware, 0 if snapshot_seconds == 0 else _SNAPSHOTS)
+    # A worker's task on its host: the process, snapshots in memory, and on CPUs the replicas.
+    local = work.replicas / work.hosts
+    host_bytes = _PROCESS_BYTES[hardware.kind] + work.host_bytes
+    if snapshot_seconds != 0 and not work.servers:
+        state = min(work.checkpoint_bytes, local * (work.memory.weights + work.memory.optimizer))
+        host_bytes += _SNAPSHOTS * state
+    if hardware.kind == "cpu":
+        host_bytes += work.memory.data + local * (work.memory.total - work.memory.data)
     fits = work.memory.total <= device_bytes(work, hardware)
     fits = fits and max(host_bytes, work.server_bytes) <= 1e9 * hardware.host_memory_gb
     return Estimate(work=work, fits=fits, host_bytes=host_bytes, step=step, hours=hours, cost=cost, **saved)
@@ -135,14 +142,6 @@ def _independent_workers(work: Work) -> int:
 def device_bytes(work: Work, hardware: Hardware) -> float:
     """Computes the memory that each replica may take."""
     return 1e9 * hardware.device_memory_gb / _replicas_per_device(work, hardware)
-
-
-def _host_bytes(work: Work, hardware: Hardware, snapshots: int) -> float:
-    """Sums the memory of a worker's task on its host: the process, snapshots, and on CPUs the replicas."""
-    local = work.replicas / work.hosts
-    state = 0 if work.servers else min(work.checkpoint_bytes, local * (work.memory.weights + work.memory.optimizer))
-    on_device = work.memory.data + local * (work.memory.total - work.memory.data) if hardware.kind == "cpu" else 0.0
-    return _PROCESS_BYTES[hardware.kind] + snapshots * state + work.host_bytes + on_device
 
 
 def _replicas_per_device(work: Work, hardware: Hardware) -> float:

@@ -400,7 +400,10 @@ def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None):
     """
     ids, w = leaf.ids, leaf.weights
     if combiner is None:
-        return ids.with_flat_values(rows) if _is_ragged(ids) else _shaped(rows, ids)
+        if _is_ragged(ids):
+            return ids.with_flat_values(rows)
+        shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [rows.shape[-1]]], 0))
+        return tf.ensure_shape(shaped, [*ids.shape, rows.shape[-1]])
     if w is None and not _is_ragged(ids) and ids.shape.rank == 1:
         return rows
     summed = _total(rows if w is None else rows * w, ids)
@@ -426,8 +429,3 @@ def _total(x: tf.Tensor, ids) -> tf.Tensor:
 
 def _is_ragged(x) -> bool:
     return isinstance(x, tf.RaggedTensor)
-
-
-def _shaped(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [rows.shape[-1]]], 0))
-    return tf.ensure_shape(shaped, [*ids.shape, rows.shape[-1]])
