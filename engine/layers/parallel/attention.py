@@ -5,7 +5,6 @@ Axes: B batch, T positions, K key-value heads of this replica, G query heads per
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -118,7 +117,7 @@ class Attention(tf.keras.layers.Layer):
         if cache is not None:
             cache = Cache(*(_written(old, new, position) for old, new in zip(cache, (keys, values), strict=True)))
             keys, values = (cached[:, :, : position + length] for cached in cache)
-        drop = functools.partial(self._drop, training=training) if self._drop and training else None
+        drop = self._drop if training else None
         if cache is None and drop is None and isinstance(length, int) and length > 2 * _BLOCK:
             heads = attention_by_blocks(queries, keys, values, _BLOCK)
         else:
@@ -143,7 +142,7 @@ def attention(queries, keys, values, position=0, drop=None) -> tf.Tensor:
       keys: [B, K, S, D].
       values: [B, K, S, D].
       position: the first query's, scalar; keys and values are those of positions from 0 on.
-      drop: applied to the attention's weights, if given.
+      drop: a layer of dropout for the attention's weights, in training.
 
     Returns:
       Each head's weighted mean of values, [B, K, G, T, D].
@@ -155,7 +154,7 @@ def attention(queries, keys, values, position=0, drop=None) -> tf.Tensor:
     scores += _mask(length, _size(keys, 2), position, group)
     shares = tf.cast(tf.nn.softmax(scores), values.dtype)
     if drop:
-        shares = drop(shares)
+        shares = drop(shares, training=True)
     return tf.reshape(tf.matmul(shares, values), tf.shape(queries))
 
 
@@ -169,17 +168,20 @@ def attention_by_blocks(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, 
 
     @tf.custom_gradient
     def compute(queries, keys, values):
-        def inputs(start: int, end: int, before: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            """Returns a block's queries, and the keys and values that they attend to."""
-            return computed_after([queries[:, :, :, start:end], keys[:, :, :end], values[:, :, :end]], before)
+        def inputs(start: int, end: int, before: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            """Returns a block's queries, and the keys and values that they attend to, once `before` is computed."""
+            sources = [queries[:, :, :, start:end], keys[:, :, :end], values[:, :, :end]]
+            block_queries, block_keys, block_values = computed_after(sources, before)
+            return block_queries, block_keys, block_values
 
         def gradient(upstream):
-            query_gradients, sums = [], [tf.zeros(tf.shape(x), tf.float32) for x in (keys, values)]
+            sums = [tf.zeros(tf.shape(x), tf.float32) for x in (keys, values)]
+            query_gradients: list[tf.Tensor] = []
             for start, end in blocks:
                 sources = inputs(start, end, query_gradients[-1:] or [upstream])
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(sources)
-                    outputs = attention(*sources, position=start)
+                    outputs = attention(*sources, start)
                 first, *others = tape.gradient(outputs, sources, upstream[:, :, :, start:end])
                 query_gradients.append(first)
                 rest = [[0, 0], [0, 0], [0, length - end], [0, 0]]
@@ -188,7 +190,7 @@ def attention_by_blocks(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, 
 
         outputs: list[tf.Tensor] = []
         for start, end in blocks:
-            outputs.append(attention(*inputs(start, end, outputs[-1:]), position=start))
+            outputs.append(attention(*inputs(start, end, outputs[-1:]), start))
         return tf.concat(outputs, 3), gradient
 
     return compute(queries, keys, values)
