@@ -28,9 +28,14 @@ from crankshaft.engine.machine import events
 
 STEPS = 3000
 FLAGS = ["--model=cnn", "--input=digits", "--jit=off", "--progress=plain", f"--train_steps={STEPS}"]
-FLAGS += ["--eval_every_steps=150", "--checkpoint_every_steps=600", "--learning_rate_schedule=cosine"]
+FLAGS += [
+    "--learning_rate=5e-5",
+    "--eval_every_steps=150",
+    "--checkpoint_every_steps=600",
+    "--learning_rate_schedule=cosine",
+]
 _MARGIN = 16  # pixels below a part of the page
-DESKTOP, PHONE = {"width": 1200, "height": 1000}, {"width": 390, "height": 844}
+_VIEWPORT = {"width": 1200, "height": 1000}
 
 
 class Training:
@@ -38,17 +43,14 @@ class Training:
 
     Args:
       run_dir: of the run, whose name the page shows.
-      rate: the learning rate.
     """
 
-    def __init__(self, run_dir: pathlib.Path, rate: float):
+    def __init__(self, run_dir: pathlib.Path):
         self.run_dir = run_dir
         self._output = run_dir.with_suffix(".out")
         command = [sys.executable, "-m", "crankshaft", "local", "--workers=2", "--", *FLAGS]
         with open(self._output, "wb") as output:
-            self._process = subprocess.Popen(
-                [*command, f"--learning_rate={rate}", f"--run_dir={run_dir}"], stdout=output, stderr=output
-            )
+            self._process = subprocess.Popen([*command, f"--run_dir={run_dir}"], stdout=output, stderr=output)
 
     def until(self, condition: Callable[[], object]) -> None:
         while not condition():
@@ -75,9 +77,9 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(run_dir: pathlib.Path, rate: float) -> Iterator[Training]:
+def training(run_dir: pathlib.Path) -> Iterator[Training]:
     """Trains within the block."""
-    run = Training(run_dir, rate)
+    run = Training(run_dir)
     try:
         yield run
     finally:
@@ -88,19 +90,13 @@ class Camera:
     """Takes each picture light and dark."""
 
     def __init__(self, browser, link: str, out: pathlib.Path):
-        self._out, self._pages = out, {}
-        for size, viewport in (("desktop", DESKTOP), ("phone", PHONE)):
-            page = browser.new_context(viewport=viewport, device_scale_factor=1.5).new_page()
-            page.goto(link)
-            page.wait_for_selector("#curve-charts canvas")
-            self._pages[size] = page
+        self._out, self.page = out, browser.new_context(viewport=_VIEWPORT, device_scale_factor=1.5).new_page()
+        self.page.goto(link)
+        self.page.wait_for_selector("#curve-charts canvas")
 
-    def __getitem__(self, size: str):
-        return self._pages[size]
-
-    def take(self, name: str, size: str = "desktop", part: str | None = None) -> None:
+    def take(self, name: str, part: str | None = None) -> None:
         """Takes a picture of what is seen of the page, or of a part of it."""
-        page = self._pages[size]
+        page = self.page
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             page.wait_for_timeout(300)  # charts are drawn in frames
@@ -121,29 +117,24 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True, help="the pictures' folder")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        other = pathlib.Path(folder, "digits-fast")
-        with training(other, 2e-4) as run:
-            run.wait()
-        with training(pathlib.Path(folder, "digits"), 5e-5) as run:
-            run.until(lambda: run.count("window", STEPS * 45 // 100))
-            run.signal_worker(signal.SIGKILL)
-            run.until(lambda: run.count("start") == 2 and run.count("window", STEPS * 8 // 10))
-            with monitor(run.run_dir) as link:
-                pictures = Camera(browser, link, out)
-                pictures.take("run")
-                pictures.take("phone", "phone")
-                pictures["desktop"].select_option("#axis", "time")
-                pictures.take("spent", part="#spent")
-                run.signal_worker(signal.SIGSTOP)
-                before = time.monotonic()
-                pictures["desktop"].wait_for_selector("tr.stopped")
-                print(f"a stopped worker is red after {time.monotonic() - before:.1f} s", flush=True)
-                pictures.take("workers", part="#workers")
-                run.signal_worker(signal.SIGCONT)
-            run.wait()
-        with monitor(run.run_dir, other) as link:
-            Camera(browser, link, out).take("runs")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chromium() as browser,
+        training(pathlib.Path(folder, "digits")) as run,
+    ):
+        run.until(lambda: run.count("window", STEPS * 45 // 100))
+        run.signal_worker(signal.SIGKILL)
+        run.until(lambda: run.count("start") == 2 and run.count("window", STEPS * 8 // 10))
+        with monitor(run.run_dir) as link:
+            pictures = Camera(browser, link, out)
+            pictures.take("run")
+            run.signal_worker(signal.SIGSTOP)
+            before = time.monotonic()
+            pictures.page.wait_for_selector("tr.stopped")
+            print(f"a stopped worker is red after {time.monotonic() - before:.1f} s", flush=True)
+            pictures.take("workers", part="#workers")
+            run.signal_worker(signal.SIGCONT)
+        run.wait()
 
 
 if __name__ == "__main__":
