@@ -363,7 +363,7 @@ class Flags:
     freeze: Sequence[str] = _update(
         Text("REGEX or REGEX:EPOCHS", rules.check_freeze),
         [],
-        "Freeze weights whose path matches, for the first EPOCHS or always. Repeatable.",
+        "REGEX[:EPOCHS]: freeze weights whose path matches, for the first EPOCHS or always. Repeatable.",
         several=True,
         decides=True,
     )
