@@ -155,7 +155,7 @@ class Recorder(Hook):
         self._log.write("checkpoint", step, path=path, seconds=seconds, bytes=size, best=best)
 
     @contextlib.contextmanager
-    def spending(self, kind: str) -> Iterator[None]:
+    def timed_as(self, kind: str) -> Iterator[None]:
         """Counts the time within, outside hooks, as of a kind."""
         began = self._pauses.clock()
         try:
@@ -208,7 +208,7 @@ class Recorder(Hook):
         aside = {kind: seconds - before.get(kind, 0.0) for kind, seconds in status.hook_seconds.items()}
         for kind, seconds in self._aside.items():
             aside[kind] = aside.get(kind, 0.0) + seconds
-        self._pauses.look()
+        self._pauses.check()
         aside["down"] = self._pauses.seconds - self._paused_before
         self._aside = {}
         totals = self._window.take()
@@ -249,7 +249,7 @@ class Recorder(Hook):
 
     def _record_silence(self) -> None:
         """Records which tasks have become silent, and which answer again. Once per turn of the checking thread."""
-        self._pauses.look()
+        self._pauses.check()
         silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step
         for task in sorted(silent - self._silent):
             self._log.write("fault", step, text=f"{task} does not answer", task=task, state="silent")

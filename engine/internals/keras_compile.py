@@ -27,7 +27,7 @@ _CLASSES_BY: dict[Callable, Callable] = {
         tf.reduce_any(labels > 0, axis), tf.argmax(labels, axis), -1
     ),
 }
-_OF_TWO_CLASSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
+_TWO_CLASS_LOSSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
 _NAME = "{}_loss"  # of an output's loss in logs
 # Where updates of a model's metrics are noted instead of made, by the metric's name, in this thread.
@@ -324,7 +324,7 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
     if weights is not None:
         values, weights = squeeze_or_expand_to_same_rank(values, weights)
         values *= weights
-    if getattr(loss, "fn", None) in _OF_TWO_CLASSES:
+    if getattr(loss, "fn", None) in _TWO_CLASS_LOSSES:
         labels, _ = squeeze_or_expand_to_same_rank(tf.cast(y_true, values.dtype), y_pred)
         fits = tf.reduce_all((labels >= 0) & (labels <= 1), axis=getattr(loss, "axis", -1))
         values, fits = squeeze_or_expand_to_same_rank(values, fits)

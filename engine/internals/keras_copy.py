@@ -18,8 +18,8 @@ from keras.src.saving.serialization_lib import SafeModeScope
 from .keras import exchange_state, layers_in, new_state
 
 # Attributes of layers and variables that configurations may omit, and that are copied unchanged.
-_OF_LAYER = ("name", "_path", "_dtype_policy", "activity_regularizer", "autocast")
-_OF_VARIABLE = ("_name", "_path", "trainable", "regularizer", "constraint")
+_LAYER_ATTRIBUTES = ("name", "_path", "_dtype_policy", "activity_regularizer", "autocast")
+_VARIABLE_ATTRIBUTES = ("_name", "_path", "trainable", "regularizer", "constraint")
 _COMPARED_BY_PARTS = (tf.keras.layers.Layer, tf.keras.Variable, tf.keras.metrics.Metric, tf.keras.optimizers.Optimizer)
 _OTHER_IN_A_COPY = (tf.keras.KerasTensor, tf.keras.random.SeedGenerator)
 _VALUES = (bool, int, float, str, bytes, type(None), np.generic, np.ndarray, tf.Tensor, tf.DType, tf.TensorShape)
@@ -68,7 +68,7 @@ def complete(source: tf.keras.Model, copy: tf.keras.Model) -> None:
 def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) -> None:
     layer_name = f"{type(theirs).__name__} {theirs.path or theirs.name}"
     mine.trainable = theirs.trainable  # also sets its sublayers, which come later and are set again
-    vars(mine).update((name, vars(theirs)[name]) for name in _OF_LAYER)
+    vars(mine).update((name, vars(theirs)[name]) for name in _LAYER_ATTRIBUTES)
     ours, others = ([*layer._trainable_variables, *layer._non_trainable_variables] for layer in (theirs, mine))
     if len(ours) != len(others):
         raise ValueError(
@@ -77,7 +77,7 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
     for variable, other in zip(ours, others, strict=True):
         if (form := _form(variable)) != _form(other):
             raise ValueError(f"{variable.path} is {form}, and in the copy {_form(other)}")
-        for name in _OF_VARIABLE:
+        for name in _VARIABLE_ATTRIBUTES:
             setattr(other, name, getattr(variable, name))
     for name, value in _differing(theirs, mine, _keras_attributes()):
         if _is_plain(value):

@@ -200,8 +200,8 @@ def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
     """Changes the class of this replica's context within, to a subclass with other members."""
     replica = tf.distribute.get_replica_context()
     before = type(replica)
-    context = getattr(before, "of_all", before)
-    replica.__class__ = type(context.__name__, (context,), {"of_all": context, **members}) if members else context
+    context = getattr(before, "unextended", before)
+    replica.__class__ = type(context.__name__, (context,), {"unextended": context, **members}) if members else context
     try:
         yield replica
     finally:

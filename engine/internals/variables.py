@@ -140,7 +140,7 @@ def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
     by_path: dict[str, Any] = {}
     seen = {id(owner)}
 
-    def look(path: str, value) -> None:
+    def visit(path: str, value) -> None:
         if id(value) in seen:
             return
         seen.add(id(value))
@@ -148,10 +148,10 @@ def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
             by_path[path] = value
             return
         for name, item in _items(value):
-            look(f"{path}.{name}", item)
+            visit(f"{path}.{name}", item)
 
     for name, value in _attributes(owner):
-        look(name, value)
+        visit(name, value)
     return by_path
 
 

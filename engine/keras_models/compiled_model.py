@@ -20,7 +20,7 @@ _INSTEAD = {
     "make_test_function": "eval_step",
 }
 # Arguments of `compile` about the update, and the run's options that would set them a second time.
-_OF_COMPILE = {
+_SET_BY_COMPILE = {
     **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
     **dict.fromkeys(
         ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps"),
@@ -63,7 +63,7 @@ def step_options(options: StepOptions, model: tf.keras.Model, is_built: bool) ->
         clip_variable_norm=optimizer.clipnorm or 0.0,
         clip_value=optimizer.clipvalue or 0.0,
     )
-    for name, argument in _OF_COMPILE.items():
+    for name, argument in _SET_BY_COMPILE.items():
         if getattr(options, name) not in (
             getattr(StepOptions(), name),
             getattr(compiled, name) if name in CLIPS else None,

@@ -30,7 +30,7 @@ from ..metrics.sums import Sums, kinds_by_name, nan_if_missing, values_by_name
 from ..state import TrainState
 from ..strategies.base import Interrupted
 
-_OF_WHOLE_WEIGHTS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights", "call")
+_WHOLE_WEIGHTS_METHODS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights", "call")
 _COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
 _TRAINS = ("fit", "train_on_batch")
 # Callbacks that write or send: called only on the chief.
@@ -61,7 +61,7 @@ _INSTEAD = {
     "ProgbarLogger": "progress (of fit: verbose)",
 }
 # Callbacks of a compiled model that one process trains, and their equivalents in other runs.
-_OF_MODEL = {
+_INSTEAD_ON_SEVERAL = {
     "OrbaxCheckpoint": "run_dir with checkpoint_every_steps",
     "SwapEMAWeights": "ema_decay",
 }
@@ -199,7 +199,7 @@ class KerasCallbacks(Windowed):
             why = f"of the model that the run trains, which would not change the run; compile it {when}"
             (self._attributes if is_copy else self._refused)["compile"] = _refusing("compile", why)
         if has_own_optimizer or strategy.num_hosts > 1 or not strategy.updates_here:
-            _check(self.callbacks, _OF_MODEL)
+            _check(self.callbacks, _INSTEAD_ON_SEVERAL)
         self._called = [
             candidate for candidate in self._callbacks if status.strategy.is_chief or not _is_on_chief(candidate)
         ]
@@ -564,7 +564,7 @@ def _attributes_for_callbacks(trainer, model: tf.keras.Model) -> dict[str, Any]:
         attributes |= {name: _refusing(name, why) for name in _TRAINS}
     if any(map(variable_sharding, model.variables)):
         why = "of the model, and each replica has a shard of it; let the run save checkpoints, and export one of them"
-        attributes |= {name: _refusing(name, why) for name in (*_OF_WHOLE_WEIGHTS, *_COMPUTES)}
+        attributes |= {name: _refusing(name, why) for name in (*_WHOLE_WEIGHTS_METHODS, *_COMPUTES)}
     return attributes
 
 

@@ -35,7 +35,7 @@ _KEPT = (
 )
 _OWN = "compute_loss"
 _UPDATES = "_updates_by_runs"  # the attribute of a model that counts them
-_OF_PROCESSES = (  # strategies that exist before a model does, or that a run prepares
+_PROCESS_STRATEGIES = (  # strategies that exist before a model does, or that a run prepares
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.ParameterServerStrategy,
     tf.distribute.TPUStrategy,
@@ -124,7 +124,7 @@ class KerasTrainer(Trainer):
         if not cls.is_built:
             return None
         made_in = keras.scope_strategy(cls.make())
-        if isinstance(made_in, _OF_PROCESSES):
+        if isinstance(made_in, _PROCESS_STRATEGIES):
             raise UsageError(
                 f"the model was made in the scope of {type(made_in).__name__}, which the run has to make itself; pass "
                 "a function that makes the model, and strategy"

@@ -21,7 +21,7 @@ from .files import append, make_file, open_regular, replacing
 
 VERSION = 1
 # Kept when a run is resumed from an earlier step: these are about its processes, not its steps.
-_OF_PROCESSES = {"start", "config", "cluster", "restart", "fault", "end"}
+_PROCESS_EVENTS = {"start", "config", "cluster", "restart", "fault", "end"}
 
 
 LONGEST_LINE = 4 << 20  # bytes; twice the figures of 10,000 workers
@@ -342,7 +342,7 @@ def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> t
             skipped += 1
             continue
         see(event)
-        if event["step"] <= step or event["event"] in _OF_PROCESSES:
+        if event["step"] <= step or event["event"] in _PROCESS_EVENTS:
             last = file.tell()
             first = ranges.pop()[0] if ranges[-1][1] == last - len(line) else last - len(line)
             ranges.append((first, last))

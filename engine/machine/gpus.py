@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..internals.tensorflow import session_config
 
 
-def take(numbers: Sequence[int] | None, most: int | None = None) -> None:
+def use_only(numbers: Sequence[int] | None, most: int | None = None) -> None:
     """Makes only these GPUs visible to TensorFlow; it allocates no memory on others.
 
     Args:

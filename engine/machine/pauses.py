@@ -10,7 +10,7 @@ _TURN_SECONDS = 0.5
 
 
 class Pauses:
-    """Measures how long this process was paused, by a thread that calls `look` about twice a second.
+    """Measures how long this process was paused, by a thread that calls `check` about twice a second.
 
     A process is not informed that it was stopped. A gap between two checks is a pause, unless the process has used CPU
     time in it, as code that holds Python's lock does.
@@ -30,7 +30,7 @@ class Pauses:
         self._lock = threading.Lock()
         self.seconds = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Records that the process is running."""
         with self._lock:
             now, cpu = self._now(), self._cpu_now()
@@ -47,10 +47,10 @@ class Pauses:
     def clock(self) -> float:
         """Returns the seconds of a clock that stops during pauses; without a checking thread it never does."""
         if self._seen is not None:
-            self.look()
+            self.check()
         return self._now() - self.seconds
 
     def close(self) -> None:
-        """Stops checking, until the next `look`."""
+        """Stops checking, until the next `check`."""
         with self._lock:
             self._seen = None

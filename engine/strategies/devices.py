@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import UsageError, reason
-from ..machine import cpus
-from ..machine import gpus as graphics
+from ..machine import cpus, gpus
 from ..mesh.mesh import Mesh
 from . import registry
 from .base import Strategy
@@ -35,12 +34,12 @@ def create(name: str, **settings: Any) -> Strategy:
       settings: the fields of `StrategyOptions`.
     """
     options = StrategyOptions(**settings)
-    graphics.take(
+    gpus.use_only(
         () if name == "parameter_server" and options.gpus is None else options.gpus,
         1 if name == "one_device" and options.owns_process else None,
     )
     if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
-        graphics.make_deterministic()
+        gpus.make_deterministic()
     feed_options, steps_per_loop = options.feed_options, options.steps_per_loop
     timeout_seconds, end_process = options.step_timeout_seconds, options.end_process
     if name == "parameter_server":

@@ -42,7 +42,7 @@ def serve(
       timeout_seconds: how long the coordinator may be away, at the start too.
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
-      gpus: as `engine.machine.gpus.take` has them; a parameter server takes none by default.
+      gpus: as `engine.machine.gpus.use_only` has them; a parameter server takes none by default.
       run_dir: where requests for this task's stacks come, and a worker announces its address; None: nowhere.
 
     Raises:
@@ -54,10 +54,10 @@ def serve(
         with rendezvous.Rendezvous(cluster):  # the coordinator need not wait for what takes long
             import tensorflow as tf
 
-            from ...engine.machine import gpus as graphics
+            from ...engine.machine.gpus import use_only
             from ...engine.strategies.parameter_server.sources import Sources
 
-        graphics.take(gpus)
+        use_only(gpus)
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
         spec = tf.train.ClusterSpec(jobs)
         options = graphics.server_options()

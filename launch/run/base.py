@@ -167,7 +167,7 @@ class BaseRun:
 
     def timed_as(self, kind: str) -> contextlib.AbstractContextManager[None]:
         """Counts the time within as spent on something, one of `goodput.KINDS`."""
-        return self.record.spending(kind) if self.record else contextlib.nullcontext()
+        return self.record.timed_as(kind) if self.record else contextlib.nullcontext()
 
     def bad_records(self) -> dict[str, int]:
         """Returns how many records were left out of each split that may have bad ones, by any of the workers."""

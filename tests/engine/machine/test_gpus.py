@@ -26,10 +26,10 @@ def test_a_number_that_no_gpu_has_is_named():
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
 def test_where_there_is_no_gpu_the_cpu_computes_and_a_line_says_so(caplog):
     with caplog.at_level("WARNING", logger="crankshaft"):
-        gpus.take(None)
-        gpus.take(())
+        gpus.use_only(None)
+        gpus.use_only(())
         assert not caplog.records
-        gpus.take((0,))
+        gpus.use_only((0,))
     gpus.make_deterministic()
     tf.timestamp()  # which raises where kernels are deterministic: CPUs' are as they are
     (record,) = caplog.records

@@ -17,7 +17,7 @@ class Machine:
     def run(self, seconds: float, cpus: float) -> None:
         for _ in range(round(2 * seconds)):
             self.wall, self.cpu = self.wall + 0.5, self.cpu + 0.5 * cpus
-            self.pauses.look()
+            self.pauses.check()
 
 
 @pytest.mark.parametrize("cpus", [0.01, 1.0, 16.0])
@@ -37,7 +37,7 @@ def test_a_thread_that_could_not_look_while_the_process_computed_is_no_pause():
     machine = Machine()
     machine.run(5, 2.0)
     machine.wall, machine.cpu = machine.wall + 30, machine.cpu + 30
-    machine.pauses.look()
+    machine.pauses.check()
     assert machine.pauses.seconds == 0
 
 
