@@ -54,13 +54,13 @@ def serve(
         with rendezvous.Rendezvous(cluster):  # the coordinator need not wait for what takes long
             import tensorflow as tf
 
-            from ...engine.machine.gpus import use_only
+            from ...engine.machine.gpus import server_options, use_only
             from ...engine.strategies.parameter_server.sources import Sources
 
         use_only(gpus)
         jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
         spec = tf.train.ClusterSpec(jobs)
-        options = graphics.server_options()
+        options = server_options()
         options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
         threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")  # as TensorFlow reads it (its process_util.cc)
         options.inter_op_parallelism_threads = max(
