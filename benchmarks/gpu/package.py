@@ -1,6 +1,6 @@
 """Packs TensorFlow for a machine with a GPU that reaches no package index, in parts that can be sent one by one.
 
-    python -m benchmarks.gpu.package .gpu            # 270 MB: the machine has CUDA 13 and cuDNN 9, e.g. PyTorch's
+    python -m benchmarks.gpu.package .gpu            # 280 MB: the machine has CUDA 13 and cuDNN 9, e.g. PyTorch's
     python -m benchmarks.gpu.package .gpu --cuda     # 550 MB: CUDA 12.5's libraries too
 
 Then send `.gpu/part-*` to the machine, in as many turns as needed, and there, in the repository:
@@ -8,10 +8,10 @@ Then send `.gpu/part-*` to the machine, in as many turns as needed, and there, i
     python3 .gpu/install.py /tmp/gpu && . /tmp/gpu/environment
     python3 -m benchmarks.gpu --minutes=8 --json=$OUT/gpu.json
 
-With 64 MiB a turn that is five turns, or ten; unpacking takes half a minute. Time it: a lease counts all of it.
-Libraries lose their symbols, and their code for other GPUs than that of `--arch` (zeros, which pack well). Without
-`--cuda`, TensorFlow gets the machine's CUDA 13 under CUDA 12's names: so far untried, and `install.py` says what
-TensorFlow then finds.
+With 64 MiB a turn that is six turns, or eleven; unpacking takes half a minute. A lease counts all of it. Libraries lose
+their symbols, and their code for other GPUs than that of `--arch` (zeros, which pack well). Without `--cuda`,
+TensorFlow gets the machine's CUDA 13 under CUDA 12's names. What is packed so was tried on a CPU; `install.py` prints
+whether TensorFlow finds the GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import tensorflow as tf
 _PLATFORMS = ("2_28", "2_27", "2_17", "2_12", "2_5", "2_24", "2_26", "2_34")
 _CUDA = ("nvidia-cuda-runtime-cu12==12.5.82", "nvidia-cuda-cupti-cu12==12.5.82", "nvidia-cuda-nvcc-cu12==12.5.82")
 _CUDA_WHOLE = ("nvidia-cublas-cu12==12.5.3.2", "nvidia-cudnn-cu12==9.3.0.75", "nvidia-cuda-nvrtc-cu12==12.5.82")
-_LEFT_OUT = ("tensorflow/include", "tensorflow/lite", "nvidia/*/include", "clang")
+_LEFT_OUT = ("tensorflow/include", "nvidia/*/include", "clang")
 _FATBIN, _CUBIN = 0xBA55ED50, 2  # of the container of kernels, and of an entry with machine code
 
 
