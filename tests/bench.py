@@ -187,7 +187,7 @@ def bench(distribution):
             state = TrainState(prepare(trainer, context, reduction))
             state.build()
         state.jit = jit
-        eval_feed = None if eval_source is None else strategy.feed(eval_source, eval_batch_size or batch_size, None)
+        eval_feed = None if eval_source is None else strategy.eval_feed(eval_source, eval_batch_size or batch_size)
         train_feed = strategy.feed(source, batch_size, options.seed if shuffle else None, saved_data)
         strategy.bind(state, train_feed, eval_feed)
         strategy.training.unrolls = unrolls and strategy.training.unrolls

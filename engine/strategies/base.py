@@ -294,6 +294,10 @@ class Strategy(Processes, abc.ABC):
             strategy whose feeds have no metadata need not accept it.
         """
 
+    def eval_feed(self, split, batch_size: int, saved_data: Mapping[str, Any] | None = None) -> Feed:
+        """Returns the feed of evaluation data, in the examples' own order; see `feed`."""
+        return self.feed(split, batch_size, None, **({"saved_data": saved_data} if saved_data else {}))
+
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
         """Sets the programs' state, and makes the programs of the run's own data. Compiles nothing yet."""
         if eval_feed and computes_metrics(state.trainer):

@@ -47,6 +47,9 @@ class Replicated(Strategy):
       steps_per_loop: steps per compiled call; 0 fits them to about a quarter of a second.
       parallel_micro_batches: of a replica's batch: how many are computed in parallel, a thread each.
       mesh: the replicas' layout; None is along data only.
+
+    Attributes:
+      static_shapes: whether all batches have one shape, as TPUs need.
     """
 
     BLOCK_STEPS = 1000  # indices of this many steps, or more, are copied at once; a call may use a part of them
@@ -68,24 +71,29 @@ class Replicated(Strategy):
         self.feed_options = feed_options or FeedOptions()
         self.steps_per_loop = steps_per_loop
         self.parallel_micro_batches = parallel_micro_batches
-        self._static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
-        self.returns_rows = not self._static_shapes
+        self.static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
+        self.returns_rows = not self.static_shapes
         self._lines: list[str] = []
 
     def feed(
-        self, split, global_batch_size: int, seed: int | None, saved_data: Mapping[str, Any] | None = None
+        self,
+        split,
+        global_batch_size: int,
+        seed: int | None,
+        saved_data: Mapping[str, Any] | None = None,
+        is_evaluation: bool = False,
     ) -> Feed:
         options, batch_size = self.feed_options, global_batch_size
         watch, varies = options.watch or unwatched, unknown_dimensions(split.element_spec) > 0
-        if varies and self._static_shapes:
+        if varies and self.static_shapes:
             raise UsageError(
                 f"strategy={self.name} takes batches of one shape, and examples differ in length; pad them to one "
                 "shape, or use another strategy"
             )
         if not split.by_index:
-            return self._stream_feed(split, batch_size, seed, saved_data)
-        if self._static_shapes and seed is None:
-            batch_size = largest_divisor(len(split), batch_size, self.num_replicas)
+            return self._stream_feed(split, batch_size, seed, saved_data, is_evaluation)
+        if self.static_shapes and is_evaluation:
+            batch_size = eval_batch_size(len(split), batch_size, self.num_replicas)
         num_bytes = example_bytes(split)
         is_resident = not varies and not split.is_random and num_bytes * len(split) <= options.resident_bytes
         if varies:
@@ -99,7 +107,7 @@ class Replicated(Strategy):
         order, padding = source_order(
             *(split, batch_size, seed, options.shuffle_window, self, saved_data),
             block_steps=block_steps,
-            drop_remainder=self._static_shapes,
+            drop_remainder=self.static_shapes,
             shares=self._batch_shares,
             watch=watch,
         )
@@ -108,7 +116,12 @@ class Replicated(Strategy):
             return ResidentFeed(self._devices, in_memory(split, options.read_timeout_seconds), order)
         return ReadFeed(self._devices, split, order, options.read_timeout_seconds, padding)
 
-    def _stream_feed(self, stream: Stream, batch_size: int, seed: int | None, saved_data) -> StreamedFeed:
+    def eval_feed(self, split, batch_size: int, saved_data: Mapping[str, Any] | None = None) -> Feed:
+        return self.feed(split, batch_size, None, saved_data, is_evaluation=True)
+
+    def _stream_feed(
+        self, stream: Stream, batch_size: int, seed: int | None, saved_data, is_evaluation: bool
+    ) -> StreamedFeed:
         options = self.feed_options
         watch, policy = options.watch or unwatched, options.auto_shard.upper()
         # Processes with shards of one copy of the model read the same examples, so they don't divide files.
@@ -124,15 +137,15 @@ class Replicated(Strategy):
         if self.num_hosts > 1:
             title = f"a dataset of {examples:,} examples" if examples >= 0 else "a dataset"
             self._lines.append(f"{title}, {self.num_hosts} workers: {share.describe()}")
-        if self._static_shapes and seed is None:
-            batch_size = largest_divisor(examples, batch_size, self.num_replicas)
-        order = share.order(batch_size, seed, drop_remainder=self._static_shapes).resumed(saved_data)
+        if self.static_shapes and is_evaluation:
+            batch_size = eval_batch_size(examples, batch_size, self.num_replicas)
+        order = share.order(batch_size, seed, drop_remainder=self.static_shapes).resumed(saved_data)
         return StreamedFeed(
             *(self._devices, share, order),
             shuffle_buffer=options.shuffle_buffer,
             watch=watch,
             timeout_seconds=timeout_seconds,
-            distributes=self._static_shapes,
+            distributes=self.static_shapes,
         )
 
     def summary_lines(self) -> list[str]:
@@ -141,7 +154,7 @@ class Replicated(Strategy):
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         self._inventory = state.trainer.inventory
-        counts_ids = self._static_shapes or self._devices.on_gpus
+        counts_ids = self.static_shapes or self._devices.on_gpus
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids)
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
@@ -153,7 +166,7 @@ class Replicated(Strategy):
         super().bind(state, train_feed, eval_feed)
 
     def external_feed(self) -> ExternalFeed:
-        if self._static_shapes:
+        if self.static_shapes:
             raise UsageError(f"strategy={self.name} takes batches of one shape, and external data may have any")
         return ExternalFeed(self.num_replicas, self.mesh)
 
@@ -190,7 +203,7 @@ class Replicated(Strategy):
                     return {}, runner.outputs(step.compute, batch, *done)
                 return evaluate(batch, *done, observed)
 
-            return self._program(eval_step, feed, keeps_scores=not self._static_shapes, returns_rows=returns_rows)
+            return self._program(eval_step, feed, keeps_scores=not self.static_shapes, returns_rows=returns_rows)
 
         def train_step(batch, number, observed):
             if callable(step):
@@ -212,14 +225,14 @@ class Replicated(Strategy):
             syncs=syncs,
             # Gains nothing with several replicas or in XLA's programs (also TPUs'), nor if steps may wait in the loop,
             # since the wait could not be distinguished from the steps beside it.
-            unrolls=self.num_replicas == 1 and not (jit or self._static_shapes or feed.reads_in_loop or syncs),
+            unrolls=self.num_replicas == 1 and not (jit or self.static_shapes or feed.reads_in_loop or syncs),
             state=state,
             pace=Pace(self.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
             form=self._inventory.step_form,
         )
 
     def _program(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
-        dtype = tf.float32 if self._static_shapes else tf.float64
+        dtype = tf.float32 if self.static_shapes else tf.float64
         return InnerLoop(self.distribution, step, feed, sums_dtype=dtype, batch_shares=self._batch_shares, **more)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
@@ -263,11 +276,11 @@ class Replicated(Strategy):
         return self.mesh.batch_share(0, self.num_replicas)[1]
 
 
-def largest_divisor(examples: int, limit: int, replicas: int) -> int:
-    """Returns the largest batch size up to `limit` that divides among the replicas without a smaller last batch.
+def eval_batch_size(examples: int, limit: int, replicas: int) -> int:
+    """Returns a batch size for an evaluation on devices that need one shape for all batches.
 
-    For devices that need one shape for all batches, and an evaluation of each example. If there is none, the largest
-    that divides among the replicas: then the last, smaller batch is omitted, with a warning.
+    It is the largest up to `limit` that divides among the replicas and leaves no smaller last batch. If there is none,
+    the largest that divides among the replicas: then the last, smaller batch is omitted, with a warning.
     """
     limit = max(replicas, limit // replicas * replicas)
     for batch in range(limit, 0, -replicas):

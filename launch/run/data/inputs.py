@@ -120,7 +120,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     seed = order_seed(config, updates_before)
     feeds = {"train": combined.feed(train, config.global_batch_size, seed, train_counts, strategy)}
     if evaluation is not None:
-        feeds["eval"] = strategy.feed(evaluation, config.eval_batch_size, None, **saved_counts("eval"))
+        feeds["eval"] = strategy.eval_feed(evaluation, config.eval_batch_size, **saved_counts("eval"))
 
     order = feeds["train"].order
     examples = order.num_examples if order.has_epochs else tf.data.INFINITE_CARDINALITY

@@ -20,7 +20,8 @@ from crankshaft.engine.data.order import Origin
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.strategies.base import Processes
-from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from tests.bench import split_of
 
 LONGEST = 128  # steps of a test at most
 RESIDENT, READ = FeedOptions(), FeedOptions(resident_bytes=0)
@@ -368,3 +369,12 @@ def test_a_map_whose_changes_are_its_own_keeps_them(tmp_path):
         np.testing.assert_array_equal(found[examples], np.array(values, np.float32))
         assert found[examples].dtype == np.float32
     np.testing.assert_array_equal(np.asarray(found), [0, 7, 0, 0])
+
+
+@pytest.mark.parametrize("data", [arrays, dataset])
+def test_where_batches_have_one_shape_only_an_evaluation_changes_their_size(distribution, data):
+    strategy = Replicated("test", distribution(2))
+    strategy.static_shapes = True  # as on TPUs
+    split = split_of(data(20))
+    assert strategy.feed(split, 8, None).order.batch_size == 8
+    assert strategy.eval_feed(split, 8).order.batch_size == 4

@@ -21,7 +21,7 @@ from crankshaft import UsageError, load_model
 from crankshaft.engine import Trainer, mean, step_context
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from crankshaft.engine.strategies import devices
-from crankshaft.engine.strategies.replicated import largest_divisor
+from crankshaft.engine.strategies.replicated import eval_batch_size
 from crankshaft.launch.errors import EXIT_DIVERGED
 from tests.launch.conftest import assert_says
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
@@ -193,10 +193,10 @@ def test_a_gpu_is_split_by_what_the_driver_says_is_free(prints, says):
 
 
 def test_an_evaluation_batch_of_one_shape_divides_over_the_replicas():
-    assert largest_divisor(360, 512, 8) == 360
-    assert largest_divisor(1000, 100, 8) == 40
-    assert largest_divisor(997, 100, 8) == 96  # a prime: its last 37 are left out
-    assert largest_divisor(997, 3, 8) == 8
+    assert eval_batch_size(360, 512, 8) == 360
+    assert eval_batch_size(1000, 100, 8) == 40
+    assert eval_batch_size(997, 100, 8) == 96  # a prime: its last 37 are left out
+    assert eval_batch_size(997, 3, 8) == 8
 
 
 @pytest.mark.parametrize(
