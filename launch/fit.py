@@ -200,7 +200,8 @@ def _train(arguments: Arguments) -> api.Run:
         arguments = _limited(arguments)
         trainer_class = KerasTrainer.for_model(arguments.model)
         is_mirrored = isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy)  # the model was made so
-        callbacks = tf.nest.flatten(arguments.callbacks or [])
+        callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+        callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
         backups = [callback for callback in callbacks if isinstance(callback, tf.keras.callbacks.BackupAndRestore)]
         hook = KerasCallbacks(
             [callback for callback in callbacks if callback not in backups],
@@ -225,7 +226,7 @@ def _train(arguments: Arguments) -> api.Run:
         }
         data = None if arguments.names_input else functools.partial(_load_data, arguments, train)
         awaited = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
-        hooks = [*arguments.hooks, hook]
+        hooks = [*(other for other in arguments.hooks if other not in callbacks_as_hooks), hook]
         # A run's checkpoints have the optimizer once, as the engine's.
         with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
             run = api.run_within(trainer_class, data=data, hooks=hooks, awaited=awaited, **flags)

@@ -203,6 +203,21 @@ class Called(keras.callbacks.Callback):
         self.calls.append(batch)
 
 
+class CalledInTests(Called):
+    def on_test_batch_begin(self, batch, logs=None):
+        self.calls.append(f"test {batch}")
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.calls.append(f"test {batch} with {list(logs)}")
+
+
+def test_a_callback_among_the_hooks_is_called_as_one_of_the_callbacks():
+    callback, hook = CalledInTests(), CalledInTests()
+    crankshaft.fit(model(), X, Y, epochs=2, validation_data=(X, Y), callbacks=[callback], hooks=[hook], **HOW)
+    assert "test 2" in hook.calls
+    assert hook.calls == callback.calls
+
+
 EPOCHS = {  # of five batches
     "all": {"steps_per_epoch": 5, "batch_size": None},
     "none joined": {"steps_per_epoch": 2, "validation_data": (X, Y), "validation_freq": 2},
