@@ -138,8 +138,8 @@ def predicted_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
     from crankshaft.launch.plan.quantify import quantify
 
     servers = [f"--num_ps={tasks.servers}"] if tasks.servers else []
-    passed = parsing.from_argv(["crankshaft plan", *train_flags, *servers])
-    work = quantify(configured(passed, tasks.workers, tasks.devices), tasks.workers, tasks.devices)
+    given = parsing.from_argv(["crankshaft plan", *train_flags, *servers])
+    work = quantify(configured(given, tasks.workers, tasks.devices), tasks.workers, tasks.devices)
     memory = work.memory
     worker = work.host_bytes + memory.data + tasks.devices * (memory.total - memory.data)
     coordinator = work.host_bytes if tasks.servers else 0.0

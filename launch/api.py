@@ -60,12 +60,12 @@ def run(
         return run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
 
 
-def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), awaited=(), **keywords) -> Run:
+def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), set_by_data=(), **keywords) -> Run:
     """Runs a model as `run` does; its caller explains exceptions (`explanations.explained_errors`).
 
-    `awaited` are the names of flags that the data decides (`Data.flags`).
+    `set_by_data` are the names of flags that the data decides (`Data.flags`).
     """
-    config, script_flags = _configure(trainer_class, data, may_change, keywords, awaited=awaited)
+    config, script_flags = _configure(trainer_class, data, may_change, keywords, set_by_data=set_by_data)
     run = execute(config, data, hooks, script_flags)
     if run.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(run.code - 128)
@@ -128,9 +128,9 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
     """
     program.refuse("a run in Python")
     user_files.check_trainer(trainer_class)
-    passed, script_flags = parsing.from_keywords(keywords)
+    given, script_flags = parsing.from_keywords(keywords)
     config = configs.configure_program(
-        passed, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
+        given, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )
     checks.check(config)
     check_baseline(config)

@@ -91,7 +91,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
                 from .host.isolation import Isolation
                 from .run import building, training
                 from .run.run import run_environment
-            isolation = Isolation(config.keras, script_flags)
+            isolation = Isolation(config.keras_defaults, script_flags)
             with run_environment(config, isolation):
                 checks.check_named(config)
                 check_baseline_work(config)

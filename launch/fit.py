@@ -24,6 +24,7 @@ from ..engine.data.streamed import Stream
 from ..engine.internals.keras_compile import untracked_optimizer
 from ..engine.keras_models.keras_callbacks import KerasCallbacks
 from ..engine.keras_models.keras_trainer import KerasTrainer
+from ..engine.strategies.registry import CLUSTERED
 from . import api, explanations
 from .errors import UsageError
 from .run.compiled_cache import CompiledCache
@@ -51,7 +52,6 @@ _DATA_FLAGS = ("global_batch_size", "eval_batch_size", "shuffle_buffer")
 _COMPONENTS = ("x", "y", "sample_weight")  # of what a function returns
 _INPUT_ARGUMENTS = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
 _RULES = entry.Rules(as_keras=True, weighs_outputs=True)
-_CLUSTERED = ("multi_worker", "parameter_server")  # they have to connect before TensorFlow starts
 
 
 def fit(
@@ -225,11 +225,11 @@ def _train(arguments: Arguments) -> api.Run:
             **(_backup_flags(backups[0], arguments, train) if backups else {}),
         }
         data = None if arguments.names_input else functools.partial(_load_data, arguments, train)
-        awaited = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
+        set_by_data = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
         hooks = [*(other for other in arguments.hooks if other not in callbacks_as_hooks), hook]
         # A run's checkpoints have the optimizer once, as the engine's.
         with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
-            run = api.run_within(trainer_class, data=data, hooks=hooks, awaited=awaited, **flags)
+            run = api.run_within(trainer_class, data=data, hooks=hooks, set_by_data=set_by_data, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if arguments.is_model:
         arguments.model.history = hook.history
@@ -309,7 +309,7 @@ def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
             arguments = dataclasses.replace(arguments, **dict(zip(_COMPONENTS, x, strict=False)))
     train = _train_split(arguments) if train is None else train
     flags = _data_flags(arguments, train)
-    is_alone = arguments.flags.get("strategy") not in _CLUSTERED  # others count the data
+    is_alone = arguments.flags.get("strategy") not in CLUSTERED  # others count the data
     is_uncounted = isinstance(train, Stream) and not train.ends and train.length == tf.data.UNKNOWN_CARDINALITY
     if arguments.epoch_steps and is_alone and is_uncounted:
         logging.warning(
@@ -367,7 +367,7 @@ def _check(arguments: Arguments) -> None:
             )
     if arguments.x is None:
         raise UsageError("x is missing; pass an array, or a dictionary or list of arrays")
-    if arguments.is_model and (strategy := arguments.flags.get("strategy")) in _CLUSTERED:
+    if arguments.is_model and (strategy := arguments.flags.get("strategy")) in CLUSTERED:
         raise UsageError(
             f"strategy={strategy} has to be there before a model is made; give fit a function that makes and compiles "
             "the model, and one that returns the data if that is TensorFlow's"

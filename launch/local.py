@@ -163,31 +163,29 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     command_flags.check_script_exists(start)
     start = start or _TRAIN
     try:
-        passed = parsing.train_flags(words)
+        given = parsing.train_flags(words)
     except UsageError:  # the tasks report it
         return _Command(start, [], words, None, False)
-    strategy, run_dir = passed.get("strategy"), passed.get("run_dir")
+    strategy, run_dir = given.get("strategy"), given.get("run_dir")
     if strategy == "parameter_server" != job.strategy:
         raise UsageError("strategy=parameter_server needs parameter servers; write --ps=N before the --")
     if strategy not in (None, job.strategy):
         raise UsageError(f"strategy={strategy} is not for workers; leave it out, or use crankshaft train without them")
-    if passed.get("min_workers"):
+    if given.get("min_workers"):
         raise UsageError(
-            f"min_workers={passed['min_workers']} is for workers on several hosts, and those of {_PROGRAM} share "
+            f"min_workers={given['min_workers']} is for workers on several hosts, and those of {_PROGRAM} share "
             "one, so that what takes one away for long takes all; leave it out"
         )
-    if passed.get("max_restarts"):
-        raise UsageError(
-            f"max_restarts={passed['max_restarts']} of the tasks is this program's; write it before the --"
-        )
+    if given.get("max_restarts"):
+        raise UsageError(f"max_restarts={given['max_restarts']} of the tasks is this program's; write it before the --")
     if job.evaluator and not run_dir:
         raise UsageError("--evaluator finds its checkpoints in run_dir; give one after --")
-    compares, names_gpus = "fail_below" in passed.get("benchmark_arg", {}), "gpus" in passed
-    imports, debug = start[0] == "-m", passed.get("debug", False)
+    compares, names_gpus = "fail_below" in given.get("benchmark_arg", {}), "gpus" in given
+    imports, debug = start[0] == "-m", given.get("debug", False)
     if not imports:
         with open(start[0], encoding="utf-8", errors="replace") as file:
             imports = bool(re.search(r"tensorflow|keras|crankshaft", file.read()))
-    timeout = passed.get("step_timeout_seconds")
+    timeout = given.get("step_timeout_seconds")
     cut = words.index("--") if "--" in words else len(words)
     return _Command(start, words[:cut], words[cut:], run_dir, compares, names_gpus, imports, debug, timeout)
 

@@ -86,11 +86,11 @@ class _Program:
         user_files.check_trainer(self._trainer_class)
         if argv is None:  # UTF-8, whatever encoding the locale has
             argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
-        passed = parse(argv)
-        self._has_debug = passed.get("debug", False)
+        given = parse(argv)
+        self._has_debug = given.get("debug", False)
         if plan := planner.get():
-            return plan(passed, self._trainer_class, self._data)
-        config = configs.configure_program(passed, {}, self._trainer_class, self._data is not None, self._may_change)
+            return plan(given, self._trainer_class, self._data)
+        config = configs.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
         for name, value in config.script_flags.items():  # of the run that is read, for the script
             flags.FLAGS[name].value = value
         checks.check(config)
@@ -146,6 +146,6 @@ def parse(argv: list[str]) -> dict[str, Any]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own
         flags.FLAGS[name].unparse()
-    passed = parsing.from_argv(argv)
+    given = parsing.from_argv(argv)
     use_absl_handler()
-    return passed
+    return given

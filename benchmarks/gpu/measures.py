@@ -93,8 +93,8 @@ def _train(row: Row, batch: int, tiny: bool, folder: str) -> dict[str, Any]:
             result.update(_tokens(run, row, timed["examples_per_sec"]))
         return Outcome({})
 
-    passed, own = parsing.from_keywords(flags)
-    config = configs.configure_program(passed, own, None, data is not None, (), owns_process=False)
+    given, own = parsing.from_keywords(flags)
+    config = configs.configure_program(given, own, None, data is not None, (), owns_process=False)
     checks.check(config)
     assembly.assemble(config, data, (), own).execute(measure)
     gc.collect()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .parameter_server.strategy import ServerOptions
 
 BUILT_IN = ("one_device", "mirrored", "multi_worker", "parameter_server", "tpu")
+CLUSTERED = ("multi_worker", "parameter_server")  # those of several processes, which connect before TensorFlow starts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..cluster import discovery, rendezvous, resources
 from ..errors import UsageError
 from ..host import process
 from . import config as configs
-from . import conflicts, paths, registry, rules
+from . import conflicts, paths, registry, rules, saved_config
 from .config import KERAS_FILES, Config
 from .flags import ARGUMENTS
 from .values import differences, plain
@@ -58,7 +58,7 @@ def check_named(config: Config) -> None:
     """
     for flag in ARGUMENTS:
         config.configured_arguments(flag)
-    if config.run_dir and (before := configs.read(config.run_dir)):
+    if config.run_dir and (before := saved_config.load(config.run_dir)):
         _check_fitted(config, before)
         check_same_run(config, f"run_dir={config.run_dir}", before)
     if config.eval_data_dir and not (config.input_entry and config.input_entry.reads_eval_data):
@@ -69,8 +69,8 @@ def check_named(config: Config) -> None:
         )
 
 
-def decide(config: Config, by_data: Mapping[str, Any]) -> None:
-    """Sets the flags that waited for the data, and makes the checks that did.
+def apply_data_flags(config: Config, by_data: Mapping[str, Any]) -> None:
+    """Sets the flags that the data sets (`Config.set_by_data`), in `config` itself, and checks it again.
 
     Args:
       config: of the run.
@@ -79,9 +79,9 @@ def decide(config: Config, by_data: Mapping[str, Any]) -> None:
     Raises:
       UsageError: they can't be used with the other flags.
     """
-    for name in config.awaited & by_data.keys():
+    for name in config.set_by_data & by_data.keys():
         setattr(config, name, by_data[name])
-    config.awaited = frozenset()
+    config.set_by_data = frozenset()
     conflicts.refuse(config, conflicts.CONFLICTS)
     check_placement(config)
 
@@ -157,7 +157,7 @@ def check_batch(config: Config, replicas: int) -> None:
 
 
 def _is_divided(config: Config, replicas: int) -> bool:
-    return "global_batch_size" in config.awaited or config.global_batch_size % replicas == 0
+    return "global_batch_size" in config.set_by_data or config.global_batch_size % replicas == 0
 
 
 def check_tables(config: Config, model: str) -> None:
@@ -271,7 +271,7 @@ def _check_run_dir(config: Config) -> None:
                 )
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
-    configs.read(config.run_dir)
+    saved_config.load(config.run_dir)
     for path in (layout.model, layout.events, layout.result) if config.trains else ():
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(
@@ -286,17 +286,17 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     Args:
       config: of this call.
       source: the name of the file that has the run's own configuration.
-      before: as `config.saved_settings` returns it.
+      before: as `saved_config.check` returns it.
     """
     if config.allow_changed_config or config.mode == "benchmark":
         return
     then, now = before["deciding"], config.deciding()
     if "keras" in before:  # else of a run before they were kept
-        then, now = then | {"keras": before["keras"]}, now | {"keras": config.keras}
+        then, now = then | {"keras": before["keras"]}, now | {"keras": config.keras_defaults}
     if "script_flags" not in then:
         now.pop("script_flags", None)  # of a run before they were kept
     # Of generating, the seed is of the samples alone. What the data decides is compared when it is restored.
-    for name in ("seed",) if config.mode == "generate" else config.awaited & now.keys():
+    for name in ("seed",) if config.mode == "generate" else config.set_by_data & now.keys():
         now[name] = then[name]
     if config.mode == "predict":  # which needs no labels
         then, now = ({**values, "input_arg": {**values["input_arg"], "label": None}} for values in (then, now))

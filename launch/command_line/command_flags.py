@@ -49,7 +49,7 @@ def read(
         if name not in command_fields and {name, name.removeprefix("no")} & FIELDS.keys():
             raise UsageError(f"{name} is a flag of the tasks; write it after --, see --help")
     given, between = parsing.without_flagfiles(argv[1:]), takes_words or takes_others
-    values, rest = parsing.read(given, command_fields, known_only=takes_others, between=between)
+    values, rest = parsing.parse_words(given, command_fields, known_only=takes_others, between=between)
     if rest and not (takes_words or takes_others):
         raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
     return values, rest
@@ -101,6 +101,6 @@ def check_task_flags(words: Sequence[str], has_others: bool) -> None:
     """
     files = ("--flagfile", "-flagfile", "--config", "-config")
     words = [word for word in words if word.partition("=")[0] not in files]
-    _, rest = parsing.read(words, FIELDS, known_only=has_others, between=True)
+    _, rest = parsing.parse_words(words, FIELDS, known_only=has_others, between=True)
     if rest and not has_others:
         raise UsageError(f"{rest[0]!r} is not a flag of crankshaft train; write --NAME=VALUE")

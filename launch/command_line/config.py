@@ -19,37 +19,22 @@ from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data.data import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
-from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
+from ...engine.strategies.registry import CLUSTERED
 from ...input import data_json
 from ..cluster import discovery, tf_config
 from ..cluster.cluster import Cluster, Tasks
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
-from . import parsing, paths, registry, rules, user_files
-from .flags import ARGUMENTS, FIELDS, FLAG_INFO, GROUPS, USES, Flags, flags_with, replaced_by
-from .rules import coerce, parse_freeze
+from . import parsing, paths, registry, rules, saved_config
+from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, USES, Flags, flags_with
+from .rules import parse_freeze
 from .values import differences, plain, shown
 
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 
-DECIDING = flags_with(lambda flag: flag.decides)
 PERIODS = flags_with(lambda flag: flag.is_period)
-CALL_FLAGS = flags_with(lambda flag: flag.of_call)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 WITHOUT_DATA = ("export", "generate")  # those of them that read the run's description of its data instead of data
-_CURE = (
-    "restore it from a copy (a checkpoint's manifest has the same under 'about'), or use another run_dir; the "
-    "checkpoints are as they were"
-)
-# Flags that mean nothing with another input, model, optimizer, schedule or strategy.
-_BELONGS_TO = {
-    "input": ("input_arg", "data_dir", "eval_data_dir"),
-    "model": ("model_arg",),
-    "optimizer": ("optimizer_arg",),
-    "learning_rate_schedule": ("learning_rate_schedule_arg",),
-    "strategy": ("num_virtual_devices", "mesh", "shard_optimizer"),
-}
-_CLUSTERED = ("multi_worker", "parameter_server")  # strategies of several processes
 _UPDATE_ARGUMENTS = ("optimizer_arg", "learning_rate_schedule_arg")
 # Schedules that end at the run's end, so that its length decides numbers too.
 SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
@@ -57,7 +42,9 @@ SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Config(Flags):
-    """A checked command line; the model and input that it names are imported on first use.
+    """A command line with its flags' values complete; the model and input that it names are imported on first use.
+
+    `checks.check` checks it once it is made. It changes once more: `checks.apply_data_flags`, when the data is loaded.
 
     Attributes:
       program_trainer: the Trainer that a program brings; None where --model names one.
@@ -67,7 +54,7 @@ class Config(Flags):
       remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
       is_endless: whether only the run's caller knows its length.
       from_run: names of the flags that have the values of the run that is read.
-      awaited: names of the flags that the data decides, once it is loaded: `Data.flags`.
+      set_by_data: names of the flags that the data sets once it is loaded (`Data.flags`); empty afterwards.
     """
 
     program_trainer: type | None = None
@@ -77,7 +64,7 @@ class Config(Flags):
     remote: RemoteFolder | None = None
     is_endless: bool = False
     from_run: frozenset[str] = frozenset()
-    awaited: frozenset[str] = frozenset()
+    set_by_data: frozenset[str] = frozenset()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -151,12 +138,12 @@ class Config(Flags):
         Raises `UsageError`.
         """
         rules: list[tuple[str, int | None]] = []
-        for passed in self.freeze:
-            pattern, epochs = parse_freeze(passed)
+        for rule in self.freeze:
+            pattern, epochs = parse_freeze(rule)
             until = None if epochs is None else max(0, steps_from_epochs(epochs, steps_per_epoch) - shift)
             if until and until % self.sync_every_steps:
                 raise UsageError(
-                    f"freeze={passed} ends at step {until}, between two syncs "
+                    f"freeze={rule} ends at step {until}, between two syncs "
                     f"(sync_every_steps={self.sync_every_steps}); give epochs that end at one"
                 )
             rules.append((pattern, until))
@@ -255,7 +242,7 @@ class Config(Flags):
         except UsageError as error:
             if flag not in self.from_run:
                 raise
-            raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {_CURE}") from None
+            raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {saved_config.CURE}") from None
 
     def arguments(self, flag: str) -> dict[str, Any]:
         """Returns `configured_arguments`, and the defaults of the others."""
@@ -291,7 +278,7 @@ class Config(Flags):
         return plain(values)
 
     @functools.cached_property
-    def keras(self) -> dict[str, Any]:
+    def keras_defaults(self) -> dict[str, Any]:
         """Keras's defaults within the run: those that it began with, or this program's. Plain JSON. Imports Keras.
 
         Raises:
@@ -301,11 +288,11 @@ class Config(Flags):
         from ..host.isolation import program_defaults
 
         here = program_defaults(getattr(self.program_trainer, "default_policy", None))
-        path, before = self._keras_before()
+        path, before = self._recorded_keras_defaults()
         values = {**here, **before}
         for name, value in before.items():
             if value != here.get(name) and not is_default(name, value):
-                raise UsageError(f"{path} has {shown({name: value})}, which Keras can't be set to; {_CURE}")
+                raise UsageError(f"{path} has {shown({name: value})}, which Keras can't be set to; {saved_config.CURE}")
         if changed := "; ".join(differences(values, here)):
             if getattr(self.program_trainer, "is_built", False):
                 raise UsageError(
@@ -316,16 +303,16 @@ class Config(Flags):
                 logging.warning("the run has Keras's defaults of %s, not this program's (%s)", path, changed)
         return values
 
-    def _keras_before(self) -> tuple[str, dict[str, Any]]:
+    def _recorded_keras_defaults(self) -> tuple[str, dict[str, Any]]:
         """Returns the path of a file that gives the run defaults of Keras, and these; without one "" and {}."""
-        if self.run_dir and self.mode != "benchmark" and (saved := read(self.run_dir)):
+        if self.run_dir and self.mode != "benchmark" and (saved := saved_config.load(self.run_dir)):
             path = RunDir(self.run_dir).config
             if "keras" not in saved and self.is_chief:
                 logging.warning("%s is without Keras's defaults, so the run has this program's", path)
             return path, saved.get("keras", {})
         if (path := self.config or "").endswith(".json"):
-            content = parsing.read_file("config", path, "flags", "")
-            return path, saved_settings(path, content).get("keras", {}) if "deciding" in content else {}
+            content = parsing.load_mapping("config", path, "flags", "")
+            return path, saved_config.check(path, content).get("keras", {}) if "deciding" in content else {}
         if not (path := self.init_from or ""):
             return "", {}
         checkpoints = [manifests.manifest_at(path), RunDir(path).newest(), *manifests.read_all(path)[0]]
@@ -337,11 +324,11 @@ class Config(Flags):
         """Returns all values, those that decide, and Keras's defaults, as config.json holds them. Plain JSON."""
         arguments = {name: self.configured_arguments(name) for name in ARGUMENTS}
         values = {**self.values, **arguments, "run_dir": self.configured_run_dir}
-        return plain({"flags": values, "deciding": self.deciding(), "keras": self.keras})
+        return plain({"flags": values, "deciding": self.deciding(), "keras": self.keras_defaults})
 
 
 def configure_program(
-    passed: Mapping[str, Any],
+    given: Mapping[str, Any],
     script_values: Mapping[str, Any],
     trainer_class: type | None,
     has_data: bool,
@@ -355,68 +342,70 @@ def configure_program(
     """
     script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
     return configure(
-        passed,
+        given,
         trainer_class,
         has_data,
         os.environ,
         {name: script_values.get(name, script[name].value) for name in script.keys() - set(may_change)},
-        by_caller=[name for name, flag in script.items() if name in script_values or flag.present],
-        remote=remote_folder(passed.get("run_dir")),
+        given_script_flags=[name for name, flag in script.items() if name in script_values or flag.present],
+        remote=remote_folder(given.get("run_dir")),
         **options,
     )
 
 
 def configure(
-    passed: Mapping[str, Any],
+    given: Mapping[str, Any],
     trainer_class: type | None,
     has_data: bool,
     environment: Mapping[str, str],
     script_flags: Mapping[str, Any] | None = None,
-    by_caller: Collection[str] = (),
+    given_script_flags: Collection[str] = (),
     owns_process: bool = True,
     remote: RemoteFolder | None = None,
     may_be_endless: bool = False,
-    awaited: Collection[str] = (),
+    set_by_data: Collection[str] = (),
 ) -> Config:
     """Makes the configuration from flags' values; imports nothing that they name. Raises `UsageError`.
 
     Args:
-      passed: the values, of a command line or of a call, each in its flag's type.
+      given: the values, of a command line or of a call, each in its flag's type.
       trainer_class: the user's own Trainer, or None: then --model names one.
       has_data: whether the user's script brings its data: then --input is not needed.
       environment: the process's variables, where a cluster is described.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
-      by_caller: names of those that the caller gives; the others are a run's that is read.
+      given_script_flags: names of those that the caller gives; the others are a run's that is read.
       owns_process: see `Config`.
       remote: see `Config`.
       may_be_endless: whether a run without a length has no end; else it has the default one.
-      awaited: see `Config`.
+      set_by_data: see `Config`.
     """
-    values = {**vars(Flags()), **passed}
+    effective = {**vars(Flags()), **given}
     script, from_run = dict(script_flags or {}), dict[str, Any]()
     if remote:
-        values["run_dir"] = remote.folder
-    paths.check(values)
-    if values["mode"] in READING:
-        from_run, script_in_run = _values_from_run(passed, values, environment)
-        values |= from_run
-        script |= {name: value for name, value in script_in_run.items() if name in script.keys() - {*by_caller}}
-        if trainer_class is None and values["model"] is None:
-            _refuse_without_model(values["run_dir"], values["mode"])
-    cluster = _cluster(passed, values, environment)  # which may set the strategy
-    _check_uses(passed, values)
-    _check_names(values, trainer_class, has_data)
-    values["optimizer"] = values["optimizer"].lower()
-    has_length = values["train_steps"] is not None or values["train_epochs"] is not None
-    if values["train_steps"] is not None and values["train_epochs"] is not None:
+        effective["run_dir"] = remote.folder
+    paths.check(effective)
+    if effective["mode"] in READING:
+        from_run, script_in_run = saved_config.values_from_run(given, effective, environment)
+        effective |= from_run
+        script |= {
+            name: value for name, value in script_in_run.items() if name in script.keys() - {*given_script_flags}
+        }
+        if trainer_class is None and effective["model"] is None:
+            saved_config.refuse_without_model(effective["run_dir"], effective["mode"])
+    cluster = _cluster(given, effective, environment)  # which may set the strategy
+    _check_uses(given, effective)
+    _check_names(effective, trainer_class, has_data)
+    effective["optimizer"] = effective["optimizer"].lower()
+    has_length = effective["train_steps"] is not None or effective["train_epochs"] is not None
+    if effective["train_steps"] is not None and effective["train_epochs"] is not None:
         raise UsageError("train_steps and train_epochs are both given; use one of them")
     if not has_length:
-        values["train_epochs"] = 10.0
+        effective["train_epochs"] = 10.0
     for name in PERIODS:  # a default becomes a multiple of the sync period, which a value of the caller's has to be
-        if values[name] and name not in passed:
-            values[name] = whole_periods(values[name], values["sync_every_steps"])
+        if effective[name] and name not in given:
+            effective[name] = whole_periods(effective[name], effective["sync_every_steps"])
     return Config(
-        **values,
+        **effective,
         program_trainer=trainer_class,
         cluster=cluster,
         script_flags=dict(sorted(script.items())),
@@ -424,37 +413,39 @@ def configure(
         remote=remote,
         is_endless=may_be_endless and not has_length,
         from_run=frozenset(from_run),
-        awaited=frozenset(awaited),
+        set_by_data=frozenset(set_by_data),
     )
 
 
-def _check_names(values: Mapping[str, Any], trainer_class: type | None, has_data: bool) -> None:
+def _check_names(effective: Mapping[str, Any], trainer_class: type | None, has_data: bool) -> None:
     """Raises `UsageError` for a model or an input that is missing, unknown, or beside the script's own."""
-    if trainer_class is None and not has_data and values["model"] is values["input"] is None:
+    if trainer_class is None and not has_data and effective["model"] is effective["input"] is None:
         models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
         raise UsageError(
             f"model and input are missing; use e.g. model=mlp input=digits: there are the models {models}, and the "
             f"inputs {inputs}"
         )
     if trainer_class is None:
-        registry.check_name("model", values["model"])
-    elif values["model"] not in (None, trainer_class.__name__):
-        raise UsageError(f"model={values['model']} is given, but this script trains {trainer_class.__name__}; omit it")
-    if not has_data or values["input"]:
-        registry.check_name("input", values["input"])
+        registry.check_name("model", effective["model"])
+    elif effective["model"] not in (None, trainer_class.__name__):
+        raise UsageError(
+            f"model={effective['model']} is given, but this script trains {trainer_class.__name__}; omit it"
+        )
+    if not has_data or effective["input"]:
+        registry.check_name("input", effective["input"])
 
 
-def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
+def _cluster(given: Mapping[str, Any], effective: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
     """Makes the run's cluster, if it has one; with an evaluator the run only trains.
 
     Without a strategy, several tasks train as workers, or around their servers.
     """
-    tasks = _tasks(passed, values, environment)
+    tasks = _tasks(given, effective, environment)
     has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
-    if "strategy" not in passed and values["strategy"] not in _CLUSTERED and (tasks or has_config):
+    if "strategy" not in given and effective["strategy"] not in CLUSTERED and (tasks or has_config):
         configured = tf_config.strategy_name(environment) if has_config else "multi_worker"
-        values["strategy"] = "parameter_server" if values["num_ps"] else configured
-    if (strategy := values["strategy"]) not in _CLUSTERED:
+        effective["strategy"] = "parameter_server" if effective["num_ps"] else configured
+    if (strategy := effective["strategy"]) not in CLUSTERED:
         return None
     if tasks is None and not has_config:
         with_servers = " --ps=2" if strategy == "parameter_server" else ""
@@ -467,29 +458,29 @@ def _cluster(passed: Mapping[str, Any], values: dict[str, Any], environment: Map
         cluster = tf_config.from_environment(environment, strategy)
         discovery.check_agree(cluster, environment)
     else:
-        cluster = discovery.assign_kinds(tasks, values["num_ps"], values["evaluator"], environment)
-    cluster = dataclasses.replace(cluster, bind=values["bind"] or "")
-    if cluster.job("evaluator") and values["mode"] == "train_and_eval":
-        if "mode" in passed:
+        cluster = discovery.assign_kinds(tasks, effective["num_ps"], effective["evaluator"], environment)
+    cluster = dataclasses.replace(cluster, bind=effective["bind"] or "")
+    if cluster.job("evaluator") and effective["mode"] == "train_and_eval":
+        if "mode" in given:
             raise UsageError(
                 "mode=train_and_eval evaluates within the run, as the evaluator does beside it; use mode=train, or "
                 "leave the evaluator out"
             )
-        values["mode"] = "train"
+        effective["mode"] = "train"
     return cluster
 
 
-def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
+def _tasks(given: Mapping[str, Any], effective: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
     """Finds a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
-    servers, evaluator = values["num_ps"], values["evaluator"]
+    servers, evaluator = effective["num_ps"], effective["evaluator"]
     if evaluator and not servers:
         raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
-    if values["strategy"] == "multi_worker" and servers and "strategy" in passed:
+    if effective["strategy"] == "multi_worker" and servers and "strategy" in given:
         raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
-    if values["cluster_hosts"]:
-        return discovery.tasks_from_hosts(values["cluster_hosts"], values["task_index"])
-    if values["task_index"] is not None:
-        raise UsageError(f"task_index={values['task_index']} has no use without cluster_hosts; give that too")
+    if effective["cluster_hosts"]:
+        return discovery.tasks_from_hosts(effective["cluster_hosts"], effective["task_index"])
+    if effective["task_index"] is not None:
+        raise UsageError(f"task_index={effective['task_index']} has no use without cluster_hosts; give that too")
     if environment.get(tf_config.NAME, "").strip():
         if servers:
             raise UsageError(
@@ -499,19 +490,9 @@ def _tasks(passed: Mapping[str, Any], values: dict[str, Any], environment: Mappi
     tasks = discovery.tasks_from_scheduler(environment)
     if tasks is None and servers:
         raise UsageError(f"num_ps={servers} needs tasks, and none are known; give cluster_hosts and task_index")
-    if values["strategy"] == "parameter_server" and tasks and not servers:
+    if effective["strategy"] == "parameter_server" and tasks and not servers:
         raise UsageError(f"{tasks.source} has {len(tasks.addresses)} tasks; give the number of servers by num_ps=N")
     return tasks
-
-
-def _refuse_without_model(run_dir: str, mode: str) -> None:
-    """Raises `UsageError` for a folder without a run, or with the run of a script's model."""
-    if not (saved := read(run_dir)):
-        raise UsageError(f"run_dir={run_dir} holds no run (no {NAMES.config}); give the folder of a run")
-    trainer = saved["deciding"].get("model")
-    raise UsageError(
-        f"run_dir={run_dir} is a run of {trainer}, which its script brings; start that script with mode={mode}"
-    )
 
 
 def steps_from_epochs(epochs: float, steps_per_epoch: int) -> int:
@@ -524,116 +505,29 @@ def whole_periods(steps: int, period_steps: int) -> int:
     return -(-steps // period_steps) * period_steps
 
 
-def _values_from_run(
-    passed: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads, of the run at run_dir, the values that the caller does not give, and those of the script's own flags."""
-    if not values["run_dir"]:
-        raise UsageError(f"mode={values['mode']} needs run_dir, the folder of a run")
-    if not os.path.isdir(values["run_dir"]):
-        raise UsageError(f"run_dir={values['run_dir']} does not exist; give the folder of a run")
-    saved = read(values["run_dir"])
-    if not saved:
-        return {}, {}
-    by_caller = {*passed, *CALL_FLAGS}
-    is_alone = not (
-        values["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_from_scheduler(environment)
-    )
-    if saved["flags"].get("strategy") in _CLUSTERED and is_alone:
-        by_caller.add("strategy")  # one process can read what several have written
-    before = {**saved["flags"], **saved["deciding"]}  # "deciding" names the model of a script too
-    for name, dependents in _BELONGS_TO.items():
-        now, then = (str(user_files.portable_name(value)).lower() for value in (values[name], before.get(name)))
-        if name in by_caller and now != then:
-            by_caller |= set(dependents)  # the run's belong to another model, input, ...
-    by_caller |= replaced_by(by_caller)
-    path = RunDir(values["run_dir"]).config
-    from_run = _saved_values(path, saved, values.keys() - by_caller)
-    if not isinstance(script_flags := saved["deciding"].get("script_flags", {}), dict):
-        raise UsageError(f"{path} has script_flags={shown(script_flags)}, which is not an object; {_CURE}")
-    if from_run.get("restore_best", values["restore_best"]) and "eval_checkpoint" not in passed:
-        from_run["eval_checkpoint"] = "best"  # which the run has ended with
-    return from_run, script_flags
-
-
 def data_config(run_dir: str) -> Config:
     """Makes a configuration with a run's flags of its data, and defaults otherwise. Raises `UsageError`."""
-    path, saved = RunDir(run_dir).config, read(run_dir)
-    values = _saved_values(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]])
+    path, saved = RunDir(run_dir).config, saved_config.load(run_dir)
+    values = saved_config.typed_values(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]])
     return Config(**values, run_dir=run_dir, mode="predict")
 
 
-def _saved_values(path: str, saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Converts those of a run's flags that `names` lists to their types. Raises `UsageError`."""
-    values = {name: value for name, value in saved["flags"].items() if name in names}
-    user_files.refuse_unnamed_code(path, values)
-    try:
-        return {
-            name: None if value is None and FIELDS[name].default is None else coerce(FIELDS[name], value)
-            for name, value in values.items()
-        }
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.message}; {_CURE}") from None
-
-
-def read(run_dir: str) -> dict[str, Any] | None:
-    """Reads the configuration that a run_dir was made with; None if it has none. Raises `UsageError`."""
-    path = RunDir(run_dir).config
-    if not os.path.lexists(path):
-        return None
-    try:
-        content = read_json(path, parse_constant=str)
-    except OSError as error:
-        raise UsageError(f"{path} can't be read ({error.strerror}); {_CURE}") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON ({error}); {_CURE}") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} holds {shown(content)}, which is not an object; {_CURE}")
-    return saved_settings(path, content)
-
-
-def saved_settings(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks a run's flags, those that decide, and Keras's defaults, as config.json and each manifest have them.
-
-    Runs of earlier versions are without these defaults.
-
-    Raises:
-      UsageError: a part, or a model's or input's arguments, are not an object; `source` names the file.
-    """
-    keras = {"keras": saved["keras"]} if "keras" in saved else {}
-    for part in ("flags", "deciding", *keras):
-        if not isinstance(saved.get(part), dict):
-            problem = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
-            raise UsageError(f"{source} {problem}; {_CURE}")
-    # A flag that no longer exists decides nothing if it was off or had today's behavior. A flag that did not decide
-    # when the run began keeps the value that it had; one that did not exist has its default.
-    is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in saved["deciding"].items()}
-    deciding = {name: value for name, value in saved["deciding"].items() if name in FLAG_INFO or not is_off[name]}
-    deciding = {**{name: saved["flags"].get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}
-    for name in ARGUMENTS & deciding.keys():
-        if not isinstance(arguments := deciding[name] or {}, dict):
-            raise UsageError(f"{source} has {name}={shown(arguments)}, which is not an object; {_CURE}")
-        entry = registry.ENTRIES.get(name)
-        deciding[name] = {**entry.defaults, **arguments} if entry else arguments
-    return {"flags": saved["flags"], "deciding": deciding, **keras}
-
-
-def _check_uses(passed: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def _check_uses(given: Mapping[str, Any], effective: Mapping[str, Any]) -> None:
     """Raises `UsageError` for the first flag of the caller's that the run would ignore.
 
     Args:
-      passed: see `configure`.
-      values: the run's, of all flags: a caller may leave some to the run that is read.
+      given: see `configure`.
+      effective: the run's, of all flags: a caller may leave some to the run that is read.
     """
     defaults = vars(Flags())
     for name, (other, *choices) in USES.items():
-        value = passed.get(name, defaults[name])
+        value = given.get(name, defaults[name])
         is_never = name.endswith("_every_steps") and value == 0  # 0 is obeyed everywhere
         if value == defaults[name] or is_never:
             continue
         words = " ".join(f"{name}={word.partition('=')[2]}" for word in parsing.to_words({name: value}))
-        if not choices and values[other] == defaults[other]:
+        if not choices and effective[other] == defaults[other]:
             raise UsageError(f"{words} has no use without {other}; give that too, or leave {name} out")
-        if choices and values[other] not in choices:
+        if choices and effective[other] not in choices:
             cure = " or ".join(f"{other}={choice}" for choice in choices)
-            raise UsageError(f"{words} has no use with {other}={values[other]}; use {cure}, or leave {name} out")
+            raise UsageError(f"{words} has no use with {other}={effective[other]}; use {cure}, or leave {name} out")

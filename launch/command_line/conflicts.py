@@ -139,7 +139,7 @@ CONFLICTS: Conflicts = (
         "warmup_steps={c.warmup_steps} leaves nothing of train_steps={c.train_steps}; use fewer",
     ),
     (
-        lambda c: "global_batch_size" not in c.awaited and c.accumulate_steps > c.global_batch_size,
+        lambda c: "global_batch_size" not in c.set_by_data and c.accumulate_steps > c.global_batch_size,
         "accumulate_steps={c.accumulate_steps} is more than the {c.global_batch_size} examples of global_batch_size; "
         "use fewer",
     ),

@@ -15,11 +15,12 @@ from absl import flags
 from ..errors import UsageError, nearest
 from . import paths, user_files
 from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
-from .rules import Written, coerce
+from .rules import UntypedText, coerce
 
-# Flags in a run's config.json that belong to the call that wrote it, and not to the run.
-_CALL_FLAGS = "mode run_dir result_json output allow_changed_config config flagfile".split()
-_CALL_FLAGS += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
+# Flags that --config=RUN/config.json, which begins another run like that one, does not take from it. A call that reads
+# the run itself leaves out more: `saved_config.PER_CALL_FLAGS`.
+_LEFT_OUT_OF_RUN_CONFIG = "mode run_dir result_json output allow_changed_config config flagfile".split()
+_LEFT_OUT_OF_RUN_CONFIG += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 _RUN_DIR_FLAGS = [name for name, use in USES.items() if use == ("run_dir",)]
 _MOST_FLAGFILES = 100
 Values = dict[str, Any]
@@ -39,14 +40,14 @@ def from_argv(argv: Sequence[str]) -> Values:
       UsageError: a mistake in the command line, or in a file.
     """
     words = without_flagfiles(argv[1:])
-    files = _read_files(words)
+    files = _load_config_files(words)
     for _, script_values in files:
         for name, value in script_values.items():
             flags.FLAGS[name].parse(value)
-    passed, rest = read(words, FIELDS, script_flags=flags.FLAGS)
+    given, rest = parse_words(words, FIELDS, script_flags=flags.FLAGS)
     if rest:
         raise UsageError(f"{rest[0]!r} is not a flag; write --NAME=VALUE, see --help")
-    return _merged([*(values for values, _ in files), passed])
+    return _merged([*(values for values, _ in files), given])
 
 
 def train_flags(words: Sequence[str]) -> Values:
@@ -56,8 +57,8 @@ def train_flags(words: Sequence[str]) -> Values:
       UsageError: a mistake in those of crankshaft train.
     """
     words = without_flagfiles(words)
-    passed, _ = read(words, FIELDS, known_only=True, between=True)
-    return _merged([*(values for values, _ in _read_files(words, known_only=True)), passed])
+    given, _ = parse_words(words, FIELDS, known_only=True, between=True)
+    return _merged([*(values for values, _ in _load_config_files(words, known_only=True)), given])
 
 
 def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
@@ -65,14 +66,14 @@ def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
 
     None leaves a flag at its default. Raises `UsageError`.
     """
-    passed, script_values = _typed(keywords)
-    if "config" not in passed:
-        return passed, script_values
-    in_file, script_values_in_file = _read_file(passed["config"], passed)
-    return _merged([in_file, passed]), script_values_in_file | script_values
+    given, script_values = _typed(keywords)
+    if "config" not in given:
+        return given, script_values
+    in_file, script_values_in_file = _load_config_file(given["config"], given)
+    return _merged([in_file, given]), script_values_in_file | script_values
 
 
-def read(
+def parse_words(
     words: Sequence[str],
     fields: Mapping[str, Any],
     *,
@@ -111,13 +112,13 @@ def read(
         raise _unknown(error.flagname, [*fields, *(script_flag_names() if script_flags is not None else ())]) from None
     except (flags.Error, ValueError) as error:
         raise UsageError(f"{' '.join(str(error).removeprefix('flag ').split())}; see --help") from None
-    passed = {}
+    given = {}
     for name, field in fields.items():
         if absl[name].present:
             texts, info = absl[name].value, field.metadata["info"]
             is_list = info.takes_arguments or info.several
-            passed[name] = coerce(field, texts) if is_list else [coerce(field, text) for text in texts][-1]
-    return passed, rest
+            given[name] = coerce(field, texts) if is_list else [coerce(field, text) for text in texts][-1]
+    return given, rest
 
 
 def _unknown(name: str, names: Sequence[str]) -> UsageError:
@@ -127,13 +128,13 @@ def _unknown(name: str, names: Sequence[str]) -> UsageError:
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
     """Converts values to their flags' types, and those of a script's own flags. Raises `UsageError`."""
-    passed: Values = {}
+    given: Values = {}
     script_values: Values = {}
     for name, value in values.items():
         if value is None:
             continue
         if name in FIELDS:
-            passed[name] = coerce(FIELDS[name], value)
+            given[name] = coerce(FIELDS[name], value)
         elif name not in flags.FLAGS:
             raise _unknown(name, [*FIELDS, *script_flag_names()])
         elif isinstance(flag := flags.FLAGS[name], flags.MultiFlag):
@@ -141,7 +142,7 @@ def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
             script_values[name] = [_parse_script_value(flag, item) for item in items]
         else:
             script_values[name] = _parse_script_value(flag, value)
-    return passed, script_values
+    return given, script_values
 
 
 def _parse_script_value(flag: flags.Flag, value: Any) -> Any:
@@ -226,37 +227,37 @@ def _flag_values(arguments: Sequence[str], name: str) -> list[str]:
     return texts
 
 
-def _read_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Values, Values]]:
-    return [_read_file(path, names(words), known_only) for path in _flag_values(words, "config")]
+def _load_config_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Values, Values]]:
+    return [_load_config_file(path, names(words), known_only) for path in _flag_values(words, "config")]
 
 
-def _read_file(path: str, by_caller: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
-    """Converts the values that a file gives, see `_read`, and those of a script's own flags. Raises `UsageError`."""
-    values = _read(path, by_caller)
+def _load_config_file(path: str, given_names: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
+    """Converts the values that a file gives the flags, and those of a script's own flags. Raises `UsageError`."""
+    values = _flags_from_file(path, given_names)
     try:
         return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})
     except UsageError as error:
         raise UsageError(f"config={path}: {error.message}") from None
 
 
-def _read(path: str, by_caller: Collection[str]) -> Values:
+def _flags_from_file(path: str, given_names: Collection[str]) -> Values:
     """Reads flags by name from a YAML file, a JSON file, or the config.json that a run has left.
 
     A run's flags that are for a run_dir are left out unless the caller gives it too.
     """
-    values = read_file("config", path, "flags", "learning_rate: 0.01")
+    values = load_mapping("config", path, "flags", "learning_rate: 0.01")
     if not {"flags", "deciding"} <= set(values):
         return values
     in_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
-    user_files.refuse_unnamed_code(f"config={path}", in_run, by_caller)
+    user_files.refuse_unnamed_code(f"config={path}", in_run, given_names)
     script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
     in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
-    left_out = {*_CALL_FLAGS, *(() if "run_dir" in by_caller else _RUN_DIR_FLAGS)}
+    left_out = {*_LEFT_OUT_OF_RUN_CONFIG, *(() if "run_dir" in given_names else _RUN_DIR_FLAGS)}
     return {name: value for name, value in in_run.items() if name not in left_out}
 
 
-def read_file(flag: str, path: str, content: str, example: str) -> Values:
-    """Reads the mapping that a YAML or JSON file holds; numbers and words of YAML as text, see `Written`.
+def load_mapping(flag: str, path: str, content: str, example: str) -> Values:
+    """Reads the mapping that a YAML or JSON file holds; numbers and words of YAML as text, see `UntypedText`.
 
     Args:
       flag: the name of the flag that names the file.
@@ -322,7 +323,7 @@ def _from_yaml(flag: str, path: str, text: str) -> Any:
             return [plain(item) for item in node.value]
         if node.style is not None:  # with quotes
             return node.value
-        return None if node.value in ("", "~", "null", "Null", "NULL") else Written(node.value)
+        return None if node.value in ("", "~", "null", "Null", "NULL") else UntypedText(node.value)
 
     try:
         node = yaml.compose(text, Loader=Loader)

@@ -23,7 +23,7 @@ from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..errors import UsageError, nearest
 from . import user_files
-from .rules import Written
+from .rules import UntypedText
 from .values import number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
@@ -235,7 +235,7 @@ def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
         if isinstance(default, (tuple, list)):
             kind = type(default[0]) if default else None
             return tuple(_coerce(kind, item) for item in _items(value))
-        is_list = isinstance(value, Written) and ("," in value or _BRACKETS.fullmatch(value) is not None)
+        is_list = isinstance(value, UntypedText) and ("," in value or _BRACKETS.fullmatch(value) is not None)
         if type(default) not in _TYPES and (type(value) is list or is_list):
             return tuple(_coerce(None, item) for item in _items(value))
         return _coerce(type(default), value)
@@ -255,7 +255,7 @@ def _items(value: Any) -> Sequence[Any]:
         if not len(value):
             raise ValueError("there is none")
         return value
-    items = [Written(item.strip()) for item in _BRACKETS.sub(r"\1\2", value).split(",")]
+    items = [UntypedText(item.strip()) for item in _BRACKETS.sub(r"\1\2", value).split(",")]
     if not all(items):
         raise ValueError("an item is empty")
     return items
@@ -283,7 +283,7 @@ def _coerce(kind: type | None, value: Any) -> Any:
         if is_other or not isinstance(value, _TYPES[kind]) or (kind is bool and value not in (0, 1)):
             raise ValueError(f"{value} is of another type")
         return kind(value)
-    if not isinstance(value, Written):
+    if not isinstance(value, UntypedText):
         return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
     for whole in (True, False):
         with contextlib.suppress(ValueError):

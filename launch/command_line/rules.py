@@ -35,7 +35,7 @@ class OtherTypeError(ValueError):
     """A value's type is not one that a flag takes."""
 
 
-class Written(str):
+class UntypedText(str):
     """Text of a command line or of YAML; its type is that of the argument it is for."""
 
 
@@ -214,12 +214,12 @@ class Argument(ValueType):
 
     expected = "NAME=VALUE"
 
-    def coerce(self, value: Any) -> tuple[str, Written]:
+    def coerce(self, value: Any) -> tuple[str, UntypedText]:
         """See `ValueType`."""
         name, separator, text = as_text(_text(value)).partition("=")
         if not name or not separator:
             raise ValueError("it has no value; write NAME=VALUE")
-        return name, Written(text)
+        return name, UntypedText(text)
 
 
 def _text(value: Any) -> str:

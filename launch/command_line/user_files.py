@@ -37,18 +37,18 @@ def is_path(name: str | None) -> bool:
 
 
 def refuse_unnamed_code(
-    source: str, values: Mapping[str, Any], by_caller: Collection[str] = (), cure: str = ""
+    source: str, values: Mapping[str, Any], given_names: Collection[str] = (), cure: str = ""
 ) -> None:
     """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
 
     Args:
       source: the file.
       values: of flags by name, as read from it.
-      by_caller: names of the flags that the caller gave.
+      given_names: names of the flags that the caller gave.
       cure: how to name it without flags.
     """
     for kind in NEEDED:
-        if kind not in by_caller and is_path(path := values.get(kind)):
+        if kind not in given_names and is_path(path := values.get(kind)):
             raise UsageError(
                 f"{source} names {path}, which does not run on that file's word alone; give {cure or f'{kind}={path}'}"
             )

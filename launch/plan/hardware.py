@@ -176,7 +176,7 @@ def read(name_or_path: str) -> Hardware:
     if not os.path.exists(os.path.expanduser(name_or_path)) and os.sep not in name_or_path:
         cure = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
         raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {cure}")
-    return from_figures(parsing.read_file("on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
+    return from_figures(parsing.load_mapping("on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
 
 
 def from_figures(figures: Mapping[str, Any], source: str) -> Hardware:

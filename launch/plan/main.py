@@ -103,22 +103,22 @@ def _run(argv: list[str]) -> int:
         with _tensorflow():
             import_module("tensorflow")  # without the notes that it prints where the script imports it
         execute(program, words, functools.partial(_plan, flags))
-    passed = parsing.from_argv([argv[0], *words])
+    given = parsing.from_argv([argv[0], *words])
     if flags.measure:
-        if passed:
-            raise UsageError(f"--measure plans nothing; leave {next(iter(passed))} out")
+        if given:
+            raise UsageError(f"--measure plans nothing; leave {next(iter(given))} out")
         if flags.measure.endswith(".json"):
             raise UsageError(f"--measure={flags.measure} would be YAML; use a name that ends in .yaml")
         paths.check_writable("--measure", os.path.dirname(flags.measure))
         write_text(flags.measure, hardware.to_yaml(_measured()))
         print(f"[plan] this machine is in {flags.measure}; plan with it by --on={flags.measure}")
         return 0
-    return _plan(flags, passed)
+    return _plan(flags, given)
 
 
-def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -> int:
+def _plan(flags: Flags, given: dict[str, Any], trainer_class=None, data=None) -> int:
     """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
-    paths.check_results({"result_json": passed.get("result_json"), "run_dir": None})
+    paths.check_results({"result_json": given.get("result_json"), "run_dir": None})
     if flags.plot:
         report.check_plot(flags.plot)
     if flags.simulate:
@@ -126,14 +126,14 @@ def _plan(flags: Flags, passed: dict[str, Any], trainer_class=None, data=None) -
     machine = hardware.read(flags.on) if flags.on else None
     counts = sorted({int(count) for count in flags.hosts.split(",")})
     for count in counts:  # finds mistakes before TensorFlow starts
-        configured(passed, count, machine.devices_per_host if machine else 1, trainer_class, data is not None)
+        configured(given, count, machine.devices_per_host if machine else 1, trainer_class, data is not None)
     machine = machine or _measured()
     if flags.price_per_host_hour:
         machine = dataclasses.replace(machine, price_per_host_hour=flags.price_per_host_hour)
-    result = plan(passed, counts, machine, flags.simulate, trainer_class, data)
+    result = plan(given, counts, machine, flags.simulate, trainer_class, data)
     if flags.plot:
         report.write_plot(flags.plot, result["hosts"])
-    if path := passed.get("result_json"):
+    if path := given.get("result_json"):
         write_json(path, result)
     print(report.text(result, machine, terminal.columns()), flush=True)
     return 0
@@ -155,12 +155,12 @@ def _tensorflow() -> Iterator[None]:
 
 
 def configured(
-    passed: Mapping[str, Any], hosts: int, devices: int, trainer_class: type | None = None, has_data: bool = False
+    given: Mapping[str, Any], hosts: int, devices: int, trainer_class: type | None = None, has_data: bool = False
 ) -> Config:
     """Configures a run on a number of hosts, as its chief would.
 
     Args:
-      passed: values of train's flags.
+      given: values of train's flags.
       hosts: workers.
       devices: of each.
       trainer_class: a script's; None: --model names one.
@@ -169,8 +169,8 @@ def configured(
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
     """
-    values = {name: value for name, value in passed.items() if name not in _WITHOUT_EFFECT}
-    servers = passed.get("num_ps", 0)
+    values = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+    servers = given.get("num_ps", 0)
     alone = "mirrored" if devices > 1 else "one_device"
     strategy = values.setdefault("strategy", "parameter_server" if servers else "multi_worker" if hosts > 1 else alone)
     if strategy in _ON_ONE_HOST and hosts > 1:
@@ -190,7 +190,7 @@ def configured(
 
 
 def plan(
-    passed: Mapping[str, Any],
+    given: Mapping[str, Any],
     counts: Sequence[int],
     machine: Hardware,
     simulates: bool = False,
@@ -200,7 +200,7 @@ def plan(
     """Plans a run as plain JSON, see `docs/plan.md`. Starts TensorFlow.
 
     Args:
-      passed: values of train's flags.
+      given: values of train's flags.
       counts: numbers of hosts.
       machine: each of them.
       simulates: whether each is simulated too.
@@ -210,7 +210,7 @@ def plan(
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
     """
-    plans = _Plans(passed, machine, trainer_class, data)
+    plans = _Plans(given, machine, trainer_class, data)
     planned = [plans.estimate(count) for count in counts]
     short = next((found for _, found in planned if not found.fits), None)
     entries = []
@@ -244,13 +244,13 @@ class _Plans:
     """Estimates a run with some flags changed; loads its data once.
 
     Args:
-      passed: values of train's flags.
+      given: values of train's flags.
       machine: each host.
       trainer_class, data: as `crankshaft.main` takes them.
     """
 
-    def __init__(self, passed: Mapping[str, Any], machine: Hardware, trainer_class: type | None, data):
-        self.passed, self.machine = passed, machine
+    def __init__(self, given: Mapping[str, Any], machine: Hardware, trainer_class: type | None, data):
+        self.given, self.machine = given, machine
         self._trainer_class, self._given_data = trainer_class, data
         self._estimates: dict[tuple, tuple[Config, Estimate]] = {}
         self._data: Data | None = None
@@ -259,20 +259,20 @@ class _Plans:
         """Estimates the run on a number of hosts. Raises `UsageError`."""
         key = (hosts, *changes.items())
         if key not in self._estimates:
-            self._estimates[key] = self._estimate(hosts, {**self.passed, **changes})
+            self._estimates[key] = self._estimate(hosts, {**self.given, **changes})
         return self._estimates[key]
 
-    def _estimate(self, hosts: int, passed: Mapping[str, Any]) -> tuple[Config, Estimate]:
-        given, devices = self._given_data, self.machine.devices_per_host
-        config = configured(passed, hosts, devices, self._trainer_class, given is not None)
+    def _estimate(self, hosts: int, given: Mapping[str, Any]) -> tuple[Config, Estimate]:
+        data, devices = self._given_data, self.machine.devices_per_host
+        config = configured(given, hosts, devices, self._trainer_class, data is not None)
         with _tensorflow():
             from ..host.isolation import Isolation
             from ..run.data import loading
             from ..run.run import run_environment
             from .quantify import quantify
-        with run_environment(config, Isolation(config.keras)):
+        with run_environment(config, Isolation(config.keras_defaults)):
             checks.check_named(config)
-            self._data = self._data or (loading.load(config) if config.input else loading.data_from(given))
+            self._data = self._data or (loading.load(config) if config.input else loading.data_from(data))
             work = quantify(config, hosts, devices, self.machine.kind, self._data)
         if config.jit == "on" or self.machine.kind == "tpu":
             work = dataclasses.replace(work, operations=0.0)
@@ -300,7 +300,7 @@ def _activations(plans: _Plans, recompute: bool, found: Estimate) -> dict[str, f
 def _cures(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     """Yields changes of flags with which a run fits that does not: of each kind the smallest, or all kinds together."""
     work, memory, limit = short.work, short.work.memory, device_bytes(short.work, plans.machine)
-    parts, fixed = plans.passed.get("accumulate_steps", 1), memory.total - memory.activations - memory.data
+    parts, fixed = plans.given.get("accumulate_steps", 1), memory.total - memory.activations - memory.data
     smaller: list[dict[str, Any]] = [{"accumulate_steps": factor * parts} for factor in (2, 4, 8, 16, 32)]
     sharded: list[dict[str, Any]] = [{"mesh": f"model:{size}"} for size in (2, 4, 8, 16) if size <= work.replicas]
     kinds: list[list[dict[str, Any]]] = [

@@ -51,7 +51,7 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     settings = {
         **flags,
         **script_flags,
-        **{f"Keras's {name}": value for name, value in config.keras.items()},
+        **{f"Keras's {name}": value for name, value in config.keras_defaults.items()},
         **versions,
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
     }

@@ -79,8 +79,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     Raises:
       UsageError: the model or the flags can't work with the data, or workers differ.
     """
-    if config.awaited:
-        checks.decide(config, data.flags)
+    if config.set_by_data:
+        checks.apply_data_flags(config, data.flags)
         checks.check_batch(config, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
     data, lines = loading.enter(config, data)
     train, evaluation = data.train, data.evaluation

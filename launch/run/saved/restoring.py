@@ -11,8 +11,7 @@ from ....engine.checkpoints import Checkpoints, Manifest, RunDir
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
 from ....engine.state import RULES
-from ...command_line import checks
-from ...command_line import config as configs
+from ...command_line import checks, saved_config
 from ...command_line.config import Config
 from ...errors import UsageError
 from ...host import threads
@@ -170,7 +169,7 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where a checkpoint is of a run of another configuration, as its manifest has it."""
     path = manifest.path
-    checks.check_same_run(run.config, path, configs.saved_settings(path, manifest.about))
+    checks.check_same_run(run.config, path, saved_config.check(path, manifest.about))
 
 
 def check_position(run: BaseRun, manifest: Manifest) -> None:

@@ -23,7 +23,7 @@ from ....engine.layers.embeddings import shards_in
 from ....engine.step.options import RunContext
 from ... import explanations
 from ...command_line import config as configs
-from ...command_line import registry, user_files
+from ...command_line import registry, saved_config, user_files
 from ...command_line.config import Config
 from ...command_line.values import differences, plain
 from ...errors import UsageError
@@ -48,7 +48,7 @@ class SavedRun:
     """
 
     def __init__(self, run_dir: str):
-        if (run := configs.read(run_dir)) is None:
+        if (run := saved_config.load(run_dir)) is None:
             raise UsageError(f"{run_dir} holds no run (no {NAMES.config}); give the folder of a run")
         self.run_dir, self._deciding = run_dir, run["deciding"]
 
@@ -75,7 +75,7 @@ class SavedRun:
 
     def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
-        environment = Isolation(Config(run_dir=self.run_dir, mode="predict").keras)
+        environment = Isolation(Config(run_dir=self.run_dir, mode="predict").keras_defaults)
         with environment.entered():
             trainer = self.trainer(which, functools.partial(self._build_trainer, trainer_class, name))
         return model_of_trainer(trainer, self.view, environment, name)
@@ -87,7 +87,7 @@ class SavedRun:
           UsageError: it takes the trainer's class to make it.
         """
         saved, path = self.description, manifest.path
-        flags, deciding = (configs.saved_settings(path, manifest.about)[key] for key in ("flags", "deciding"))
+        flags, deciding = (saved_config.check(path, manifest.about)[key] for key in ("flags", "deciding"))
         ema_decay = flags.get("ema_decay") or 0.0
         if trainer_class is None and (architecture := self._architecture(name, flags, deciding, path)) is not None:
             trainer: Trainer = _ArchitectureTrainer(name or weights.MODEL, json.dumps(architecture))
@@ -150,7 +150,7 @@ class SavedRun:
         def read(manifest: Manifest) -> list[Trainer]:
             trainer = weights.load_for_prediction(build_once(manifest), manifest.prefix)
             path = manifest.path
-            if changed := differences(configs.saved_settings(path, manifest.about)["deciding"], self._deciding):
+            if changed := differences(saved_config.check(path, manifest.about)["deciding"], self._deciding):
                 logging.warning("%s is of another configuration than the run (%s)", path, "; ".join(changed))
             return [trainer]
 

@@ -383,7 +383,7 @@ def _all_weights(trainer: Trainer) -> list:
 
 def fresh_trainer(run: BaseRun) -> Trainer:
     """Makes the run's trainer again, on this process's device, with initial weights."""
-    with isolation.Isolation(run.config.keras).entered():
+    with isolation.Isolation(run.config.keras_defaults).entered():
         context = dataclasses.replace(run.trainer.run_context, in_place=False)
         return prepare(type(run.trainer)(**run.config.configured_arguments("model_arg")), context)
 

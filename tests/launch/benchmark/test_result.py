@@ -154,7 +154,7 @@ def test_what_is_no_result_is_refused_as_a_baseline(tmp_path, content, line):
     with pytest.raises(UsageError) as refused:
         results.read_baseline(str(path))
     assert line in str(refused.value)
-    assert str(refused.value).endswith("give what mode=benchmark result_json wrote")
+    assert str(refused.value).endswith("give what mode=benchmark wrote to result_json")
 
 
 def test_a_baseline_of_other_work_is_refused_before_it_is_measured(measured, inside):

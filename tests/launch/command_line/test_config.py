@@ -15,7 +15,7 @@ import pytest
 from crankshaft import input as inputs
 from crankshaft import models
 from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
-from crankshaft.launch.command_line import checks, config, parsing, registry, rules, values
+from crankshaft.launch.command_line import checks, config, parsing, registry, rules, saved_config, values
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.errors import UsageError
@@ -148,7 +148,7 @@ def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
     given = ("--input=digits", "--model_arg=most=inf", "--model_arg=least=-inf,2")
     trained = asked(*given, script=Line)
     write_json(tmp_path / "config.json", trained.as_json())
-    assert values.differences(config.read(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
+    assert values.differences(saved_config.load(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
     found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
     assert found.configured_arguments("model_arg") == {"most": math.inf, "least": (-math.inf, 2)}
     assert found.deciding() == trained.deciding()

@@ -174,7 +174,7 @@ def test_an_argument_of_the_update_that_nobody_means_is_refused(kind, entry, nam
     ]
     for value in outside:
         with pytest.raises(UsageError, match=re.escape(f"{kind}_arg {name}=")):
-            registry.coerce_arguments(f"{kind}_arg", {name: rules.Written(value)}, entry)
+            registry.coerce_arguments(f"{kind}_arg", {name: rules.UntypedText(value)}, entry)
 
 
 def test_an_argument_of_the_update_is_checked_before_anything_is_made(ends):

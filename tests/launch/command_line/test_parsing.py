@@ -225,7 +225,7 @@ class Shape(enum.Enum):
 
 
 # Arguments of models and others: (default, value, what the constructor gets, or what the line has to say).
-WRITTEN = rules.Written
+WRITTEN = rules.UntypedText
 ARGUMENTS = [
     ((128,), WRITTEN("(64, 32)"), (64, 32)),
     ((128,), [64, np.int64(32)], (64, 32)),

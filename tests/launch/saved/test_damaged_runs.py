@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from crankshaft import load_model, run
 from crankshaft.engine.hooks import every_steps
-from crankshaft.launch.command_line import config
+from crankshaft.launch.command_line import saved_config
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_run_file
@@ -26,7 +26,7 @@ RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--inpu
 QUIET = ("--jit=off", "--progress=plain")
 OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]
 # What another call does not take from the run's flags, whatever they say.
-UNREAD = set(config.CALL_FLAGS)
+UNREAD = set(saved_config.PER_CALL_FLAGS)
 
 
 @pytest.fixture
