@@ -328,14 +328,14 @@ def main() -> None:
     values = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
     config = configs.configure(values, None, False, os.environ)
     checks.check(config)
-    run = assembly.assemble(config, None, ())
+    run = assembly.assemble_run(config, None, ())
 
     def measure(run) -> Outcome:
         print(choose_jit(run), file=sys.stderr)
         figures = measured(run, part.value)
         return Outcome(figures, report=json.dumps(figures, indent=1) if config.is_chief else "")
 
-    run.execute(measure)
+    run.execute_mode(measure)
 
 
 def _seconds(clock, act) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from . import explanations
-from .assembly import assemble, execute
+from .assembly import assemble_run, run_to_end
 from .benchmark.result import check_baseline
 from .command_line import checks, parsing, rules, user_files
 from .command_line import config as configs
@@ -66,7 +66,7 @@ def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), set_by
     `set_by_data` are the names of flags that the data decides (`Data.flags`).
     """
     config, script_flags = _configure(trainer_class, data, may_change, keywords, set_by_data=set_by_data)
-    run = execute(config, data, hooks, script_flags)
+    run = run_to_end(config, data, hooks, script_flags)
     if run.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(run.code - 128)
     if config.is_evaluator:
@@ -115,9 +115,9 @@ def open_run(
             )
             raise UsageError(f"open_run(): on_nonfinite={config.on_nonfinite} {line}")
         if config.is_evaluator:
-            raise SystemExit(execute(config, data, hooks, script_flags).code)
-        run = assemble(config, data, hooks, script_flags)
-        run.begin()
+            raise SystemExit(run_to_end(config, data, hooks, script_flags).code)
+        run = assemble_run(config, data, hooks, script_flags)
+        run.begin_loop()
     return run
 
 

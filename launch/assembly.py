@@ -22,7 +22,7 @@ from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import imports, process, signals
 from .run.data import loading
-from .run.results import RunEnding
+from .run.results import RunOutcomeWriter
 
 if TYPE_CHECKING:
     from .run.modes.outcome import Outcome
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _START_SECONDS = 120.0  # for TensorFlow's start on a busy machine
 
 
-def execute(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
-    """Executes a checked configuration, writes its result, and returns the run; raises errors unchanged.
+def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
+    """Assembles a run, executes its mode to the end and writes its result; raises errors unchanged.
 
-    The arguments are those of `assemble`.
+    The arguments are those of `assemble_run`.
     """
-    run = assemble(config, data, hooks, script_flags)
+    run = assemble_run(config, data, hooks, script_flags)
     from .benchmark.mode import benchmark
     from .run import training
     from .run.modes import evaluation, evaluator, export, generation, prediction_files
@@ -48,12 +48,14 @@ def execute(config: Config, data, hooks: Sequence, script_flags: Mapping[str, An
         "predict": prediction_files.predict,
         "generate": generation.generate,
     }.get(config.mode, training.train_to_end)
-    run.execute(evaluator.watch if config.is_evaluator else mode)
+    run.execute_mode(evaluator.watch if config.is_evaluator else mode)
     return run
 
 
-def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
-    """Assembles a run up to its first step, and opens it; a task that serves others serves until they end.
+def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
+    """Assembles a run up to its first step, and opens it.
+
+    In a task that serves others it does not return: the process serves until they end, and ends with them.
 
     Args:
       config: checked.
@@ -69,7 +71,7 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
     if config.serves:
         load = functools.partial(loading.sources, config, data)
         run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
-        servers.serve(
+        servers.serve(  # ends the process
             config.cluster, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
         )
     with contextlib.ExitStack() as stack:
@@ -77,26 +79,27 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
         lock = stack.enter_context(process.lock(config.run_dir, inherited_lock)) if config.writes_run else None
-        ending = RunEnding(config, lock, began)
-        stack.push(ending.end)
+        outcome_writer = RunOutcomeWriter(config, lock, began)
+        stack.push(outcome_writer.end)
         if config.metrics_port is not None:
-            _serve_metrics(config, ending, stack)
+            _serve_metrics(config, outcome_writer, stack)
         # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.
         is_builtin = config.input and not user_files.is_path(config.input)
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
         with process.quiet_startup(is_quiet):
-            with _meeting(config):
+            with _waiting_for_peers(config):
                 from ..engine.strategies.base import closing_feeds
                 from .host.isolation import Isolation
                 from .run import building, training
+                from .run import hooks as run_hooks
                 from .run.run import run_environment
             isolation = Isolation(config.keras_defaults, script_flags)
             with run_environment(config, isolation):
                 checks.check_named(config)
                 check_baseline_work(config)
-                with _joining(config):
-                    strategy = building.make_strategy(config, ending.end_stuck)
+                with _guarding_tensorflow_start(config):
+                    strategy = building.make_strategy(config, outcome_writer.end_stuck)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
         if config.owns_process:
@@ -105,36 +108,39 @@ def assemble(config: Config, data, hooks: Sequence, script_flags: Mapping[str, A
         if not config.is_evaluator:
             stack.enter_context(strategy.watch())
 
-        get = functools.partial(loading.load, config) if config.input else functools.partial(loading.data_from, data)
-        is_list = isinstance(hooks, Sequence)  # else it is refused later, as are those in it that are not hooks
-        limits = [hook.last_step for hook in hooks if hasattr(hook, "last_step")] if is_list else []
-        needs_epochs = not is_list or any(getattr(hook, "needs_epochs", True) for hook in hooks)
+        load_data = (
+            functools.partial(loading.load, config) if config.input else functools.partial(loading.data_from, data)
+        )
         with run_environment(config, isolation):
-            run = building.build_run(config, loaded or get, strategy, needs_epochs, limits, ending.check_folder)
-            ending.run = run
+            user_hooks = run_hooks.check_user_hooks(hooks)
+            limits = [hook.last_step for hook in user_hooks]
+            needs_epochs = any(hook.needs_epochs for hook in user_hooks)
+            check_folder = outcome_writer.check_folder
+            run = building.build_run(config, loaded or load_data, strategy, needs_epochs, limits, check_folder)
+            outcome_writer.run = run
             stack.callback(run.external_streams.clear)
             if config.trains:
                 since = time.monotonic() - process.age_seconds() if config.owns_process else began
-                training.prepare(run, hooks, since)
+                training.prepare(run, user_hooks, since)
                 stack.callback(training.close, run)
-        run.open(ending, isolation, stack.pop_all())
+        run.mark_open(outcome_writer, isolation, stack.pop_all())
     return run
 
 
-def _serve_metrics(config: Config, ending: RunEnding, stack: contextlib.ExitStack) -> None:
+def _serve_metrics(config: Config, outcome_writer: RunOutcomeWriter, stack: contextlib.ExitStack) -> None:
     from .run import metrics
 
     port, task = config.metrics_port, config.cluster.task if config.cluster else "chief"
     port += config.cluster.index if config.cluster and port and config.cluster.is_on_one_host else 0
     labels = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.configured_run_dir or ""}
     labels |= {"task": task}
-    port = stack.enter_context(metrics.serving(port, config.bind or "", lambda: ending.run, labels))
+    port = stack.enter_context(metrics.serving(port, config.bind or "", lambda: outcome_writer.run, labels))
     if config.is_chief and config.progress != "off":
         print(f"metrics: http://{config.bind or '127.0.0.1'}:{port}/metrics", flush=True)
 
 
 @contextlib.contextmanager
-def _meeting(config: Config):
+def _waiting_for_peers(config: Config):
     """Waits for the other processes, if any, before TensorFlow is imported, which is done within, and afterwards."""
     if not config.cluster or config.is_evaluator:
         yield
@@ -154,7 +160,7 @@ def _meeting(config: Config):
 
 
 @contextlib.contextmanager
-def _joining(config: Config):
+def _guarding_tensorflow_start(config: Config):
     """Prepares for TensorFlow's joining a cluster, if any, which is done within and holds Python's lock meanwhile."""
     if not config.cluster or config.is_evaluator:
         yield

@@ -101,7 +101,7 @@ class _Program:
 
     def _execute(self, config: configs.Config) -> int:
         self._leaves = config.coordinates  # a worker may be down
-        code = assembly.execute(config, self._data, self._hooks).code
+        code = assembly.run_to_end(config, self._data, self._hooks).code
         if code != errors.EXIT_REGROUP and config.writes_run and config.progress != "off":
             run_dir = config.configured_run_dir
             board = RunDir(run_dir).tensorboard

@@ -96,7 +96,7 @@ def _train(row: Row, batch: int, tiny: bool, folder: str) -> dict[str, Any]:
     given, own = parsing.from_keywords(flags)
     config = configs.configure_program(given, own, None, data is not None, (), owns_process=False)
     checks.check(config)
-    assembly.assemble(config, data, (), own).execute(measure)
+    assembly.assemble_run(config, data, (), own).execute_mode(measure)
     gc.collect()
     return result
 

@@ -43,21 +43,17 @@ TO_INCLUDE = "to include "  # how the reason to stop begins where workers have c
 _POLL_SECONDS = 1.0
 
 
-def make_hooks(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses) -> list[Hook]:
+def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
 
     Args:
       run: gets its record, rows, metrics, final weights, stop request, check of replicas and rollback.
-      user_hooks: Keras callbacks may be among them.
+      user_hooks: see `check_user_hooks`.
       began: when the process began to work on the run, by `time.monotonic`.
       pauses: of the process.
-
-    Raises:
-      UsageError: one of the user's is neither a hook nor a callback.
     """
     config, strategy = run.config, run.strategy
-    users = _checked(user_hooks)
-    keras_hooks = [hook for hook in users if isinstance(hook, KerasCallbacks)]  # one at most
+    keras_hooks = [hook for hook in user_hooks if isinstance(hook, KerasCallbacks)]  # one at most
     # Callbacks may have epochs that are not the data's; they evaluate at the ends of theirs.
     callback_periods = {hook.period(strategy.training.feed) for hook in keras_hooks if hook.epoch_steps}
     eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
@@ -68,7 +64,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses)
         run.record = _record(run, writing, reading, began, pauses)
     run.rows = History(run.record, row_periods)
     run.metrics = TrainMetrics(eval_period)
-    run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in users))
+    run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in user_hooks))
     run.stop_request = StopRequest(config.stop_at_step)
 
     # No checkpoint may have such weights, so a run with a folder ends with an error all the same.
@@ -105,9 +101,9 @@ def make_hooks(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses)
     elif config.restore_best:
         hooks.append(BestWeights(config.monitor))
 
-    hooks += [run.metrics, run.final, run.rows, *users]
+    hooks += [run.metrics, run.final, run.rows, *user_hooks]
     if strategy.num_replicas > 1:
-        runs_user_code = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in users)
+        runs_user_code = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in user_hooks)
         names = strategy.replica_names
         run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
         hooks.append(run.sync_check)
@@ -147,7 +143,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence, began: float, pauses: Pauses)
     return hooks
 
 
-def _checked(user_hooks: Sequence) -> list[Hook]:
+def check_user_hooks(user_hooks: Sequence) -> list[Hook]:
     """Returns the user's hooks; Keras callbacks become one hook, the last. Raises `UsageError` for other objects."""
     if not isinstance(user_hooks, Sequence):
         raise UsageError(f"hooks={user_hooks!r} is not a list; put hooks into one, hooks=[...]")

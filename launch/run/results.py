@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .base import BaseRun
 
 
-class RunEnding:
-    """How a run ends: with a result, or by an error. Either is written where the run's files are, and to its record.
+class RunOutcomeWriter:
+    """Writes how a run ends, with a result or by an error: where the run's files are, and to its record.
 
     Args:
       config: of the run.

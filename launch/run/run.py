@@ -26,7 +26,7 @@ from .data import external
 from .history import HistoryRows, Means
 from .modes import evaluation, generation, prediction_files, predictions
 from .modes.outcome import Outcome
-from .results import RunEnding
+from .results import RunOutcomeWriter
 from .saved import saved_run, weights
 
 
@@ -38,17 +38,17 @@ class Run(BaseRun):
       is_open: whether it is open.
     """
 
-    def open(self, ending: RunEnding, isolation: Isolation, stack: contextlib.ExitStack) -> None:
-        """Opens the run.
+    def mark_open(self, outcome_writer: RunOutcomeWriter, isolation: Isolation, stack: contextlib.ExitStack) -> None:
+        """Opens the run: gives it what it holds until it is closed, once the rest is put together.
 
         Args:
-          ending: has its result.
+          outcome_writer: has its result.
           isolation: its own values of the state that it shares with the program.
           stack: of all that it holds until it is closed.
         """
         self.run_dir: str | None = self.config.configured_run_dir
         self.is_open = True
-        self._ending, self._isolation, self._stack = ending, isolation, stack
+        self._outcome_writer, self._isolation, self._stack = outcome_writer, isolation, stack
         self._standby = Standby(self._end_by_signal)
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
@@ -160,12 +160,12 @@ class Run(BaseRun):
     @property
     def result(self) -> dict[str, Any]:
         """As `result.json` has it, plain JSON: step, train, eval, steps_per_sec, stop and more; {} of an open run."""
-        return self._ending.result
+        return self._outcome_writer.result
 
     @property
     def code(self) -> int:
         """The exit code of a process that has done nothing but the run."""
-        return self._ending.code
+        return self._outcome_writer.code
 
     @property
     def history(self) -> HistoryRows:
@@ -302,12 +302,12 @@ class Run(BaseRun):
         with self._call("evaluate", while_open=False, data=data) as split:
             return evaluation.evaluate(self, split, lambda: self._standby.name)
 
-    def execute(self, mode: Callable[[Run], Outcome]) -> None:
+    def execute_mode(self, mode: Callable[[Run], Outcome]) -> None:
         """Executes a mode, a function of the run; writes its result, and closes the run."""
         with self._hand_over_after(), self._closing(), self._environment():
             self._end_with(mode(self))
 
-    def begin(self) -> None:
+    def begin_loop(self) -> None:
         """Restores the newest checkpoint of an open run, and begins its hooks; closes it after an error."""
         try:
             with self._environment(), self._hand_over_after():
@@ -444,7 +444,7 @@ class Run(BaseRun):
 
     def _end_with(self, outcome: Outcome) -> None:
         """Writes the result, and then prints the outcome's lines and report."""
-        self._ending.set(outcome.result, outcome.code)
+        self._outcome_writer.set(outcome.result, outcome.code)
         for line in outcome.lines:
             self.log(line)
         if outcome.report:

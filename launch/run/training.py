@@ -14,7 +14,7 @@ from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data.order import Order
 from ...engine.errors import NonfiniteError, OutOfSyncError, counted
-from ...engine.hooks import evaluation, saving
+from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
 from ...engine.inventory import Inventory
@@ -39,7 +39,7 @@ from .progress import duration, print_model_summary
 from .saved import restoring, weights
 
 
-def prepare(run: BaseRun, user_hooks: Sequence, began: float) -> None:
+def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
     config, pauses = run.config, Pauses()
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
