@@ -44,17 +44,18 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
         if not isinstance(error, CrankshaftError) and _is_programs(error):
             raise
         explained = _explained(error)
-        explained.message = f"{_renamed(explained.message, {**_HELP, **(names or {})})}{_limit(error)}"
+        replacements = {**_HELP, **(names or {})}
+        # Not within paths; and a name that is a word of English only before its value.
+        ends = (
+            re.escape(name) + (r"\b" if "_" in name else r"(?==)" if name.isalpha() else "") for name in replacements
+        )
+        pattern = rf"(?<![\w./-])(?:{'|'.join(ends)})"
+        message = re.sub(pattern, lambda match: replacements[match[0]], explained.message)
+        explained.message = f"{message}{_limit(error)}"
         explained.args = (explained.message,)
         if explained is error:
             raise
         raise explained from error  # which has the traceback
-
-
-def _renamed(message: str, names: Mapping[str, str]) -> str:
-    """Replaces names in a message, not within paths; a name that is a word of English only before its value."""
-    ends = (re.escape(name) + (r"\b" if "_" in name else r"(?==)" if name.isalpha() else "") for name in names)
-    return re.sub(rf"(?<![\w./-])(?:{'|'.join(ends)})", lambda match: names[match[0]], message)
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:

@@ -136,7 +136,12 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
     wait = rendezvous.Wait(cluster.task, timeout_seconds)
     for name, address in cluster.addresses:
         host = split(address)[0]
-        while reason := _lookup_problem(host):
+        while True:
+            try:
+                socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+                break
+            except OSError as error:
+                reason = error.strerror or str(error)
             wait.log_progress(f"{name}'s host, {host}, to have an address ({reason})")
             if wait.is_over:
                 raise UsageError(
@@ -144,11 +149,3 @@ def wait_for_addresses(cluster: Cluster, timeout_seconds: float) -> None:
                     f"cluster_timeout_seconds={timeout_seconds:g} ({reason}); correct its name, or start it"
                 )
             time.sleep(_POLL_SECONDS)
-
-
-def _lookup_problem(host: str) -> str:
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""

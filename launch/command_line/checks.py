@@ -43,12 +43,21 @@ def check(config: Config) -> None:
     if config.mode == "export":
         _check_export(config)
     if config.mode == "predict":
-        _check_predictions(config)
+        if config.output.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
+            raise UsageError(
+                f"output={config.output} is written by pyarrow; pip install 'crankshaft[parquet]', or write .csv or "
+                ".npz"
+            )
+        if config.is_chief:
+            _check_output(config.output)
     _check_init_from(config)
     if config.mode == "generate":
         check_generation(config)
     if config.mode not in configs.WITHOUT_DATA:
-        _check_data_dirs(config)
+        for flag in ("data_dir", "eval_data_dir"):
+            path = config.values[flag]
+            if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
+                raise UsageError(f"{flag}={path} does not exist; give the folder that holds the input's files")
 
 
 def check_named(config: Config) -> None:
@@ -99,13 +108,6 @@ def _check_fitted(config: Config, before: Mapping[str, Any]) -> None:
         )
 
 
-def _check_data_dirs(config: Config) -> None:
-    for flag in ("data_dir", "eval_data_dir"):
-        path = config.values[flag]
-        if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
-            raise UsageError(f"{flag}={path} does not exist; give the folder that holds the input's files")
-
-
 def _check_export(config: Config) -> None:
     path = config.output_path
     if (ending := os.path.splitext(path)[1]) not in ("", ".keras") and not os.path.isdir(path):
@@ -114,15 +116,6 @@ def _check_export(config: Config) -> None:
             "of a folder of this name"
         )
     _check_output(path, folder=ending != ".keras")
-
-
-def _check_predictions(config: Config) -> None:
-    if config.output.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
-        raise UsageError(
-            f"output={config.output} is written by pyarrow; pip install 'crankshaft[parquet]', or write .csv or .npz"
-        )
-    if config.is_chief:
-        _check_output(config.output)
 
 
 def _check_output(path: str, folder: bool = False) -> None:

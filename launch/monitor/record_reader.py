@@ -123,8 +123,13 @@ class RecordReader:
 
     def _read(self, file: IO[bytes], deadline: float) -> None:
         status = os.fstat(file.fileno())
-        if (status.st_dev, status.st_ino) != self._identity or self._is_cut(file, status.st_size):
-            self._begin((status.st_dev, status.st_ino))
+        identity = (status.st_dev, status.st_ino)
+        continues = identity == self._identity and status.st_size >= self._offset
+        if continues:
+            file.seek(self._offset - len(self._tail))
+            continues = file.read(len(self._tail)) == self._tail
+        if not continues:  # another file, or one that was cut and written again
+            self._begin(identity)
         size, before = status.st_size, self._offset
         file.seek(self._offset)
         self.read = 0.0
@@ -146,12 +151,6 @@ class RecordReader:
             self._heard = self._clock() - age
         self._is_current = self._is_current or self.read == 1.0
         self.read = self.read or min(1.0, self._offset / size)
-
-    def _is_cut(self, file: IO[bytes], size: int) -> bool:
-        if size < self._offset:
-            return True
-        file.seek(self._offset - len(self._tail))
-        return file.read(len(self._tail)) != self._tail
 
     # -- A line ------------------------------------------------------------------------------------------------------
 

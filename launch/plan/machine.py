@@ -68,7 +68,11 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
         for dtype in dtypes:
             samples[dtype] = matmul_rates(size, dtype, clock)
         if kind == "GPU" and "float32" in dtypes and tf.config.experimental.tensor_float_32_execution_enabled():
-            samples["float32_without_tf32"] = _without_tf32(lambda: matmul_rates(size, "float32", clock))
+            tf.config.experimental.enable_tensor_float_32_execution(False)
+            try:
+                samples["float32_without_tf32"] = matmul_rates(size, "float32", clock)
+            finally:
+                tf.config.experimental.enable_tensor_float_32_execution(True)
         array_bytes = min(_ARRAY_CACHES * (cache_bytes or 64 << 20), _MOST_ARRAY_BYTES)
         memory = _triad_rates(array_bytes, clock)
         cache = _triad_rates(cache_bytes // 4, clock) if cache_bytes else None
@@ -156,14 +160,6 @@ def _rates(operation: Callable, work: float, clock) -> list[float]:
     return [repeats * work / timed(repeats) for _ in range(_SAMPLES)]
 
 
-def _without_tf32(measure: Callable[[], list[float]]) -> list[float]:
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        return measure()
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(True)
-
-
 def measure() -> hardware.Hardware:
     """Measures this machine, in about half a minute. Nothing else should run meanwhile.
 
@@ -176,7 +172,8 @@ def measure() -> hardware.Hardware:
     written, read = _file_gb_per_sec()
     probed = probe(device, dtypes=())
     with tf.device(device):
-        operation, step = _dispatch_seconds()
+        step, long_step = _per_turn(1), _per_turn(1 + _CHAIN)
+        operation = (long_step - step) / _CHAIN
         rates = {dtype: _tflops(_PLAN_SIZES[kind], dtype, operation) for dtype in ("float32", "bfloat16")}
         jitter, copied = _jitter(), _copy_gb_per_sec()
     device_bytes = devices.free_gpu_memory_mb() * 2**20 if gpus else host_bytes
@@ -226,12 +223,6 @@ def _per_turn(operations: int) -> float:
 
     _seconds(loop, tf.constant(10))
     return statistics.median(_seconds(loop, tf.constant(1000)) for _ in range(5)) / 1000
-
-
-def _dispatch_seconds() -> tuple[float, float]:
-    """Measures the seconds to start an operation, and of a step of a loop that does nothing."""
-    few, many = _per_turn(1), _per_turn(1 + _CHAIN)
-    return (many - few) / _CHAIN, few
 
 
 def _tflops(sizes: tuple[int, ...], dtype: str, operation_seconds: float) -> dict[str, float]:

@@ -223,6 +223,10 @@ def plan(
             entry["simulated"] = simulation.entry(scenario)
         entries.append(entry)
     config = planned[-1][0]
+    advice = [
+        " ".join(f"--{name}" if value is True else f"--{name}={value}" for name, value in changes.items())
+        for changes in (_cures(plans, short) if short else ())
+    ]
     return {
         "model": config.model_entry.name,
         "strategy": config.strategy,
@@ -230,14 +234,9 @@ def plan(
         "jit": config.jit if any(found.work.can_jit for _, found in planned) else "off",
         "hosts": entries,
         "fits": short is None,
-        "advice": [" ".join(map(_flag, changes.items())) for changes in _cures(plans, short)] if short else [],
+        "advice": advice,
         "constants": dataclasses.asdict(machine),
     }
-
-
-def _flag(change: tuple[str, Any]) -> str:
-    name, value = change
-    return f"--{name}" if value is True else f"--{name}={value}"
 
 
 class _Plans:

@@ -100,7 +100,10 @@ def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
     here = [v for v in rehearsal.variables if "/job:ps" not in v.device]
     optimizer = sum(variable_bytes(v) for v in here if id(v) in slots)
     weights = sum(variable_bytes(v) for v in here if id(v) not in slots)
-    weights += sum(map(tensor_bytes, _pulled(rehearsal)))
+    # A worker pulls the values for its next step while it holds those for this one, of the same sizes.
+    for output in rehearsal.graph.outputs:
+        if server(output.op) or any(server(tensor.op) for tensor in output.op.inputs):
+            weights += tensor_bytes(output)
     activations = most.total - most.gradients
     return Memory(float(weights), float(optimizer), most.gradients, activations, _data_bytes(rehearsal)), most.uncertain
 
@@ -140,15 +143,6 @@ def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
         return 0.0
     hosts = 1 if rehearsal.layout.servers else min(rehearsal.layout.hosts, rehearsal.shares)
     return float(example_bytes(split) * batch_size / hosts)
-
-
-def _pulled(rehearsal: Rehearsal) -> list[tf.Tensor]:
-    """Lists the values that a worker pulls for its next step; it holds those for this one, of the same sizes."""
-    return [
-        output
-        for output in rehearsal.graph.outputs
-        if server(output.op) or any(server(tensor.op) for tensor in output.op.inputs)
-    ]
 
 
 def _server_messages(rehearsal: Rehearsal) -> Iterator[Message]:
