@@ -1,7 +1,7 @@
-"""Stateless randomness: a step's samples depend only on (seed, step, replica, share of the batch, use).
+"""Stateless randomness: a step's samples depend only on (seed, step, replica, micro-batch, use).
 
 Keras layers such as Dropout keep a counter of their own, copied to each replica: replicas would sample the same masks,
-and a resumed run others. So the engine writes those counters at the start of each share of a replica's step.
+and a resumed run others. So the engine writes those counters at the start of each micro-batch of a replica's step.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# Replicas are numbered in the bits from here up, their shares in those below.
+# Replicas are numbered in the bits from here up, their micro-batches in those below.
 _REPLICA_BITS = 20
 
 
-def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, share: int | tf.Tensor, use: tuple) -> tf.Tensor:
+def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, micro_batch: int | tf.Tensor, use: tuple) -> tf.Tensor:
     """Returns a seed for `tf.random.stateless_*` ops.
 
     Args:
       seed: the run's seed.
       step: scalar int64, the global step.
       replica: scalar int32, the replica's id in the whole strategy.
-      share: which of the replica's micro-batches, an int or scalar int32.
+      micro_batch: which of the replica's micro-batches, an int or scalar int32.
       use: strings and numbers that identify the use: two uses share no seed.
 
     Returns:
-      [2] int64. XLA takes the lower 32 bits of each word, in which steps, replicas and shares differ.
+      [2] int64. XLA takes the lower 32 bits of each word, in which steps, replicas and micro-batches differ.
     """
     words = np.frombuffer(hashlib.blake2b(repr((seed, *use)).encode(), digest_size=16).digest(), np.int64)
-    which = tf.cast(replica, tf.int64) * (1 << _REPLICA_BITS) + tf.cast(share, tf.int64)
+    which = tf.cast(replica, tf.int64) * (1 << _REPLICA_BITS) + tf.cast(micro_batch, tf.int64)
     return tf.stack([which, tf.cast(step, tf.int64)]) + tf.constant(words)
 
 

@@ -60,28 +60,28 @@ def declared() -> Iterator[dict[int, Aggregated]]:
         yield by_id
 
 
-def summed(state: Sequence[Aggregated]) -> dict[int, tf.Tensor]:
-    """Reads the variables to which replicas add, by `id`, as a step begins, for `shares`."""
+def read_accumulators(state: Sequence[Aggregated]) -> dict[int, tf.Tensor]:
+    """Reads the variables to which replicas add, by `id`, as a step begins, for `terms`."""
     return {id(variable): read_local(variable) for variable, by in state if by == SUM}
 
 
-def shares(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
+def terms(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
     """Returns this replica's terms of the sums for `assign`, float32. Replica code.
 
     Args:
       state: the variables that the step has assigned.
       count: scalar float32, this replica's number of examples, its weight in means.
-      before: the values from `summed`, read as the step began.
+      before: the values from `read_accumulators`, read as the step began.
     """
     step = step_context()
-    counts = tf.constant(True) if step.present is None else step.present
+    counts = tf.constant(True) if step.has_examples is None else step.has_examples
     if step.mesh.is_sharded:
         counts &= tf.equal(step.mesh.model.rank, 0)
     if is_only_replica():  # each computes the same examples
         counts &= tf.equal(step.mesh.data.rank, 0)
     is_first = tf.equal(step.mesh.everyone.rank, 0)
 
-    def share(variable, by) -> tf.Tensor:
+    def term(variable, by) -> tf.Tensor:
         value = read_local(tf_variable(variable))
         if by == MEAN:
             return tf.where(count > 0, tf.cast(value, tf.float32) * count, 0.0)
@@ -91,13 +91,13 @@ def shares(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, t
         value = _exact_float32(value)
         return tf.where(is_first, value, tf.zeros_like(value))
 
-    return [share(variable, by) for variable, by in state]
+    return [term(variable, by) for variable, by in state]
 
 
 def assign(
     state: Sequence[Aggregated], totals: Sequence[tf.Tensor], count: tf.Tensor, before: Mapping[int, tf.Tensor]
 ) -> None:
-    """Assigns each variable its aggregated value on all replicas, from the sums of `shares` and of the counts."""
+    """Assigns each variable its aggregated value on all replicas, from the sums of `terms` and of the counts."""
     for (variable, by), total in zip(state, totals, strict=True):
         variable = tf_variable(variable)
         if by == MEAN:

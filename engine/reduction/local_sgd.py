@@ -15,7 +15,7 @@ from ..internals.variables import assign_local, read_local, tf_variable, variabl
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from . import per_replica
-from .aggregation import SUM, Aggregated, assign, shares
+from .aggregation import SUM, Aggregated, assign, terms
 from .reduction import Item, Reduction
 
 
@@ -74,10 +74,10 @@ class LocalSgd(Reduction):
     ) -> tuple[Gradients, tf.Tensor]:
         """Returns this replica's own (gradients, count); zeros if it has no examples."""
         step_context().applied.mark(*self.changed)
-        local, present = Gradients(gradients), step_context().present
+        local, has_examples = Gradients(gradients), step_context().has_examples
         self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._example_count(count))
-        return local if present is None else local.with_values(_zeros_unless(present, local.values)), count
+        return local if has_examples is None else local.with_values(_zero_unless(has_examples, local.values)), count
 
     def begin_period(self) -> None:
         self._period.begin()
@@ -87,7 +87,7 @@ class LocalSgd(Reduction):
         weight = tf.convert_to_tensor(period.examples)
         moved = [Item((start - read_local(variable)) * weight, exact=False) for start, variable in period.pairs()]
         before = {key: tf.identity(start) for key, start in period.summed.items()}
-        exact = [Item(share, exact=True) for share in (*shares(period.state, weight, before), weight)]
+        exact = [Item(term, exact=True) for term in (*terms(period.state, weight, before), weight)]
         sums = self._sum_in_buckets(step_context().mesh.data, moved + exact)
         self.outer.apply(Gradients(sums[: len(moved)]).over(sums[-1]), period.starts)
         assign(period.state, sums[len(moved) : -1], sums[-1], before)
@@ -136,11 +136,11 @@ def _make_copy(variable) -> tf.Variable:
     return tf.Variable(tf_variable(variable), trainable=False, name=variable_path(variable))
 
 
-def _zeros_unless(present: tf.Tensor, gradients: Sequence) -> list:
+def _zero_unless(has_examples: tf.Tensor, gradients: Sequence) -> list:
     """Returns the gradients, or zeros, by a condition: a choice by value would read them all."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    present_values = [value for value in values if value is not None]
-    chosen = iter(tf.cond(present, lambda: present_values, lambda: [tf.zeros_like(value) for value in present_values]))
+    tensors = [value for value in values if value is not None]
+    chosen = iter(tf.cond(has_examples, lambda: tensors, lambda: [tf.zeros_like(value) for value in tensors]))
 
     def restored(gradient):
         if isinstance(gradient, tf.IndexedSlices):

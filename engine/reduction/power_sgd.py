@@ -117,7 +117,7 @@ class PowerSgd(Reduction):
         summed = [self._gather_slices(g, local_count) for g in local.values]
         for index, total in zip(rest, others, strict=False):
             summed[index] = total
-        assign(state, others[len(rest) :], count, step_context().readings.summed)
+        assign(state, others[len(rest) :], count, step_context().readings.accumulators)
         return self._finish(matrices, keys, products, local.with_values(summed), count), count
 
     def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):

@@ -20,7 +20,7 @@ from ..mesh.mesh import Axis, Mesh
 from ..mesh.shards import UpdateShard, plan_update_shard, variable_sharding
 from ..step.context import step_context
 from ..step.gradients import Gradients
-from .aggregation import Aggregated, assign, shares, summed
+from .aggregation import Aggregated, assign, read_accumulators, terms
 from .wire import from_halves, move_as_int32, to_halves
 
 # 16-bit values are gathered: a replica keeps what all have sent until it has summed them. At most this many bytes at
@@ -87,7 +87,7 @@ class Reduction(tf.Module):
 
     def values_at_start(self) -> dict[int, tf.Tensor]:
         """Reads, as a step begins, the variables to which replicas add, for `sum`. Replica code."""
-        return {} if self.alone() else summed(self._state())
+        return {} if self.alone() else read_accumulators(self._state())
 
     def begin_period(self) -> None:
         """Records the weights at the start of a period of `sync_every_steps`.
@@ -126,15 +126,15 @@ class Reduction(tf.Module):
           is the shard that this replica updates.
         """
         step_context().applied.mark("reduce_dtype")
-        return self._sum(gradients, count, averages, variables, shares_out=True)
+        return self._sum(gradients, count, averages, variables, shards_updates=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
         """Returns the exact sums, for inspection, without changing the reduction's state."""
-        summed = self._sum(gradients, count, (), variables, shares_out=False)
+        summed = self._sum(gradients, count, (), variables, shards_updates=False)
         self.pop_figures()  # they are not a step's
         return summed
 
-    def _sum(self, gradients: Sequence, count, averages, variables: Sequence, shares_out: bool):
+    def _sum(self, gradients: Sequence, count, averages, variables: Sequence, shards_updates: bool):
         mesh = step_context().mesh
         if mesh.everyone.size == 1:
             return Gradients(gradients), count
@@ -142,14 +142,14 @@ class Reduction(tf.Module):
         count = self._example_count(count)
         self._watch_norm(gradients, count)
         if mesh.is_sharded or mesh.shard_optimizer:
-            return self._sum_on_mesh(mesh, gradients, count, state, variables, shares_out)
+            return self._sum_on_mesh(mesh, gradients, count, state, variables, shards_updates)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(zero_without_examples(gradients[i], count), exact=False) for i in dense]
         sums = self._sum_in_buckets(mesh.data, items + aggregation_items(state, count) + [Item(count, exact=True)])
         summed = [self._gather_slices(g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
-        assign(state, sums[len(dense) : -1], sums[-1], step_context().readings.summed)
+        assign(state, sums[len(dense) : -1], sums[-1], step_context().readings.accumulators)
         return Gradients(summed), sums[-1]
 
     def _aggregated_state(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
@@ -159,7 +159,7 @@ class Reduction(tf.Module):
         step_context().applied.averaged.update(id(tf_variable(variable)) for variable in averages)
         return [Aggregated(variable) for variable in averages]
 
-    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shares_out: bool):
+    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shards_updates: bool):
         """Sums gradients of sharded variables over `data`, and those of copies across all replicas.
 
         Only the first replica along `model` adds its gradients of copies, so all copies get the same bits, although
@@ -170,13 +170,13 @@ class Reduction(tf.Module):
                 "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
                 "for each gradient"
             )
-        shared, summed = mesh.once(count), gradients
-        pieces = [plan_update_shard(v, mesh) if shares_out else None for v in variables] or [None] * len(summed)
+        count_once, summed = mesh.once(count), gradients
+        pieces = [plan_update_shard(v, mesh) if shards_updates else None for v in variables] or [None] * len(summed)
         shardings = [variable_sharding(v) for v in variables] or [None] * len(summed)
         for i, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
                 by_rows = not shardings[i] and not mesh.shard_optimizer
-                summed[i] = self._gather_slices(gradient, shared) if by_rows else tf.convert_to_tensor(gradient)
+                summed[i] = self._gather_slices(gradient, count_once) if by_rows else tf.convert_to_tensor(gradient)
         sharded = [i for i, sharding in enumerate(shardings) if sharding and isinstance(summed[i], tf.Tensor)]
         copied = [i for i, sharding in enumerate(shardings) if not sharding and isinstance(summed[i], tf.Tensor)]
 
@@ -187,12 +187,12 @@ class Reduction(tf.Module):
                 summed[i] = total
             return sums[len(indices) :]
 
-        for axis, indices, counted in ((mesh.data, sharded, count), (mesh.everyone, copied, shared)):
+        for axis, indices, counted in ((mesh.data, sharded, count), (mesh.everyone, copied, count_once)):
             reduce(axis, [i for i in indices if pieces[i]], counted)
         reduce(mesh.data, [i for i in sharded if not pieces[i]], count)
-        exact = [*aggregation_items(state, shared), Item(shared, exact=True)]
-        *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], shared, exact)
-        assign(state, totals, total, step_context().readings.summed)
+        exact = [*aggregation_items(state, count_once), Item(count_once, exact=True)]
+        *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], count_once, exact)
+        assign(state, totals, total, step_context().readings.accumulators)
         return Gradients(
             summed, shardings=[p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
         ), total
@@ -245,8 +245,8 @@ class Reduction(tf.Module):
 
     def _example_count(self, count: tf.Tensor) -> tf.Tensor:
         """Returns the number of examples that count on this replica: 0 if its batch is a padded empty one."""
-        present = step_context().present
-        return count if present is None else tf.where(present, count, 0.0)
+        has_examples = step_context().has_examples
+        return count if has_examples is None else tf.where(has_examples, count, 0.0)
 
     def _sum_in_buckets(self, axis: Axis, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Returns the items' sums over an axis, in the items' order: one collective per bucket.
@@ -315,10 +315,10 @@ class Reduction(tf.Module):
     def _gather_slices(self, gradient, count):
         if not isinstance(gradient, tf.IndexedSlices) or step_context().mesh.everyone.size == 1:
             return gradient
-        values, indices, present = gradient.values, gradient.indices, step_context().present
-        if present is not None:
+        values, indices, has_examples = gradient.values, gradient.indices, step_context().has_examples
+        if has_examples is not None:
             # Rows of padded examples are removed: optimizers update each row that is listed.
-            rows = tf.where(present, tf.shape(indices)[0], 0)
+            rows = tf.where(has_examples, tf.shape(indices)[0], 0)
             values, indices = values[:rows], indices[:rows]
         values = zero_without_examples(tf.cast(values, tf.float32), count)
         if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
@@ -334,7 +334,7 @@ def _most_gathered(axis: Axis) -> int:
 
 def aggregation_items(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
     """Returns this replica's term of each variable's new value."""
-    return [Item(share, exact=True) for share in shares(state, count, step_context().readings.summed)]
+    return [Item(term, exact=True) for term in terms(state, count, step_context().readings.accumulators)]
 
 
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

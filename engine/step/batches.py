@@ -70,24 +70,24 @@ def pad_empty_batch(batch):
     first = tf.nest.flatten(batch)[0]
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1 or (first.shape[0] or 0) > 0:
         return batch, None
-    present = tf.shape(first)[0] > 0
-    missing = tf.where(present, 0, 1)
+    has_examples = tf.shape(first)[0] > 0
+    missing = tf.where(has_examples, 0, 1)
 
     def pad(x: tf.Tensor) -> tf.Tensor:
         return tf.concat([x, tf.zeros(tf.concat([[missing], tf.shape(x)[1:]], 0), x.dtype)], 0)
 
-    return tf.nest.map_structure(pad, batch), present
+    return tf.nest.map_structure(pad, batch), has_examples
 
 
-def zero_unless(present: tf.Tensor | None, metrics: dict) -> dict:
-    """Returns the metrics if examples were present, otherwise zeros, also for values that are not finite."""
-    if present is None:
+def zero_unless(condition: tf.Tensor | None, metrics: dict) -> dict:
+    """Returns the metrics if a condition is true or None, otherwise zeros, also for values that are not finite."""
+    if condition is None:
         return metrics
 
     def masked(x):
         if isinstance(x, tf.IndexedSlices):
             return tf.IndexedSlices(masked(x.values), x.indices, x.dense_shape)
-        return tf.where(present, x, tf.zeros_like(x))
+        return tf.where(condition, x, tf.zeros_like(x))
 
     return tf.nest.map_structure(masked, metrics)
 
@@ -188,10 +188,10 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
         return sum_micro_batches(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
 
-    shares = step_context().shares(steps)
+    micro_batch_context = step_context().micro_batch_contexts(steps)
 
     def micro_batch_sums(i):
-        with shares(i):
+        with micro_batch_context(i):
             return sums(_micro_batch(batch, size, i, micro_batches))
 
     first_sums = micro_batch_sums(0)
@@ -213,20 +213,20 @@ def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = Fals
     """
     if count == 1:
         return compute(batch)
-    size, shares = _size(batch), step_context().shares(count)
+    size, micro_batch_context = _size(batch), step_context().micro_batch_contexts(count)
     if isinstance(size, int):
         count = max(1, min(count, size))
     traced: list[Any] = []
 
     def whole():
-        with shares(0):
+        with micro_batch_context(0):
             return _present_tensors(compute(batch))
 
     def sums():
         traced.clear()
         for i in range(count):
             before = tf.nest.flatten(_present_tensors(traced[-1]), expand_composites=True) if traced and in_turn else []
-            with tf.control_dependencies(before), shares(i):
+            with tf.control_dependencies(before), micro_batch_context(i):
                 traced.append(compute(_micro_batch(batch, size, i, count)))
         return [add(column) for column in zip(*map(_present_tensors, traced), strict=True)]
 

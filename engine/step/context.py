@@ -43,14 +43,14 @@ class Readings:
       variables: Keras variables with their values, if reading each would take a message to a server.
       moved: Keras variables that layers may assign, read when the layers begin to compute.
       progress: by the `id` of an optimizer, the result of its `read_progress`, for its next update.
-      summed: by the `id` of a variable to which replicas add, its value, see `Reduction.values_at_start`.
+      accumulators: by the `id` of a variable to which replicas add, its value, see `Reduction.values_at_start`.
     """
 
     loss_scale: tf.Tensor | None = None
     variables: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
     moved: Sequence[tf.keras.Variable] = ()
     progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
-    summed: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    accumulators: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     @property
     def replaces_variables(self) -> bool:
@@ -68,7 +68,7 @@ class StepContext:
         if replicas compute the same examples.
       shard: scalar int32, by which layers sharded over a mesh sample: the same for replicas that have the same shard
         and the same examples.
-      present: scalar bool, whether this replica has examples; None if it always has.
+      has_examples: scalar bool, whether this replica has any; None if it always has.
       observed: scalar bool, whether this step's costly figures (the gradients' norm) will be read; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
       run_seed: the run's seed, see `seed`.
@@ -76,9 +76,9 @@ class StepContext:
       mesh: how the strategy's replicas are laid out.
       readings: the values that the step read as it began.
       generators: the seed generators of Keras's layers, see `seed_layers`.
-      share: which of this replica's micro-batches is computed: an int or scalar int32.
+      micro_batch: which of this replica's micro-batches is computed: an int or scalar int32.
       sampled: how many random numbers of each kind were sampled so far.
-      layer_states: the generators' states in this share, for layers that compute with `readings`.
+      layer_states: the generators' states in this micro-batch, for layers that compute with `readings`.
       frozen: the `id`s of the tf.Variables that this step does not update.
       applied: in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
@@ -89,7 +89,7 @@ class StepContext:
     step: tf.Tensor | None = None
     replica: tf.Tensor | None = None
     shard: tf.Tensor | None = None
-    present: tf.Tensor | None = None
+    has_examples: tf.Tensor | None = None
     observed: tf.Tensor | None = None
     batch_number: tf.Tensor | None = None
     run_seed: int = 0
@@ -97,7 +97,7 @@ class StepContext:
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     readings: Readings = dataclasses.field(default_factory=Readings)
     generators: Sequence[tf.keras.random.SeedGenerator] = ()
-    share: int | tf.Tensor = 0
+    micro_batch: int | tf.Tensor = 0
     sampled: Counter = dataclasses.field(default_factory=Counter)
     layer_states: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
     frozen: frozenset[int] = frozenset()
@@ -146,7 +146,7 @@ class StepContext:
         return self._seed(self.replica, *(("call", self._number("call")) if name is None else ("name", name)))
 
     def seed_layers(self, assigns: bool = True) -> None:
-        """Makes Keras's layers sample by this step, replica and share from here on: sets their generators' states.
+        """Makes Keras's layers sample by this step, replica and micro-batch from here on: sets generators' states.
 
         Args:
           assigns: whether to write the states; else they are only in `layer_states`.
@@ -177,29 +177,30 @@ class StepContext:
         moved = [(variable, tf.identity(variable.value)) for variable in self.readings.moved]
         return [*self.readings.variables, *moved, *self.layer_states]
 
-    def shares(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
-        """Divides this replica's computation into shares that sample independently, such as micro-batches.
+    def micro_batch_contexts(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
+        """Divides this replica's computation into micro-batches, which sample independently.
 
-        Each share numbers its samples from the same number on, so neither the number of shares traced before nor a
-        trace that serves several shares matters.
+        Each numbers its samples from the same number on, so neither the number of those traced before nor a trace that
+        serves several matters.
 
         Args:
-          count: the largest number of shares.
+          count: the largest number of micro-batches.
 
         Returns:
-          A function of a share's number that enters its context.
+          A function of a micro-batch's number that enters its context.
         """
         sampled = Counter(self.sampled)
 
         @contextlib.contextmanager
-        def share(number):
-            context = dataclasses.replace(self, share=self.share * count + number, sampled=Counter(sampled))
+        def enter(number):
+            number = self.micro_batch * count + number
+            context = dataclasses.replace(self, micro_batch=number, sampled=Counter(sampled))
             context.seed_layers(assigns=not self.readings.replaces_variables)
             with context:
                 yield
-            self.sampled |= context.sampled  # the maximum of each kind, so that later samples differ from every share's
+            self.sampled |= context.sampled  # the maximum of each kind, so that later samples differ from all of these
 
-        return share
+        return enter
 
     def copy(self) -> StepContext:
         """Copies the context: the copy samples from here on as this one does."""
@@ -217,7 +218,7 @@ class StepContext:
         if self.updates_before is not None and not is_evaluation:
             now += self.updates_before
         key = "evaluation" if is_evaluation else "training", *use
-        return randomness.step_seed(self.run_seed, now, replica, self.share, key)
+        return randomness.step_seed(self.run_seed, now, replica, self.micro_batch, key)
 
     def _number(self, kind: str) -> int:
         self.sampled[kind] += 1

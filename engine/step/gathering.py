@@ -48,22 +48,22 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)
     reduction.note_midstep_exchange()
-    present = step.present
-    rows = tf.shape(values)[0] if present is None else tf.where(present, tf.shape(values)[0], 0)
+    has_examples = step.has_examples
+    rows = tf.shape(values)[0] if has_examples is None else tf.where(has_examples, tf.shape(values)[0], 0)
     counts = step.mesh.data.all_gather(rows)
     first = tf.reduce_sum(tf.where(tf.range(counts.shape[0]) < step.mesh.data.rank, counts, 0))
 
     @tf.custom_gradient
     def gathered(values):
         def backward(upstream):
-            upstream = upstream if present is None else tf.where(present, upstream, tf.zeros_like(upstream))
+            upstream = upstream if has_examples is None else tf.where(has_examples, upstream, tf.zeros_like(upstream))
             gradient = step.mesh.data.all_reduce(upstream)[first : first + rows]
             return tf.pad(gradient, [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)])
 
         return step.mesh.data.gather_rows([values[:rows]])[0], backward
 
     # A replica without examples computes a padded one that counts in nothing; its number must be valid.
-    return gathered(values), first if present is None else tf.where(present, first, 0)
+    return gathered(values), first if has_examples is None else tf.where(has_examples, first, 0)
 
 
 def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

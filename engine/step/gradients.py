@@ -53,7 +53,10 @@ class Gradients(Sequence):
         return Gradients(self.values, (*self.factors, factor), self.shardings)
 
     def over(self, count: tf.Tensor) -> Gradients:
-        """Divides by a count; zeros if it is 0."""
+        """Divides by a count; zeros if it is 0.
+
+        A count that is a factor already is recognized by identity: pass the same tensor, not another of its value.
+        """
         if any(factor is count for factor in self.factors):
             return Gradients(self.values, tuple(x for x in self.factors if x is not count), self.shardings)
         return self.times(tf.math.divide_no_nan(1.0, count))
@@ -216,7 +219,7 @@ class Update:
             tf.cond(self.finite, lambda: optimizer.apply(gradients, variables), lambda: None)
 
     def end(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Ends the update: adjusts the loss scale.
+        """Ends the update: adjusts the loss scale, and completes the step's metrics.
 
         Returns:
           The metrics with `gradient_norm`, over the steps that computed it, and, if steps may be skipped, their share,
@@ -309,7 +312,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
 
     Returns:
       (each pair's gradients, metrics). Gradients of frozen variables are None, and those of variables that they
-      replace, see `_overwrite`.
+      replace, see `_assign_next_values`.
     """
     options, reduction, updates = trainer.run_context.options, trainer.reduction, trainer.inventory.freezing.updates
     is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
@@ -331,7 +334,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
                 pairs, metrics = losses(batch)
             if is_whole:  # each sum of means as one pair with the same gradient in the global batch
                 pairs = [
-                    Mean(tf.reduce_sum(pair.total[:, 0] * _factors(_counts(pair), reduction)), pair.count)
+                    Mean(tf.reduce_sum(pair.total[:, 0] * _count_ratios(_counts(pair), reduction)), pair.count)
                     if isinstance(pair, SumOfMeans)
                     else pair
                     for pair in pairs
@@ -365,21 +368,22 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
     )
     summed = [pair.summed(reduction) if isinstance(pair, _MeansLoss) else Gradients(pair) for pair in gradients]
-    return [_overwrite(group, its_sum, is_whole) for group, its_sum in zip(variables, summed, strict=True)], metrics
+    summed = [_assign_next_values(group, total, is_whole) for group, total in zip(variables, summed, strict=True)]
+    return summed, metrics
 
 
 def _gradients_by(sources: Sequence, tape: tf.GradientTape, total: tf.Tensor) -> list:
     """Returns the gradients of a scalar, None for each source that is None."""
-    present = [source for source in sources if source is not None]
-    gradients = tape.gradient(total, present)
-    for gradient, source in zip(gradients, present, strict=True):
+    watched = [source for source in sources if source is not None]
+    gradients = tape.gradient(total, watched)
+    for gradient, source in zip(gradients, watched, strict=True):
         if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
             gradient.set_shape(source.shape)
     rest = iter(gradients)
     return [None if source is None else next(rest) for source in sources]
 
 
-def _overwrite(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:
+def _assign_next_values(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:
     """Assigns Keras variables whose "gradient" is their next value, as the scales of float8 layers.
 
     Args:
@@ -413,15 +417,15 @@ class _MeansLoss(NamedTuple):
 
     Attributes:
       gradients: of each mean's total, a list by variable.
-      counts: float32 [means + 1], see `_factors`.
+      counts: float32 [means + 1], see `_count_ratios`.
     """
 
     gradients: list[list]
     counts: tf.Tensor
 
     def summed(self, reduction) -> Gradients:
-        """Returns the gradients of this replica's part of the sum of means, times N (see `_factors`)."""
-        factors = tf.unstack(_factors(self.counts, reduction))
+        """Returns the gradients of this replica's part of the sum of means, times N (see `_count_ratios`)."""
+        factors = tf.unstack(_count_ratios(self.counts, reduction))
 
         def total(values):
             parts = [Gradients([x], (factor,))[0] for x, factor in zip(values, factors, strict=True) if x is not None]
@@ -435,7 +439,7 @@ def _counts(pair: SumOfMeans) -> tf.Tensor:
     return tf.concat([pair.total[:, 1], [pair.count]], 0)
 
 
-def _factors(counts: tf.Tensor, reduction) -> tf.Tensor:
+def _count_ratios(counts: tf.Tensor, reduction) -> tf.Tensor:
     """Returns N / (each mean's count), float32 [means], with which all totals are divided by N in the end; 0 for none.
 
     Args:

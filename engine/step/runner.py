@@ -58,10 +58,10 @@ class StepRunner:
         Returns:
           The metrics, zeros without examples.
         """
-        batch, present = pad_empty_batch(batch)
-        with self.training(step, observed, present, readings) as context:
+        batch, has_examples = pad_empty_batch(batch)
+        with self.training(step, observed, has_examples, readings) as context:
             context.counts_ids |= jit
-            restore = self._state_restorer(present)
+            restore = self._state_restorer(has_examples)
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             restore(metrics)
             for averaged in self._inventory.averaged.values():
@@ -70,7 +70,7 @@ class StepRunner:
             if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
                 self._applied.mark("precision")
             self._applied.check(self._trainer, self._mesh.shard_optimizer)
-            return zero_unless(self._counts(present), metrics)
+            return zero_unless(self._counts(has_examples), metrics)
 
     def eval_step(
         self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
@@ -96,12 +96,12 @@ class StepRunner:
         return metrics, predictions
 
     def _evaluate(self, batch, batch_number, step, observed, readings) -> tuple[dict, Any]:
-        batch, present = pad_empty_batch(batch)
-        with self._evaluation(step, present, observed, batch_number, readings):
+        batch, has_examples = pad_empty_batch(batch)
+        with self._evaluation(step, has_examples, observed, batch_number, readings):
             result = self._trainer.eval_step(batch)
             metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
             metrics = check_weighed(metrics, batch, self._trainer)
-            counted = self._counts(present)
+            counted = self._counts(has_examples)
             owner = f"{type(self._trainer).__name__}.predictions"
             return zero_unless(counted, metrics), _rows(predictions, batch, counted, owner)
 
@@ -117,11 +117,11 @@ class StepRunner:
 
         Of replicas with the same examples, only the first one's have rows.
         """
-        batch, present = pad_empty_batch(batch)
-        with self._evaluation(step, present, None, batch_number, readings):
-            return _rows(compute(form.features(batch)), batch, self._counts(present), "predict")
+        batch, has_examples = pad_empty_batch(batch)
+        with self._evaluation(step, has_examples, None, batch_number, readings):
+            return _rows(compute(form.features(batch)), batch, self._counts(has_examples), "predict")
 
-    def _state_restorer(self, present: tf.Tensor | None) -> Callable[[dict], None]:
+    def _state_restorer(self, has_examples: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
 
         The forward pass has assigned it, and admitted ids, even if the step is skipped, as its metrics show, or if the
@@ -134,7 +134,7 @@ class StepRunner:
         )
         state = [aggregated.variable for aggregated in inventory.aggregated]
         local = [*inventory.per_replica_variables, *(state if reduction.restores_statistics else ())]
-        with_examples = set() if present is None else set(map(id, local))
+        with_examples = set() if has_examples is None else set(map(id, local))
         variables = {id(v): v for v in [*state, *local] if may_skip or id(v) in with_examples}
         before = [(variable, read_local(variable)) for variable in variables.values()]
         tables = inventory.tables.values() if may_skip else ()
@@ -145,52 +145,56 @@ class StepRunner:
             if log is not None and "skipped" in metrics:
                 tf.cond(metrics["skipped"].total > 0.0, log.undo, lambda: None)
             for variable, value in before:
-                counts = [present] if id(variable) in with_examples else []
+                counts = [has_examples] if id(variable) in with_examples else []
                 counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
                 _restore_unless(variable, value, counts)
 
         return restore
 
-    def _counts(self, present: tf.Tensor | None) -> tf.Tensor | None:
+    def _counts(self, has_examples: tf.Tensor | None) -> tf.Tensor | None:
         """Returns whether this replica's metrics count: of replicas with the same examples, only the first one's do."""
         if self._mesh.is_sharded and self._mesh.model.rank:
             return tf.constant(False)
-        return tf.equal(self._mesh.data.rank, 0) if is_only_replica() else present
+        return tf.equal(self._mesh.data.rank, 0) if is_only_replica() else has_examples
 
     @contextlib.contextmanager
     def training(
-        self, step: tf.Tensor, observed: tf.Tensor, present: tf.Tensor | None = None, readings: Readings | None = None
+        self,
+        step: tf.Tensor,
+        observed: tf.Tensor,
+        has_examples: tf.Tensor | None = None,
+        readings: Readings | None = None,
     ) -> Iterator[StepContext]:
         """Enters the context in which `train_step` is traced: layers sample by this step and replica.
 
         Args:
           step: see `StepContext`.
           observed: see `StepContext`.
-          present: see `StepContext`.
+          has_examples: see `StepContext`.
           readings: the values read for the step.
         """
         scale = self._inventory.loss_scale
         readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
-        with self._context(step, present, observed, readings=readings) as context:
+        with self._context(step, has_examples, observed, readings=readings) as context:
             context.seed_layers()
-            readings.summed.update(self._trainer.reduction.values_at_start())
+            readings.accumulators.update(self._trainer.reduction.values_at_start())
             yield context
 
     @contextlib.contextmanager
-    def _evaluation(self, step, present, observed, batch_number, readings=None) -> Iterator[None]:
-        with self._context(step, present, observed, batch_number, readings) as context:
+    def _evaluation(self, step, has_examples, observed, batch_number, readings=None) -> Iterator[None]:
+        with self._context(step, has_examples, observed, batch_number, readings) as context:
             context.seed_layers(assigns=not context.readings.replaces_variables)
             with keras.computing_with(context.values):
                 yield
 
     @contextlib.contextmanager
-    def _context(self, step, present, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
+    def _context(self, step, has_examples, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
         """Enters a step's context. Replicas with the same examples sample the same, by their data coordinate."""
         is_alone = is_only_replica()
         replica = tf.convert_to_tensor(0 if is_alone else self._mesh.data.rank, tf.int32)
         shard = tf.convert_to_tensor(self._mesh.model.rank if is_alone else replica_id(), tf.int32)
         context = StepContext(
-            *(step, replica, shard, present, observed, batch_number),
+            *(step, replica, shard, has_examples, observed, batch_number),
             run_seed=self._trainer.run_context.options.seed,
             updates_before=self._trainer.run_context.updates_before,
             mesh=self._mesh,

@@ -100,8 +100,8 @@ class Probe:
         trainer = self._trainer
         moved = [tf_variable(v) for layer in self._inventory.layers.values() for v in layer.non_trainable_variables]
         before = [read_local(v) for v in moved]
-        batch, present = batches.pad_empty_batch(batch)
-        with self._runner.training(step, tf.constant(True), present):
+        batch, has_examples = batches.pad_empty_batch(batch)
+        with self._runner.training(step, tf.constant(True), has_examples):
             gradients, metrics = trainer.compute_gradients(batch)
             variables = trainer.trainable_variables
             gradients, count = trainer.reduction.sum_exactly(gradients, metrics["loss"].count, variables)

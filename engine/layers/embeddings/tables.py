@@ -265,8 +265,8 @@ class Embedding(tf.Module):
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
             if is_only_replica() or step_context().mesh.everyone.size == 1:
                 return self._sharded(keys, seen)
-            if (present := step_context().present) is not None:
-                seen *= tf.cast(present, tf.int64)
+            if (has_examples := step_context().has_examples) is not None:
+                seen *= tf.cast(has_examples, tf.int64)
             # All replicas assign the same rows to the same ids, so that their tables stay equal. An id in examples that
             # replicas share, each computing its shard of the model, is seen once.
             seen = step_context().mesh.once(seen)

@@ -62,7 +62,7 @@ class Syncs:
     def _replicated_step(self, changes, count, statistic):
         def run(changes, count, statistic):
             present = count > 0
-            with StepContext(present=present):
+            with StepContext(has_examples=present):
                 assign_local(self.statistic, statistic)
                 changes, _ = self.reduction.sum(changes, tf.where(present, count, 1.0), [self.statistic])
             for variable, change in zip(self.variables, changes, strict=True):

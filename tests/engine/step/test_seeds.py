@@ -147,7 +147,7 @@ def test_what_is_computed_again_samples_the_same_again(bench, options):
 
 
 def test_a_name_is_text(bench):
-    with step_context().shares(1)(0), pytest.raises(ValueError, match="outside of a step"):
+    with step_context().micro_batch_contexts(1)(0), pytest.raises(ValueError, match="outside of a step"):
         step_context().seed()
 
     class Numbered(Samples):
