@@ -188,7 +188,7 @@ class CombinedFeed(Feed):
         steps = self.reach(step, limit)
         inputs = [feed.call_input(step, steps) for feed in self._members]
         for name, member in self.feeds.items():  # a stream that is not counted shows only now how many it has
-            if member.order.is_shared(step, self.shares):
+            if member.order.replicates_batch(step, self.shares):
                 raise UsageError(_too_few(name, member.order.batch_size_at(step), self.shares))
         return self._side_by_side(inputs)
 

@@ -174,7 +174,7 @@ class Order:
         """Examples in the batches of an epoch."""
         return self.whole_steps * self.batch_size + self.remainder
 
-    def is_shared(self, step: int, shares: int) -> bool:
+    def replicates_batch(self, step: int, shares: int) -> bool:
         """Returns whether each replica computes all of a step's batch, which has fewer examples than shares."""
         return self.batch_size_at(step) < shares
 
@@ -398,7 +398,7 @@ def permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedOrder(Order):
+class PerWorkerOrder(Order):
     """The order of data that workers divide by files: shares of any sizes, each read in its worker's share of a batch.
 
     An epoch lasts as long as the largest share; workers whose share has ended contribute nothing.
@@ -417,7 +417,7 @@ class SharedOrder(Order):
     def steps_per_epoch(self) -> int:
         return math.ceil(max(self.shares) / self.share_size)
 
-    def is_shared(self, step: int, shares: int) -> bool:
+    def replicates_batch(self, step: int, shares: int) -> bool:
         return False  # no worker has the others' files
 
     def no_exchange_reason(self, shares: int) -> str:
@@ -475,13 +475,13 @@ def plain_order(
 def replica_range(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
     """Returns [start, stop) of a replica's share of a batch: contiguous, in order, sizes differ by at most one.
 
-    If a batch has fewer examples than replicas, each has all (`Order.is_shared`), so none computes padding.
+    If a batch has fewer examples than replicas, each has all (`Order.replicates_batch`), so none computes padding.
     """
     start, stop = even_range(batch_size, replica, num_replicas)
     if isinstance(batch_size, int):
         return (0, batch_size) if batch_size < num_replicas else (start, stop)
-    is_shared = batch_size < num_replicas
-    return tf.where(is_shared, tf.zeros_like(start), start), tf.where(is_shared, batch_size, stop)
+    is_replicated = batch_size < num_replicas
+    return tf.where(is_replicated, tf.zeros_like(start), start), tf.where(is_replicated, batch_size, stop)
 
 
 def even_range(batch_size, share, num_shares):

@@ -22,7 +22,7 @@ from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError,
 from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
-from .order import Order, SharedOrder
+from .order import Order, PerWorkerOrder
 from .source import Spec, Split, may_pass, unknown_dimensions
 from .timeouts import StreamTimeout
 
@@ -294,7 +294,7 @@ class Share:
         examples = self.stream.epoch_examples if isinstance(self.stream, Endless) else sum(self.counts)
         if self.by_file:
             shares = self.counts if has_epochs else (examples // len(self.counts),) * len(self.counts)
-            return SharedOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shares=shares)
+            return PerWorkerOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shares=shares)
         return Order(examples, batch_size, 1, seed, drop_remainder, has_epochs=has_epochs)
 
     def describe(self) -> str:

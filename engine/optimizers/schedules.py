@@ -10,7 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ..arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
-from ..data.order import Order, Origin, SharedOrder
+from ..data.order import Order, Origin, PerWorkerOrder
 from ..errors import UsageError
 
 _keras = tf.keras.optimizers.schedules
@@ -80,7 +80,7 @@ class ByExamples(tf.keras.optimizers.schedules.LearningRateSchedule):
     @classmethod
     def from_config(cls, config):
         values = {**config["order"], "origin": Origin(**config["order"]["origin"])}
-        kind = SharedOrder if "shares" in values else Order
+        kind = PerWorkerOrder if "shares" in values else Order
         order = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
         return cls(_deserialized(config["schedule"]), order)
 

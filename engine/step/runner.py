@@ -194,7 +194,12 @@ class StepRunner:
         replica = tf.convert_to_tensor(0 if is_alone else self._mesh.data.rank, tf.int32)
         shard = tf.convert_to_tensor(self._mesh.model.rank if is_alone else replica_id(), tf.int32)
         context = StepContext(
-            *(step, replica, shard, has_examples, observed, batch_number),
+            step=step,
+            replica=replica,
+            shard=shard,
+            has_examples=has_examples,
+            observed=observed,
+            batch_number=batch_number,
             run_seed=self._trainer.run_context.options.seed,
             updates_before=self._trainer.run_context.updates_before,
             mesh=self._mesh,

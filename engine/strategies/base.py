@@ -133,7 +133,7 @@ class LoopResult(NamedTuple):
     """The result of one call: its metrics (unread; None of a step left out), its steps, their seconds of input wait.
 
     Also, with several workers, their reports (`engine.strategies.workers.WorkerRows`), whether a program was compiled
-    for it, and of a program with `row_specs`, what `metrics.predictions.in_order` takes.
+    for it, and of a program with `prediction_specs`, what `metrics.predictions.in_order` takes.
     """
 
     sums: LoopSums | None
@@ -174,12 +174,12 @@ class Program:
       jit: whether XLA compiles a whole call.
       unrolls: whether several small steps are one iteration, which takes longer to trace.
       evaluation_pace: the steps of a call of an evaluation, of each of the processes that compute.
-      row_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return nothing, None
-        if they are not traced.
+      prediction_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return
+        nothing, None if they are not traced.
     """
 
     jit = unrolls = False
-    row_specs: Any = ()
+    prediction_specs: Any = ()
 
     def __init__(self, feed: Feed, state: TrainState | None = None):
         self.feed, self.state = feed, state
@@ -210,15 +210,17 @@ class Program:
     @property
     def steps_per_call(self) -> float:
         """The most steps of a call: one if their rows may differ in size, inf if only the feed limits it."""
-        shapes = [spec.shape[1:] for spec in tf.nest.flatten(self.row_specs or ())]
+        shapes = [spec.shape[1:] for spec in tf.nest.flatten(self.prediction_specs or ())]
         return math.inf if all(shape.is_fully_defined() for shape in shapes) else 1
 
     @property
     def steps_per_collection(self) -> float:
         """The steps whose rows are collected at once: all if there are none, one if they are not traced."""
-        if self.row_specs is None or self.steps_per_call == 1:
-            return 1 if self.row_specs is None else _STEPS_PER_COLLECTION
-        row_bytes = sum(x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.row_specs))
+        if self.prediction_specs is None or self.steps_per_call == 1:
+            return 1 if self.prediction_specs is None else _STEPS_PER_COLLECTION
+        row_bytes = sum(
+            x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.prediction_specs)
+        )
         return max(1, _ROWS_BYTES // (row_bytes * self.feed.order.batch_size)) if row_bytes else math.inf
 
     def trace(self) -> Sequence[RowSpec]:
@@ -424,7 +426,7 @@ class Strategy(Processes, abc.ABC):
                 done += result.steps
             if rows:
                 columns = in_order(rows, self.exchange_bytes if self.num_hosts > 1 else None)
-                keep(tf.nest.pack_sequence_as(program.row_specs, columns))
+                keep(tf.nest.pack_sequence_as(program.prediction_specs, columns))
         between(done, total, sums)
         if self.num_hosts > 1:
             sums.exchange_scores(self.exchange_bytes)

@@ -39,10 +39,10 @@ _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
 
 
-def _loop_arguments(operands, step: int, start: int, stop: int, due: int | None, extra: tuple) -> tuple:
+def _loop_arguments(operands, step: int, start: int, stop: int, due: int | None, more: tuple) -> tuple:
     """Returns the arguments of `InnerLoop._loop`; observes the last step if something is due after it."""
     numbers = (step, start, stop, stop - 1 if step + stop - start == due else -1)
-    return operands, tf.constant(numbers, tf.int64), *extra
+    return operands, tf.constant(numbers, tf.int64), *more
 
 
 def _step_array(spec) -> tf.TensorArray:
@@ -55,8 +55,8 @@ class Compiled(NamedTuple):
     """The compiled programs of an `InnerLoop`, without its feed and its data."""
 
     programs: dict[tuple, tf.types.experimental.ConcreteFunction]
-    specs: list[RowSpec]
-    row_specs: Any
+    metric_specs: list[RowSpec]
+    prediction_specs: Any
     step_graph: Any
     arrivals: Arrivals | None
 
@@ -72,13 +72,13 @@ class InnerLoop(Program):
 
     Args:
       strategy: the `tf.distribute.Strategy`.
-      step: replica code, (batch, step, observed) -> metrics; `step` scalar int64, `observed` scalar bool, true at a
-        step at which something is due.
+      step_function: replica code, (batch, step, observed) -> metrics; `step` scalar int64, the step's number;
+        `observed` scalar bool, true at a step at which something is due.
       feed: one of `engine.data.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       sums_dtype: of the metrics' sums; float64 unless the device lacks it.
       keeps_scores: return examples' scores for metrics of their ranking (`metrics.sums.stack`), not with XLA.
-      returns_rows: `step` returns (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
+      returns_rows: steps return (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
       syncs: synchronize replicas that train independently; None if they are always synchronized.
       unrolls: make several steps one iteration, if they are small.
       state: see `Program`.
@@ -94,7 +94,7 @@ class InnerLoop(Program):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        step,
+        step_function,
         feed,
         *,
         jit: bool = False,
@@ -112,37 +112,37 @@ class InnerLoop(Program):
         super().__init__(feed, state)
         self._form, self.pace = form, pace
         self._keeps_scores, self._returns_rows = keeps_scores, returns_rows
-        self.row_specs = None if returns_rows else ()
+        self.prediction_specs = None if returns_rows else ()
         self._syncs = syncs
         self._batch_shares = batch_shares
-        self._is_shared = False  # whether each replica computes the whole batch
+        self._replicates_batch = False  # whether each replica computes the whole batch
         self.unrolls = unrolls
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._strategy = strategy
-        self._step = step
+        self._step_function = step_function
         self._sums_dtype = sums_dtype
-        self._specs: list[RowSpec] = []
+        self._metric_specs: list[RowSpec] = []
         self._step_graph = None
         # An XLA program runs the whole loop on one device.
-        self._hosted = is_on_gpus(strategy) and not jit
+        self._counts_on_host = is_on_gpus(strategy) and not jit
         self._traced_input: tuple[int, int, CallInput] | None = None  # with its step and limit
         self.jit = jit
         self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
 
-    def __call__(self, step: int, limit: int, *extra, due: int | None = None) -> LoopResult:
+    def __call__(self, step: int, limit: int, *loop_inputs, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer if the operands end.
 
         Args:
           step: the global step of the first one.
           limit: the largest number of steps.
-          *extra: for loops with more arguments of `_loop`.
+          *loop_inputs: the other arguments of `_loop`, in a subclass.
           due: the step after which metrics are read, if known.
         """
         before, programs = time.perf_counter(), len(self.programs)
         limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
         operands, start, stop = self._call_input(step, limit)
         input_seconds = time.perf_counter() - before
-        arguments = _loop_arguments(operands, step, start, stop, due, extra)
+        arguments = _loop_arguments(operands, step, start, stop, due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._program(step, arguments), *arguments)
         with self.moving_to(step + stop - start):
@@ -156,13 +156,14 @@ class InnerLoop(Program):
         result = self._result(tensors, stop - start, input_seconds)
         return result._replace(compiles=len(self.programs) > programs)
 
-    def trace(self, *extra) -> Sequence[RowSpec]:
+    def trace(self, *loop_inputs) -> Sequence[RowSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
         step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_per_collection))
         call_input = self._call_input(step, limit)
-        self._program(step, _loop_arguments(call_input.operands, step, call_input.start, call_input.stop, None, extra))
+        operands, start, stop = call_input
+        self._program(step, _loop_arguments(operands, step, start, stop, None, loop_inputs))
         self._traced_input = step, limit, call_input
-        return self._specs
+        return self._metric_specs
 
     def _call_input(self, step: int, limit: int) -> CallInput:
         """Returns the feed's input of a call; what `trace` has read for it, so that an iterator is opened only once."""
@@ -172,18 +173,18 @@ class InnerLoop(Program):
         return self.feed.call_input(step, limit)
 
     @property
-    def specs(self) -> list[RowSpec]:
+    def metric_specs(self) -> list[RowSpec]:
         """Describes the rows of metrics that a call returns; known after tracing."""
-        return self._specs
+        return self._metric_specs
 
     @property
     def compiled(self) -> Compiled:
         """The compiled programs, which another loop of the same step, on a feed of the same `form`, can take over."""
-        return Compiled(self.programs, self._specs, self.row_specs, self._step_graph, self._arrivals)
+        return Compiled(self.programs, self._metric_specs, self.prediction_specs, self._step_graph, self._arrivals)
 
     @compiled.setter
     def compiled(self, before: Compiled) -> None:
-        self.programs, self._specs, self.row_specs, self._step_graph, self._arrivals = before
+        self.programs, self._metric_specs, self.prediction_specs, self._step_graph, self._arrivals = before
 
     @property
     def writes_summaries(self) -> bool:
@@ -196,11 +197,11 @@ class InnerLoop(Program):
 
     def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
-        self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
+        self._replicates_batch = self.feed.order.replicates_batch(step, self._batch_shares)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
         writer = None if self.jit else summary_writer()  # XLA compiles no summaries
-        if (form := (self._form(), shapes, self._is_shared, writer)) not in self.programs:
+        if (form := (self._form(), shapes, self._replicates_batch, writer)) not in self.programs:
             compiled = tf.function(self._loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
                 self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
@@ -213,9 +214,9 @@ class InnerLoop(Program):
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` on all of this host's replicas, as in the loop, for inspection only."""
         operands, start, _ = self.feed.call_input(step, 1)
-        self._is_shared = self.feed.order.is_shared(step, self._batch_shares)
-        offset, step = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
-        return self._trace_step(operands, offset, step)[0]
+        self._replicates_batch = self.feed.order.replicates_batch(step, self._batch_shares)
+        offset, number = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
+        return self._trace_step(operands, offset, number)[0]
 
     @property
     def operations(self) -> Counter[str]:
@@ -224,7 +225,7 @@ class InnerLoop(Program):
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors
-        return LoopResult(LoopSums(self._specs, sums), steps, input_seconds, rows=rows)
+        return LoopResult(LoopSums(self._metric_specs, sums), steps, input_seconds, rows=rows)
 
     def _loop(self, operands, numbers):
         """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], with its scores; its rows.
@@ -235,9 +236,10 @@ class InnerLoop(Program):
             step whose costly figures (the gradients' norm) are needed, or -1.
         """
         with self._on_host():
-            first_step, start, stop, observed = tf.unstack(numbers)
-            if self._hosted:
-                start, stop, observed = (tf.cast(offset, tf.int32) for offset in (start, stop, observed))
+            first_step, start, stop, observed_offset = tf.unstack(numbers)
+            if self._counts_on_host:
+                offsets = start, stop, observed_offset
+                start, stop, observed_offset = (tf.cast(offset, tf.int32) for offset in offsets)
         one_step, zeros = self._trace_step(operands, start, first_step)
         unrolled = self.unrolls and self.feed.most_steps(operands) >= _UNROLLED_STEPS
         if unrolled:
@@ -245,15 +247,15 @@ class InnerLoop(Program):
             is_small = operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
             unrolled = is_small and not any(graphs.has(self._step_graph, dtype) for dtype in ("bfloat16", "float16"))
 
-        def body(steps, step):
+        def body(steps, run_step):
             def run(offset, sums):
                 for number in range(steps):
                     with tf.name_scope(f"step_{number}"):
                         batch = self._step_operands(operands, offset)
                         with self._on_host():
                             global_step = first_step + tf.cast(offset - start, tf.int64)
-                            is_observed = tf.equal(offset, observed)
-                        sums = self._add_step(sums, step(batch, global_step, is_observed))
+                            is_observed = tf.equal(offset, observed_offset)
+                        sums = self._add_step(sums, run_step(batch, global_step, is_observed))
                         with self._on_host():
                             offset = offset + 1
                 return offset, sums
@@ -288,25 +290,25 @@ class InnerLoop(Program):
 
     def _on_host(self):
         """Returns the context of the loop's own arithmetic."""
-        return tf.device("CPU:0") if self._hosted else contextlib.nullcontext()
+        return tf.device("CPU:0") if self._counts_on_host else contextlib.nullcontext()
 
     def _replica_contexts(self) -> list:
         """Returns, for each of this host's replicas, the context of its state between steps."""
         devices = self._strategy.extended.worker_devices
-        return [tf.device(device) if self._hosted else contextlib.nullcontext() for device in devices]
+        return [tf.device(device) if self._counts_on_host else contextlib.nullcontext() for device in devices]
 
     def _add_step(self, sums: list, result) -> list:
         """Adds each replica's metrics of a step to its sums, on its own device, and its scores and rows to theirs."""
-        totals, results = [], self._replica_results(result)
-        for here, (named, scores, rows), metrics in zip(self._replica_contexts(), sums, results, strict=True):
+        added, results = [], self._replica_results(result)
+        for here, (totals, scores, rows), metrics in zip(self._replica_contexts(), sums, results, strict=True):
             with here:
                 metrics, *new = metrics if self._returns_rows else (metrics,)
-                count = named.shape[0]
+                count = totals.shape[0]
                 scores = [array.write(array.size(), metrics[count:]) for array in scores]
-                named = named + (metrics[:count] if scores else metrics)
+                totals = totals + (metrics[:count] if scores else metrics)
             with tf.device("CPU:0") if rows else contextlib.nullcontext():
-                totals.append((named, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
-        return totals
+                added.append((totals, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
+        return added
 
     def _replica_results(self, result) -> list:
         """Lists the results of this host's replicas."""
@@ -316,7 +318,7 @@ class InnerLoop(Program):
 
     def _sum_replicas(self, sums: list) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
         """Returns the sums of all of this host's replicas, the scores after them; and each replica's rows."""
-        total = tf.add_n([named for named, _, _ in sums])
+        total = tf.add_n([totals for totals, _, _ in sums])
         if sums[0][1]:
             total = tf.concat([total, *(scores.concat() for _, (scores,), _ in sums)], 0)
         with tf.device("CPU:0") if self._returns_rows else contextlib.nullcontext():
@@ -337,10 +339,10 @@ class InnerLoop(Program):
         for here, metrics in zip(self._replica_contexts(), results, strict=True):
             metrics, *rows = metrics if self._returns_rows else (metrics,)
             with here:
-                named = tf.zeros([total_rows(self._specs), 2], metrics.dtype)
-                scores = [_step_array(metrics)] if any(spec.keeps_scores for spec in self._specs) else []
+                totals = tf.zeros([total_rows(self._metric_specs), 2], metrics.dtype)
+                scores = [_step_array(metrics)] if any(spec.keeps_scores for spec in self._metric_specs) else []
             with tf.device("CPU:0") if rows else contextlib.nullcontext():
-                zeros.append((named, scores, [*map(_step_array, rows)]))
+                zeros.append((totals, scores, [*map(_step_array, rows)]))
         return one_step, zeros
 
     def _sums(self, outputs):
@@ -382,22 +384,22 @@ class InnerLoop(Program):
     def _replicated_step(self, batch, step, observed, *more):
         def run(*batch):
             batch, replica = self.feed.batch(*batch), tf.cast(replica_id(), tf.int64)
-            if self._is_shared:
+            if self._replicates_batch:
                 exchange = single_replica_context()
             elif why := self.feed.order.no_exchange_reason(self._batch_shares):
                 exchange = forbid_exchange(why)
             else:
                 exchange = contextlib.nullcontext()
             with exchange:  # other than the engine's
-                result = self._step(batch, step, observed, *more)
+                result = self._step_function(batch, step, observed, *more)
             metrics, rows = result if self._returns_rows else (result, ())
-            self._specs = row_specs(metrics, self._keeps_scores)
+            self._metric_specs = row_specs(metrics, self._keeps_scores)
             sums = stack(metrics, self._sums_dtype, self._keeps_scores)
             if not self._returns_rows:
                 return sums
-            self.row_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), rows)
+            self.prediction_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), rows)
             rows = tf.nest.flatten(rows)
-            share = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)  # their order
-            return sums, share, *rows
+            sort_keys = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)
+            return sums, sort_keys, *rows
 
         return self._strategy.run(run, args=batch)

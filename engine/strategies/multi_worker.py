@@ -189,8 +189,8 @@ class MultiWorker(Replicated):
             reasons = self.exchange_text(self._stop_reason)
             if any(reasons):
                 first = next(worker for worker, reason in enumerate(reasons) if reason)
-                is_shared = len(set(reasons)) == 1
-                self._stop = Stop(reasons[first], "" if is_shared else self.host_names[first])
+                is_agreed = len(set(reasons)) == 1
+                self._stop = Stop(reasons[first], "" if is_agreed else self.host_names[first])
         return self._stop
 
     def resume_work(self) -> None:
@@ -236,7 +236,9 @@ class MultiWorker(Replicated):
 
     def _program(self, step, feed, **more) -> InnerLoop:
         return WorkersLoop(
-            *(self.distribution, step, feed),
+            self.distribution,
+            step,
+            feed,
             batch_shares=self._batch_shares,
             worker=self.host,
             num_workers=self.num_hosts,

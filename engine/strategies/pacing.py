@@ -75,10 +75,10 @@ class Pace:
         self._calls = 0
         self._before = None  # the result of the previous call, which may still be running
 
-    def run(self, loop, step: int, limit: int, *extra):
-        """Calls loop(step, at most `limit` steps, *extra) and returns its result. Something is due after `limit`."""
+    def run(self, loop, step: int, limit: int, *loop_inputs):
+        """Calls loop(step, at most `limit` steps, *loop_inputs); returns its result. Something is due after `limit`."""
         before = self._clock()
-        result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *extra, due=step + limit)
+        result = loop(step, self._steps_from(step, loop.reach(step, limit), limit), *loop_inputs, due=step + limit)
         step_seconds = None  # without what a call takes beside them, where workers measure it
         if self._before is not None:
             self._before.sums.read()

@@ -105,7 +105,12 @@ class Replicated(Strategy):
             most_steps = min(self.BLOCK_STEPS, block_bytes // max(1, num_bytes * batch_size))
             block_steps = self.steps_per_loop or max(1, most_steps)
         order, padding = source_order(
-            *(split, batch_size, seed, options.shuffle_window, self, saved_data),
+            split,
+            batch_size,
+            seed,
+            options.shuffle_window,
+            self,
+            saved_data,
             block_steps=block_steps,
             drop_remainder=self.static_shapes,
             shares=self._batch_shares,
@@ -141,7 +146,9 @@ class Replicated(Strategy):
             batch_size = eval_batch_size(examples, batch_size, self.num_replicas)
         order = share.order(batch_size, seed, drop_remainder=self.static_shapes).resumed(saved_data)
         return StreamedFeed(
-            *(self._devices, share, order),
+            self._devices,
+            share,
+            order,
             shuffle_buffer=options.shuffle_buffer,
             watch=watch,
             timeout_seconds=timeout_seconds,
@@ -252,12 +259,12 @@ class Replicated(Strategy):
         """Returns a step's figures of this worker alone, which are not summed across workers. Replica code."""
         return {}
 
-    def run(self, program: InnerLoop, limit: int, *extra) -> LoopResult:
+    def run(self, program: InnerLoop, limit: int, *loop_inputs) -> LoopResult:
         if program.pace is None:
             return program(program.step, limit)
         if self._syncs:
             self._syncs.before_call()
-        result = program.pace.run(program, program.step, limit, *extra)
+        result = program.pace.run(program, program.step, limit, *loop_inputs)
         if self._syncs:
             self._syncs.after_call(program.step, due=result.steps == limit)
         return result

@@ -77,20 +77,20 @@ class WorkersLoop(InnerLoop):
         # On GPUs the time between two control edges is that of queueing work, not of its execution.
         self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
-    def __call__(self, step: int, limit: int, *from_host, due: int | None = None) -> LoopResult:
+    def __call__(self, step: int, limit: int, *loop_inputs, due: int | None = None) -> LoopResult:
         self._watchdog.beat(step, self._timeout_factor)
-        result = super().__call__(step, limit, *(from_host or (self._defaults,)), due=due)
+        result = super().__call__(step, limit, *(loop_inputs or (self._defaults,)), due=due)
         self._timeout_factor = 1.0
         self._watchdog.beat(step + result.steps)
         return result
 
-    def trace(self, *from_host) -> Sequence[RowSpec]:
-        return super().trace(*(from_host or (self._defaults,)))
+    def trace(self, *loop_inputs) -> Sequence[RowSpec]:
+        return super().trace(*(loop_inputs or (self._defaults,)))
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows, example_rows = tensors
-        shared = [spec for spec in self._specs if not spec.name.startswith(LOCAL)]
-        local = [spec.name.removeprefix(LOCAL) for spec in self._specs if spec.name.startswith(LOCAL)]
+        shared = [spec for spec in self._metric_specs if not spec.name.startswith(LOCAL)]
+        local = [spec.name.removeprefix(LOCAL) for spec in self._metric_specs if spec.name.startswith(LOCAL)]
         workers = WorkerRows([*FROM_HOST, *self._measured, *local], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, workers, rows=example_rows)
 
@@ -99,26 +99,28 @@ class WorkersLoop(InnerLoop):
         with tf.control_dependencies([began]):
             numbers = tf.identity(numbers)
         sums, example_rows = super()._loop(operands, numbers)
-        sums, scores = sums[: total_rows(self._specs)], sums[total_rows(self._specs) :]
+        sums, scores = sums[: total_rows(self._metric_specs)], sums[total_rows(self._metric_specs) :]
         with tf.control_dependencies([sums]):
             seconds, waited = seconds_since(began), self._arrivals.take_seconds()
-        is_local = tf.constant([spec.name.startswith(LOCAL) for spec in self._specs for _ in range(spec.rows)], tf.bool)
+        is_local = tf.constant(
+            [spec.name.startswith(LOCAL) for spec in self._metric_specs for _ in range(spec.rows)], tf.bool
+        )
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
         row = tf.concat(
             [from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, is_local)[:, 0]], 0
         )
         sums, rows = self._sum_over_workers(tf.boolean_mask(sums, ~is_local), row)
-        if any(spec.keeps_scores for spec in self._specs):
+        if any(spec.keeps_scores for spec in self._metric_specs):
             sums = tf.concat([sums, scores], 0)
         return sums, rows, example_rows
 
     def _sum_over_workers(self, sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed across workers, [workers, figures])."""
-        sums.set_shape([total_rows([spec for spec in self._specs if not spec.name.startswith(LOCAL)]), 2])
+        sums.set_shape([total_rows([spec for spec in self._metric_specs if not spec.name.startswith(LOCAL)]), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
         rows.set_shape(
-            [self._num_workers, len(FROM_HOST) + len(self._measured) + total_rows(self._specs) - sums.shape[0]]
+            [self._num_workers, len(FROM_HOST) + len(self._measured) + total_rows(self._metric_specs) - sums.shape[0]]
         )
         mine = tf.concat([tf.reshape(sums, [-1]), tf.reshape(rows, [-1])], 0)
 

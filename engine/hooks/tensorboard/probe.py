@@ -53,8 +53,8 @@ class Probe:
         with _without_admission(self._inventory.tables.values()):
             numbers = tf.constant(offset, tf.int64), tf.constant(step, tf.int64)
             shares = self._strategy.mesh.batch_share(0, self._strategy.num_replicas)[1]
-            is_shared = feed.order.is_shared(step, shares)
-            gradients = self._gradients(feed, operands, *numbers, self._inventory.freezing.frozen, is_shared)
+            replicates_batch = feed.order.replicates_batch(step, shares)
+            gradients = self._gradients(feed, operands, *numbers, self._inventory.freezing.frozen, replicates_batch)
         paths = [variable_path(v) for v in self._trainer.trainable_variables]
         return {path: gradients[path] for path in paths if path in gradients}
 
@@ -83,10 +83,10 @@ class Probe:
         features = self._distribution.run(lambda *b: form.features(feed.batch(*b)), args=batch)
         return self._first_replicas(features)
 
-    def _replicated_gradients(self, feed: Feed, operands, offset, step, form, is_shared: bool):
+    def _replicated_gradients(self, feed: Feed, operands, offset, step, form, replicates_batch: bool):
         def on_replica(*operands):
             batch = feed.batch(*operands)
-            with single_replica_context() if is_shared else contextlib.nullcontext():
+            with single_replica_context() if replicates_batch else contextlib.nullcontext():
                 return self._replica_gradients(batch, step)
 
         histograms = self._distribution.run(on_replica, args=feed.next_operands(operands, offset))

@@ -206,7 +206,7 @@ class LeaseLoop(InnerLoop):
 
     def trace(self) -> Sequence[RowSpec]:
         self.one_step(0)
-        return self._specs
+        return self._metric_specs
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` as run by a worker, for inspection only."""
@@ -224,7 +224,7 @@ class LeaseLoop(InnerLoop):
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
         result, rows = self._run_lease(operands, lease, worker)
-        if self._hosted:  # a GPU's work is done when the host has its result
+        if self._counts_on_host:  # a GPU's work is done when the host has its result
             with tf.device("/job:worker/device:CPU:0"):
                 result = tf.nest.map_structure(tf.identity, result)
         with tf.control_dependencies(tf.nest.flatten(result)):

@@ -238,7 +238,12 @@ class ParameterServer(Strategy):
         if not split.by_index:
             return self._stream_feed(split, global_batch_size, seed, saved_data)
         order, padding = source_order(
-            *(split, global_batch_size, seed, options.shuffle_window, self, saved_data),
+            split,
+            global_batch_size,
+            seed,
+            options.shuffle_window,
+            self,
+            saved_data,
             watch=options.watch or unwatched,
         )
         self._stream_lines += padding.lines if padding else []
@@ -402,10 +407,10 @@ class ParameterServer(Strategy):
         self._lease_seconds = 0.0
         rows = self._count_updates(program, completed) if trains else None
         example_rows = [row for lease in completed for row in lease.rows]
-        sums, shared = [result.sums for _, result, _ in completed], total_rows(program.specs)
+        sums, shared = [result.sums for _, result, _ in completed], total_rows(program.metric_specs)
         # Those of leases add up, and their scores follow each other.
         total = np.concatenate([np.sum([x[:shared] for x in sums], axis=0), *(x[shared:] for x in sums)])
-        return LoopResult(LoopSums(program.specs, total), steps, waited, rows, compiles, example_rows)
+        return LoopResult(LoopSums(program.metric_specs, total), steps, waited, rows, compiles, example_rows)
 
     def _count_updates(self, program: LeaseLoop, completed: list[CompletedLease]) -> WorkerRows:
         rows = np.zeros([len(self.cluster.workers), len(_ROW)])
