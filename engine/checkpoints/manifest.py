@@ -101,7 +101,7 @@ class Manifest:
 
 
 def publish(manifest: Manifest, folder: str) -> None:
-    """Moves a checkpoint's files from the folder in which they were written to the directory, and seals them.
+    """Moves a checkpoint's files from the folder in which they were written to the directory, its manifest last.
 
     Raises:
       CheckpointError: a file that no manifest lists has the name of one.
@@ -113,17 +113,17 @@ def publish(manifest: Manifest, folder: str) -> None:
             raise CheckpointError(f"{name} exists, and no manifest lists it")
     record = {"format": FORMAT} | dataclasses.asdict(manifest)
     del record["prefix"]  # a directory may be moved
-    text = _text(sealed(record))
+    text = _text(with_digest(record))
     path = os.path.join(folder, manifest.name + SUFFIX)  # if cut short, it is removed with the folder
     files.write_text(path, text)
     os.replace(path, manifest.path + WRITING)
     files.sync(directory)
     for name in manifest.files:
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
-    _seal(manifest)
+    _rename_to_manifest(manifest)
 
 
-def _seal(manifest: Manifest) -> None:
+def _rename_to_manifest(manifest: Manifest) -> None:
     """Renames the list of a checkpoint whose files are in the directory to its manifest."""
     directory, path = os.path.dirname(manifest.prefix), manifest.path
     if os.path.exists(path):  # of the same step, written earlier, perhaps in more files
@@ -136,7 +136,7 @@ def _seal(manifest: Manifest) -> None:
 
 
 def finish_interrupted_writes(directory: str) -> list[str]:
-    """Seals what a killed process has moved completely; removes the rest of what it lists, and returns the names."""
+    """Publishes what a killed process has moved completely; removes the rest of what it lists. Returns the names."""
     removed = []
     for name in listdir(directory):
         if not name.endswith(WRITING) or not _MANIFEST.fullmatch(name.removesuffix(WRITING)):
@@ -146,7 +146,7 @@ def finish_interrupted_writes(directory: str) -> list[str]:
         except CheckpointError:
             continue  # it lists no file
         if manifest.problem() is None:
-            _seal(manifest)
+            _rename_to_manifest(manifest)
             continue
         for file in manifest.files:
             if manifest.file_problem(file) is None:
@@ -156,7 +156,7 @@ def finish_interrupted_writes(directory: str) -> list[str]:
     return [name for name in removed if remove(os.path.join(directory, name))]
 
 
-def unknown(directory: str) -> list[str]:
+def unlisted_files(directory: str) -> list[str]:
     """Lists the checkpoint files that no manifest lists: another program's, or a run's whose manifests are lost."""
     names = sorted(listdir(directory))
     matches = [match for match in map(_FILE_OF_ANY.fullmatch, names) if match]
@@ -307,7 +307,7 @@ def _text(record: dict) -> str:
     return json.dumps(record, indent=1, sort_keys=True)
 
 
-def sealed(record: dict) -> dict:
+def with_digest(record: dict) -> dict:
     """Returns a manifest's record with the digest of all else in it."""
     content = {key: value for key, value in record.items() if key != "sha256"}
     return content | {"sha256": _digest(content)}

@@ -150,7 +150,7 @@ class Checkpoints:
         return removed
 
     def _check_known(self) -> None:
-        if names := manifests.unknown(self.directory):
+        if names := manifests.unlisted_files(self.directory):
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             raise CheckpointError(
                 f"{self.directory} has checkpoint files that no manifest lists: {', '.join(names[:_LISTED])}{more}; "
@@ -441,7 +441,7 @@ class Checkpoints:
         if self.keep:
             self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=saving.step)
         self._write_state_file()
-        manifest = self._publish(saving, self._write_files(saving))
+        manifest = self._move_files(saving, self._write_files(saving))
         self._write_state_file()
         self._current_step = saving.step
         if self.keep and self._sweep(self.keep):
@@ -491,7 +491,7 @@ class Checkpoints:
         lines += [f"all_model_checkpoint_timestamps: {1.0 + i}" for i in range(len(names))]
         files.write_text(path, "\n".join([*lines, "last_preserved_timestamp: 0.0"]) + "\n")
 
-    def _publish(self, saving: _Saving, prefix: str) -> Manifest:
+    def _move_files(self, saving: _Saving, prefix: str) -> Manifest:
         """Moves the files that TensorFlow has written to the directory, and removes the save's folder."""
         listed = self._catalogue.read_all()[0]
         manifest = Manifest(

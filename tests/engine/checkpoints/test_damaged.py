@@ -158,7 +158,7 @@ def test_a_step_that_is_written_again_in_fewer_files_leaves_none_of_the_others(t
     path = tmp_path / "ckpt-1.manifest.json"
     record = json.loads(path.read_text())
     record["files"][more] = {"bytes": 1, "sha256": manifests.sha256(tmp_path / more)}
-    path.write_text(json.dumps(manifests.sealed(record)))
+    path.write_text(json.dumps(manifests.with_digest(record)))
     checkpoints.save(1, {}, wait=True, force=True)
     assert more not in names(tmp_path)
 
@@ -286,7 +286,7 @@ OTHERS = [None, [], -1, 10**300, "x", {"a": {"b": 1}}, 1.5, True]
 def sealed(directory, step, **changes):
     """Rewrites a manifest with other values, as whoever may write to the folder can: its digest fits."""
     path = directory / f"ckpt-{step}.manifest.json"
-    path.write_text(json.dumps(manifests.sealed(json.loads(path.read_text()) | changes)))
+    path.write_text(json.dumps(manifests.with_digest(json.loads(path.read_text()) | changes)))
 
 
 def recorded(name):
@@ -381,7 +381,7 @@ def test_a_changed_value_whose_digest_fits_is_one_line_or_harmless(written):
     for place in _places(record):
         for value in [(), *((other,) for other in OTHERS)]:
             changed = _changed(record, place, *value)
-            path.write_text(json.dumps(manifests.sealed(changed)))
+            path.write_text(json.dumps(manifests.with_digest(changed)))
             problems = []
             try:
                 manifest = manifests.read(str(path))
@@ -409,7 +409,7 @@ def test_what_is_no_manifest_or_has_parts_of_another_type_is_one_line(written, c
     path, record = written
     is_text = isinstance(content, str)
     found = "expected .* found " if is_text else rf"expected '{next(iter(content))}\.[a-z_.]+' to be an object, found "
-    path.write_bytes((content if is_text else json.dumps(manifests.sealed(record | content))).encode("latin-1"))
+    path.write_bytes((content if is_text else json.dumps(manifests.with_digest(record | content))).encode("latin-1"))
     with pytest.raises(CheckpointError, match=rf"^ckpt-2.manifest.json: {found}") as caught:
         manifests.read(str(path))
     assert len(str(caught.value).splitlines()) == 1

@@ -163,7 +163,7 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     record = json.loads(path.read_text())
     assert record["host_state"]["state"]["rules"] == RULES
     record["host_state"]["state"]["rules"] = RULES - 1
-    path.write_text(json.dumps(manifest.sealed(record)))
+    path.write_text(json.dumps(manifest.with_digest(record)))
     before = (tmp_path / "config.json").read_text()
     outcome = inside(*run, "--train_steps=4")
     outcome.refused(f"run_dir={tmp_path} was begun by rules {RULES - 1} of shuffling ... and these are {RULES}: its")

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine import Trainer, mean
-from crankshaft.engine.checkpoints.manifest import sealed
+from crankshaft.engine.checkpoints.manifest import with_digest
 from crankshaft.engine.hooks import every_epoch, every_steps
 from tests import runs
 from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
@@ -114,14 +114,14 @@ def test_a_kept_evaluation_of_the_same_data_is_used_again(inside, data, tmp_path
     (path,) = (tmp_path / "run" / "checkpoints").glob("*.manifest.json")
     manifest = json.loads(path.read_text())
     manifest["host_state"]["hooks"]["evaluation"]["result"] = {"loss": 12.5}
-    path.write_text(json.dumps(sealed(manifest)))
+    path.write_text(json.dumps(with_digest(manifest)))
     moved = (*run[:-2], f"--data_dir={data.rename(tmp_path / 'moved')}", run[-1])  # the same files elsewhere
     again = inside(*moved).ok()
     assert shown(again) == "loss 12.5"
     assert not warnings(again)
     # So it was before checkpoints told of their data.
     del manifest["about"]["data"]
-    path.write_text(json.dumps(sealed(manifest)))
+    path.write_text(json.dumps(with_digest(manifest)))
     other = inside(*run, f"--data_dir={images(tmp_path / 'other', train_count=300)}").ok()
     assert shown(other) == "loss 12.5"
     assert not warnings(other)

@@ -143,7 +143,7 @@ def test_eval_by_one_process_of_what_others_have_trained(digits_run, inside, tmp
         config["flags"] |= {flag: values, "num_virtual_devices": 2 if values == "mirrored" else 0}
         if flag in config["deciding"]:
             config["deciding"][flag] = values
-        path.write_text(json.dumps(record if record is config else manifests.sealed(record)))
+        path.write_text(json.dumps(record if record is config else manifests.with_digest(record)))
     inside(
         "--mode=eval", f"--run_dir={tmp_path}/run", *(["--strategy=one_device"] if values == "mirrored" else [])
     ).ok()

@@ -19,9 +19,8 @@ def test_gradient_histograms_are_those_of_the_next_step_over_all_replicas(made, 
     found = probe_of(bench).gradients(bench.strategy.training, 0)
     model = bench.trainer.model
     one = made(Mlp(hidden_units=(8,)))
-    features, labels = one.strategy.training.feed.batch(
-        *one.strategy.training.feed.call_input(0, 1).operands, tf.constant(0)
-    )
+    feed = one.strategy.training.feed
+    features, labels = feed.batch(*feed.call_input(0, 1).operands, tf.constant(0))
     with tf.GradientTape() as tape:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, one.trainer.model(features))
         loss = tf.reduce_mean(losses)
