@@ -172,7 +172,8 @@ class Snapshots:
             logging.warning(
                 "no snapshots in memory: two would take %d MB more, and %d MB are available; a failure loses the steps "
                 "since the last checkpoint",
-                *(more >> 20, int(available) >> 20),
+                more >> 20,
+                int(available) >> 20,
             )
         return self.is_off
 

@@ -396,7 +396,8 @@ class StreamedFeed(Feed):
                 logging.warning(
                     "the input's position in the checkpoint does not fit the dataset (%s): the epoch is read again, up "
                     "to step %d",
-                    *(reason(error), step),
+                    reason(error),
+                    step,
                 )
         seeds = replayed.seeds if replayed and replayed.shuffles == self._shuffles else b""
         if saved is not None and (seeds or self._why_replayed):

@@ -117,7 +117,8 @@ class BatchSource(Source):
         if epoch < self._ended:
             logging.warning(
                 "%s: epoch %d is read once more; changes that on_epoch_begin and on_epoch_end have made since stay",
-                *(self._name, epoch),
+                self._name,
+                epoch,
             )
         while self._ended < epoch:
             self._batches.on_epoch_begin()

@@ -47,7 +47,10 @@ class InputBound(Hook):
             self._has_warned = True
             logging.warning(
                 "step %d: steps wait for input %.0f%% of the time (%s examples/s); %s",
-                *(status.step, 100 * waits, f"{totals.speeds['examples_per_sec']:,.0f}", self._cure),
+                status.step,
+                100 * waits,
+                f"{totals.speeds['examples_per_sec']:,.0f}",
+                self._cure,
             )
 
 

@@ -104,7 +104,11 @@ class Rollback(Hook):
         self._suspects = range(max(state.step + 1, first - 1), last + 1)
         logging.warning(
             "%s. The run returns from step %d to step %d (return %d of at most %d)",
-            *(error.message, found_at, state.step, self.returns, self.most),
+            error.message,
+            found_at,
+            state.step,
+            self.returns,
+            self.most,
         )
 
     def host_state(self) -> dict:

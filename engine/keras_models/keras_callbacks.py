@@ -278,7 +278,8 @@ class KerasCallbacks(Windowed):
             logging.warning(
                 "Keras callback %s has no state, so it does not return to step %d with the run; your own callbacks do "
                 "by get_state() and set_state(state)",
-                *(", ".join(behind), status.step),
+                ", ".join(behind),
+                status.step,
             )
         self._continue(status)
 

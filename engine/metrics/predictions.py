@@ -77,7 +77,9 @@ class Rows:
         if not any(column.file for column in self._columns):
             logging.info(
                 "%s: its predictions take more than %.3g MiB, so they are in temporary files in %s",
-                *(self._title, self._most_bytes / (1 << 20), folder),
+                self._title,
+                self._most_bytes / (1 << 20),
+                folder,
             )
         with files.naming(folder):
             for column in self._columns:
