@@ -19,7 +19,7 @@ from .feed import CallInput, Feed, FeedStats
 from .form import Batches
 from .order import Order
 from .source import Split
-from .streamed import Endless, Share, Stream, WrappedStream
+from .streamed import Endless, Stream, StreamPart, WrappedStream
 
 
 class Combined(Split):
@@ -128,8 +128,8 @@ def member_seed(seed: int | None, name: str, number: int) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class CombinedShare(Share):
-    """The shares of several feeds, which all processes read in the same way; `stream` and `counts` are the first one's.
+class CombinedPart(StreamPart):
+    """The parts of several feeds, which all processes read in the same way; `stream` and `counts` are the first one's.
 
     Attributes:
       feeds: by name.
@@ -139,7 +139,7 @@ class CombinedShare(Share):
 
     def metadata(self) -> dict[str, Any]:
         members: dict[str, dict[str, Any]] = {
-            name: feed.share.metadata() if feed.share else {"by": "index", "counts": [feed.order.num_examples]}
+            name: feed.part.metadata() if feed.part else {"by": "index", "counts": [feed.order.num_examples]}
             for name, feed in self.feeds.items()
         }
         for name in [*members][1:]:  # the first one's may change (`Order.resumed`)
@@ -169,9 +169,9 @@ class CombinedFeed(Feed):
             member.saved_states = functools.partial(self._member_position, number)
 
     @property
-    def share(self) -> CombinedShare:  # type: ignore[override]
-        first = self._members[0].share or Share(None, (self.order.num_examples,))  # type: ignore[arg-type]
-        return CombinedShare(first.stream, first.counts, feeds=self.feeds)
+    def part(self) -> CombinedPart:  # type: ignore[override]
+        first = self._members[0].part or StreamPart(None, (self.order.num_examples,))  # type: ignore[arg-type]
+        return CombinedPart(first.stream, first.counts, feeds=self.feeds)
 
     @property
     def order(self) -> Order:  # type: ignore[override]
@@ -206,7 +206,7 @@ class CombinedFeed(Feed):
         return None if None in inputs else self._side_by_side(inputs)  # type: ignore[arg-type]
 
     def position(self, step: int) -> bytes | None:
-        states = [feed.position(step) if feed.share else b"" for feed in self._members]
+        states = [feed.position(step) if feed.part else b"" for feed in self._members]
         if None in states:
             return None
         return json.dumps([len(state) for state in states]).encode() + b"\n" + b"".join(states)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from .order import Order
-from .streamed import Share
+from .streamed import StreamPart
 
 
 class CallInput(NamedTuple):
@@ -38,11 +38,11 @@ class Feed(abc.ABC):
 
     It has a host side of eight methods (`reach`: how far the next call of the inner loop can go; `call_input`: the
     call's input), a side in the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a
-    step's input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s and its `share`'s.
+    step's input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s and its `part`'s.
 
     Attributes:
       order: assigns examples to steps: sizes, seed, shuffle.
-      share: this process's share of a stream, whose positions checkpoints keep, one for each of its counts (see
+      part: this process's part of a stream, whose positions checkpoints keep, one for each of its counts (see
         `position`); None if the step determines the position.
       compilable: whether XLA can compile `next_operands` and `batch`.
       random_access: whether any step's batch can be computed without those before it.
@@ -53,7 +53,7 @@ class Feed(abc.ABC):
     """
 
     order: Order
-    share: Share | None = None
+    part: StreamPart | None = None
     compilable: bool = False
     random_access: bool = False
     reads_in_loop: bool = False

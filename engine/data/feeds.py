@@ -32,7 +32,7 @@ from .order import Order, even_range, replica_range
 from .reader import Reader, unmasked
 from .replay import Replay, ReplayPosition
 from .source import Source, Spec, unknown_dimensions
-from .streamed import Share, Watch, batched, naming_files, untuned, unwatched
+from .streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
 from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
@@ -199,14 +199,14 @@ class ReadFeed(Feed):
 class StreamedFeed(Feed):
     """A stream's epochs, each shuffled within a buffer and batched; divided among processes.
 
-    Each process has one plain `tf.data` iterator over its share. Batches come in the order of steps. To start at
+    Each process has one plain `tf.data` iterator over its part. Batches come in the order of steps. To start at
     another step, the feed restores the iterator's kept position (`engine.data.position`), or reads the step's epoch
     from its beginning: of a stream that shuffles, with the seeds kept for that (`engine.data.replay`).
 
     Args:
       devices: of the replicas.
-      share: this process's share of the stream.
-      order: sizes and seed, `share.order`.
+      part: this process's part of the stream.
+      order: sizes and seed, `part.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
       watch: shows progress of reading again.
       timeout_seconds: see `StreamTimeout`.
@@ -218,7 +218,7 @@ class StreamedFeed(Feed):
     def __init__(
         self,
         devices: Devices,
-        share: Share,
+        part: StreamPart,
         order: Order,
         *,
         shuffle_buffer: int = 10_000,
@@ -226,11 +226,11 @@ class StreamedFeed(Feed):
         timeout_seconds: float = 0.0,
         distributes: bool = False,
     ):
-        self.order, self.share = order, share
+        self.order, self.part = order, part
         self._strategy, self._mesh = devices.strategy, devices.mesh
-        if share.stream.buckets is not None:
-            share.stream.buckets.check_stream(order)
-        self._stream_timeout = StreamTimeout(share.stream.files(), timeout_seconds)
+        if part.stream.buckets is not None:
+            part.stream.buckets.check_stream(order)
+        self._stream_timeout = StreamTimeout(part.stream.files(), timeout_seconds)
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
         self._iterator: Any = None
         self._next_step: int | None = None
@@ -238,14 +238,14 @@ class StreamedFeed(Feed):
         self._bytes_read = 0
         self._has_no_state = distributes
         self._replay: Replay | None = None
-        seeds = [pipelines.seeds(shuffle) for shuffle in share.stream.shuffles]
+        seeds = [pipelines.seeds(shuffle) for shuffle in part.stream.shuffles]
         self._is_seeded = all(map(any, seeds))
         # Shuffles without seeds have others in each process.
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
         self._last_batch: Any = None  # a nest of variables
         # How many replicas' shares this process's batches have, and the number of the first of them.
-        self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(share.counts)
-        self._first_share = share.process * self._num_shares
+        self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
+        self._first_share = part.process * self._num_shares
 
     def stats(self) -> FeedStats:
         # Of the examples that steps have taken; text varies in length.
@@ -253,7 +253,7 @@ class StreamedFeed(Feed):
 
     @property
     def _example_bytes(self) -> int | None:
-        specs = tf.nest.flatten(self.share.stream.element_spec)
+        specs = tf.nest.flatten(self.part.stream.element_spec)
         varies = any(spec.dtype == object or spec.unknown for spec in specs)
         return None if varies else sum(spec.nbytes for spec in specs)
 
@@ -261,13 +261,13 @@ class StreamedFeed(Feed):
     def pipeline(self) -> str:  # type: ignore[override]
         # TensorFlow would fill a smaller buffer past its end.
         spec = tf.nest.map_structure(
-            lambda spec: f"{tf.as_dtype(spec.dtype).name} {spec.shape}", self.share.stream.element_spec
+            lambda spec: f"{tf.as_dtype(spec.dtype).name} {spec.shape}", self.part.stream.element_spec
         )
         order = self.order
-        buckets = self.share.stream.buckets
+        buckets = self.part.stream.buckets
         return json.dumps(
             [
-                *(self.share.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec),
+                *(self.part.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec),
                 *([dataclasses.asdict(buckets)] if buckets else []),
             ],
             default=str,
@@ -275,8 +275,8 @@ class StreamedFeed(Feed):
 
     def reach(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
-        is_any_length = self._num_shares * len(self.share.counts) > 1 and unknown_dimensions(
-            self.share.stream.element_spec
+        is_any_length = self._num_shares * len(self.part.counts) > 1 and unknown_dimensions(
+            self.part.stream.element_spec
         )
         return 1 if is_any_length else int(min(limit, self.order.steps_of_equal_size(step)))
 
@@ -287,23 +287,23 @@ class StreamedFeed(Feed):
         limit = self.reach(step, limit)
         self._next_step = step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
-        self._bytes_read += (self._example_bytes or 0) * examples // len(self.share.counts)
+        self._bytes_read += (self._example_bytes or 0) * examples // len(self.part.counts)
         return CallInput((self._iterator,), 0, limit)
 
     def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
-        with naming_files(self.share.stream):
+        with naming_files(self.part.stream):
             return self._stream_timeout.call(call, moved)
 
     @property
     def form(self) -> Any:
-        return self.share.stream.element_spec if self._last_batch is None and self._num_shares == 1 else None
+        return self.part.stream.element_spec if self._last_batch is None and self._num_shares == 1 else None
 
     def retain_last_batch(self) -> None:
         if self._last_batch is None and not self._distributes:
             with tf.device("CPU:0"):
                 self._last_batch = tf.nest.map_structure(
                     lambda spec: tf.Variable(_empty_batch(spec), trainable=False, shape=[None, *spec.shape]),
-                    self.share.stream.element_spec,
+                    self.part.stream.element_spec,
                 )
 
     def peek(self, step: int) -> CallInput | None:
@@ -322,7 +322,7 @@ class StreamedFeed(Feed):
     def batch(self, batch):
         if self._num_shares == 1 or self._distributes:
             return batch
-        number, range_of = self._mesh.data.rank - self._first_share, even_range if self.share.by_file else replica_range
+        number, range_of = self._mesh.data.rank - self._first_share, even_range if self.part.by_file else replica_range
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
             start, stop = range_of(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shares)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
@@ -332,7 +332,7 @@ class StreamedFeed(Feed):
 
     def position(self, step: int) -> bytes | None:
         """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
-        if not self._was_opened and self.share.stream.shuffles:
+        if not self._was_opened and self.part.stream.shuffles:
             self._iterator, self._next_step = self._open(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
             return None
@@ -352,7 +352,7 @@ class StreamedFeed(Feed):
 
     @property
     def _why_written(self) -> str:
-        return "".join(f"the dataset writes {path} as it is read" for path in self.share.stream.files_written[:1])
+        return "".join(f"the dataset writes {path} as it is read" for path in self.part.stream.files_written[:1])
 
     @functools.cached_property
     def _why_replayed(self) -> str:
@@ -360,7 +360,7 @@ class StreamedFeed(Feed):
 
         It is decided once, from the pipeline's functions: saving fails only while an iterator calls one of them.
         """
-        stream = self.share.stream
+        stream = self.part.stream
         if not stream.shuffles or self._distributes:
             return ""
         return self._why_written or pipelines.stateful(stream.examples(self.order.seed, tf.constant(0, tf.int64)))
@@ -385,7 +385,7 @@ class StreamedFeed(Feed):
         in_epoch = index // self.order.batch_size
         saved, is_again = self.saved_states(step), self._was_opened
         self._was_opened, self._replay = True, None
-        state = saved[self.share.process] if saved else b""
+        state = saved[self.part.process] if saved else b""
         replayed = ReplayPosition.from_bytes(state)
         if state and not replayed:
             try:
@@ -421,7 +421,7 @@ class StreamedFeed(Feed):
 
         `is_first`: whether the epoch is the run's first, and no other was read in this process.
         """
-        stream = self.share.stream
+        stream = self.part.stream
         was_counted = stream.length == tf.data.UNKNOWN_CARDINALITY  # which reads it
         if replayed is None and (not stream.shuffles or (is_first and self._is_seeded and not was_counted)):
             return
@@ -441,7 +441,7 @@ class StreamedFeed(Feed):
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
         options = tf.data.Options()
-        if not self.share.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
+        if not self.part.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
         batches = untuned(self._with_shuffle_states(epochs).prefetch(4).with_options(options))
         if not self._distributes:
@@ -457,14 +457,14 @@ class StreamedFeed(Feed):
         An iterator's state has those only of a shuffle that it is reading: not before the first batch, nor once the
         epoch's examples are all in buffers. So an iterator of each is kept open, from which nothing is read.
         """
-        if not self.share.stream.shuffles or self._distributes:
+        if not self.part.stream.shuffles or self._distributes:
             return epochs
         specs = epochs.element_spec
 
         def nothing(*_) -> Any:
             return tf.nest.map_structure(lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype), specs)
 
-        unread = [shuffle.map(nothing) for shuffle in self.share.stream.shuffles]
+        unread = [shuffle.map(nothing) for shuffle in self.part.stream.shuffles]
         return tf.data.Dataset.choose_from_datasets(
             [epochs, *unread], tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
         )
@@ -474,17 +474,17 @@ class StreamedFeed(Feed):
         if replay:
             epoch = replay.note_epoch(epoch)
         batches = self._batched(self._shuffled(epoch), epoch, replay)
-        if not self.share.by_file:
+        if not self.part.by_file:
             return batches
-        # Padded with empty batches to the length of the longest share.
+        # Padded with empty batches to the length of the longest part.
         steps = order.steps_per_epoch
         nothing = tf.data.Dataset.range(steps).map(
-            lambda _: tf.nest.map_structure(_empty_batch, self.share.stream.element_spec)
+            lambda _: tf.nest.map_structure(_empty_batch, self.part.stream.element_spec)
         )
         return batches.concatenate(nothing).take(steps)
 
     def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor, replay: Replay | None) -> tf.data.Dataset:
-        order, stream = self.order, self.share.stream
+        order, stream = self.order, self.part.stream
         if stream.buckets is not None:
             batches = in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
         else:
@@ -493,10 +493,10 @@ class StreamedFeed(Feed):
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         seed = self.order.seed
-        dataset = self.share.stream.examples(seed, epoch)
+        dataset = self.part.stream.examples(seed, epoch)
         if self.order.has_epochs:
             # A file that shrank or grew since it was counted would shift all later epochs unnoticed.
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.share.counts[self.share.process]))
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.part.counts[self.part.process]))
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
 
 

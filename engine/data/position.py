@@ -17,7 +17,7 @@ class Position(TrackableNode):
       num_bytes: of this process's last states.
       step: scalar int64 variable, the step to which the states belong; -1 for none.
       pipeline: scalar string variable, `Feed.pipeline` of the feed whose states they are.
-      process_0, ...: scalar string variables, the state of each process with a share of its own; "" for none.
+      process_0, ...: scalar string variables, the state of each process with a part of its own; "" for none.
     """
 
     optional_in_checkpoint = True  # a run without it reads the epoch again
@@ -35,7 +35,7 @@ class Position(TrackableNode):
 
     def set_feed(self, feed: Feed | None, processes) -> None:
         """Sets the feed (training's) and the processes (`engine.strategies.base.Processes`)."""
-        self._feed = feed if feed and feed.share else None
+        self._feed = feed if feed and feed.part else None
         self._processes = processes
         if self._feed is None:
             return
@@ -43,7 +43,7 @@ class Position(TrackableNode):
             if not hasattr(self, "step"):
                 self.step = tf.Variable(-1, dtype=tf.int64, trainable=False)
                 self.pipeline = tf.Variable("", trainable=False)
-            for number in range(len(self._feed.share.counts)):
+            for number in range(len(self._feed.part.counts)):
                 if not hasattr(self, f"process_{number}"):
                     setattr(self, f"process_{number}", tf.Variable("", trainable=False))
         self._feed.saved_states = self._saved_states
@@ -52,7 +52,7 @@ class Position(TrackableNode):
         """Stores the feed's position for the checkpoint of this step. Every process must call it."""
         if self._feed is None or int(self.step) == step:
             return
-        parts = len(self._feed.share.counts)
+        parts = len(self._feed.part.counts)
         if parts == 1 and not self._processes.is_chief:
             return  # all have the same position, and the chief writes
         state = self._feed.position(step)
@@ -69,4 +69,4 @@ class Position(TrackableNode):
         """Returns all processes' states, if they are of this step and the feed's pipeline; else none."""
         if int(self.step) != step or self.pipeline.numpy().decode() != self._feed.pipeline:
             return []
-        return [getattr(self, f"process_{number}").numpy() for number in range(len(self._feed.share.counts))]
+        return [getattr(self, f"process_{number}").numpy() for number in range(len(self._feed.part.counts))]

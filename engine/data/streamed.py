@@ -105,11 +105,11 @@ class DatasetStream(Stream):
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
         try:
-            share = divide_by_files(self.dataset.with_options(options), workers, worker)
-            next(iter(share), None)  # only reading shows whether there are files, and enough
+            part = divide_by_files(self.dataset.with_options(options), workers, worker)
+            next(iter(part), None)  # only reading shows whether there are files, and enough
         except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
             return None
-        stream = DatasetStream(share)
+        stream = DatasetStream(part)
         stream.length = tf.data.UNKNOWN_CARDINALITY  # TensorFlow passes on the whole dataset's
         return stream
 
@@ -268,8 +268,8 @@ def unwatched(title: str, total: int | None) -> contextlib.AbstractContextManage
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """One process's share of a stream.
+class StreamPart:
+    """One process's part of a stream.
 
     Attributes:
       stream: its own files, or all files, of which it takes its rows of each batch.
@@ -317,7 +317,7 @@ def divide(
     saved_counts: Mapping[str, Any] | None = None,
     watch: Watch = unwatched,
     timeout_seconds: float = 0.0,
-) -> Share:
+) -> StreamPart:
     """Divides a stream among the training processes: by files, or by the rows of each batch.
 
     By files, each file is read by one process. Otherwise every process reads all files, in the same order, and takes
@@ -328,7 +328,7 @@ def divide(
       processes: `engine.strategies.base.Processes`.
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
         own part already. OFF in a dataset's options replaces AUTO.
-      saved_counts: an earlier process's `Share.metadata`: it is not counted again.
+      saved_counts: an earlier process's `StreamPart.metadata`: it is not counted again.
       watch: shows progress of counting.
       timeout_seconds: see `StreamTimeout`, of counting.
 
@@ -339,9 +339,9 @@ def divide(
     """
     saved_counts, workers = saved_counts or {}, processes.num_hosts
     if workers > 1 and is_part(stream, policy):
-        return _share_of_given_parts(stream, processes, saved_counts, watch)
+        return _given_part(stream, processes, saved_counts, watch)
     if isinstance(stream, Endless):
-        return Share(stream, (stream.length,))
+        return StreamPart(stream, (stream.length,))
     if stream.length == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
             "the dataset never ends, so it has no epoch; give train_steps and, if there is evaluation data, "
@@ -351,16 +351,16 @@ def divide(
         part = stream.shard_files(workers, processes.host)
         if all(processes.exchange(int(part is not None))):
             if saved_counts.get("by") == "file" and len(saved_counts["counts"]) == workers:
-                return Share(part, tuple(saved_counts["counts"]), processes.host)
-            return Share(part, tuple(processes.exchange(count(part, watch))), processes.host)
+                return StreamPart(part, tuple(saved_counts["counts"]), processes.host)
+            return StreamPart(part, tuple(processes.exchange(count(part, watch))), processes.host)
         if policy == "FILE":
             raise UsageError(
                 f"auto_shard_policy=file divides files among {workers} workers, and the dataset shows fewer; give more "
                 "files, or auto_shard_policy=auto or data"
             )
     if stream.length == tf.data.UNKNOWN_CARDINALITY and saved_counts.get("by") == "example":
-        return Share(stream, tuple(saved_counts["counts"]))
-    return Share(stream, (count(stream, watch, timeout_seconds),))
+        return StreamPart(stream, tuple(saved_counts["counts"]))
+    return StreamPart(stream, (count(stream, watch, timeout_seconds),))
 
 
 def is_part(split: Split, policy: str) -> bool:
@@ -372,7 +372,7 @@ def is_part(split: Split, policy: str) -> bool:
     return split.dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-def _share_of_given_parts(stream: Stream, processes, saved_counts: Mapping[str, Any], watch: Watch) -> Share:
+def _given_part(stream: Stream, processes, saved_counts: Mapping[str, Any], watch: Watch) -> StreamPart:
     if not stream.divides:
         raise UsageError(
             "all workers read the whole of data whose examples differ in length, and of several inputs per step, so a "
@@ -381,7 +381,7 @@ def _share_of_given_parts(stream: Stream, processes, saved_counts: Mapping[str, 
     is_endless, counts = isinstance(stream, Endless), saved_counts.get("counts", ())
     if saved_counts.get("by") != "file" or len(counts) != processes.num_hosts or (min(counts) < 0 and not is_endless):
         counts = processes.exchange(stream.length if is_endless else count(stream, watch))
-    return Share(stream, tuple(counts), processes.host, is_given=True)
+    return StreamPart(stream, tuple(counts), processes.host, is_given=True)
 
 
 def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0) -> int:

@@ -291,7 +291,7 @@ class Strategy(Processes, abc.ABC):
           split: a `Source` or a `Stream`.
           global_batch_size: examples per step, across all replicas.
           seed: of each epoch's shuffle; None keeps the examples' own order.
-          saved_data: the `metadata()` of the feed's share in the run's newest checkpoint, which need not be determined
+          saved_data: the `metadata()` of the feed's part in the run's newest checkpoint, which need not be determined
             again. With "resumed" if the batches have changed, for `Order.resumed`. Passed only if it is not {}: a
             strategy whose feeds have no metadata need not accept it.
         """

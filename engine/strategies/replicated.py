@@ -137,17 +137,17 @@ class Replicated(Strategy):
                 "with a mesh workers share copies of the model and read the same examples, and each worker's dataset "
                 "is a part (AutoShardPolicy.OFF); give each the whole dataset, without OFF"
             )
-        share = divide(stream, self, "DATA" if reads_alike else policy, saved_data, watch, timeout_seconds)
-        examples = sum(share.counts)
+        part = divide(stream, self, "DATA" if reads_alike else policy, saved_data, watch, timeout_seconds)
+        examples = sum(part.counts)
         if self.num_hosts > 1:
             title = f"a dataset of {examples:,} examples" if examples >= 0 else "a dataset"
-            self._lines.append(f"{title}, {self.num_hosts} workers: {share.describe()}")
+            self._lines.append(f"{title}, {self.num_hosts} workers: {part.describe()}")
         if self.static_shapes and is_evaluation:
             batch_size = eval_batch_size(examples, batch_size, self.num_replicas)
-        order = share.order(batch_size, seed, drop_remainder=self.static_shapes).resumed(saved_data)
+        order = part.order(batch_size, seed, drop_remainder=self.static_shapes).resumed(saved_data)
         return StreamedFeed(
             self._devices,
-            share,
+            part,
             order,
             shuffle_buffer=options.shuffle_buffer,
             watch=watch,

@@ -311,8 +311,8 @@ def build_checkpoints(
         "data": fingerprints.agreed(run_inputs.contents, strategy),
     }
     about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
-    if shares := {split: feed.share.metadata() for split, feed in run_inputs.feeds.items() if feed.share}:
-        about["input"] = shares
+    if parts := {split: feed.part.metadata() for split, feed in run_inputs.feeds.items() if feed.part}:
+        about["input"] = parts
     if run_inputs.updates_before:
         about["updates_before"] = run_inputs.updates_before
     if run_inputs.order and run_inputs.order.origin.step:

@@ -283,7 +283,7 @@ class SentFeed(_LeaseExamples, StreamedFeed):
 
     @property
     def _element_spec(self) -> Any:  # type: ignore[override]
-        return self.share.stream.element_spec
+        return self.part.stream.element_spec
 
     def call_input(self, step: int, limit: int) -> CallInput:
         batches: list[list[tf.Tensor]] = []

@@ -263,12 +263,12 @@ class ParameterServer(Strategy):
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, saved_data) -> SentFeed:
         options, watch = self.feed_options, self.feed_options.watch or unwatched
         timeout = options.read_timeout_seconds
-        share = divide(stream, self, saved_counts=saved_data, watch=watch, timeout_seconds=timeout)
-        order = share.order(global_batch_size, seed, drop_remainder=False).resumed(saved_data)
+        part = divide(stream, self, saved_counts=saved_data, watch=watch, timeout_seconds=timeout)
+        order = part.order(global_batch_size, seed, drop_remainder=False).resumed(saved_data)
         self._stream_lines.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
         buffer = options.shuffle_buffer
         devices = Devices(self.distribution)
-        return SentFeed(devices, share, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout)
+        return SentFeed(devices, part, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout)
 
     @property
     def computing_tasks(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean, step_context
 from crankshaft.engine.data.arrays import ArraySource
-from crankshaft.engine.data.streamed import DatasetStream, Share
+from crankshaft.engine.data.streamed import DatasetStream, StreamPart
 from crankshaft.engine.layers.keras_layers import BatchNormalization
 from crankshaft.engine.strategies.base import Prediction
 from crankshaft.engine.strategies.replicated import FeedOptions
@@ -123,7 +123,7 @@ def test_predictions_exchange_as_on_one_device(bench):
 @pytest.mark.parametrize(("counts", "refused"), [((9, 9), False), ((11, 7), True), ((8, 10), True)])
 def test_where_a_worker_without_examples_has_no_others_it_may_not_exchange(counts, refused):
     """Of files that workers read for themselves, eight of two replicas a step: 1 example is not enough for two."""
-    order = Share(DatasetStream(tf.data.Dataset.from_tensor_slices(DATA)), counts).order(
+    order = StreamPart(DatasetStream(tf.data.Dataset.from_tensor_slices(DATA)), counts).order(
         BATCH, None, drop_remainder=False
     )
     assert bool(order.no_exchange_reason(shares=2)) == refused
