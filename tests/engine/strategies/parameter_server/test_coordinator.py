@@ -96,7 +96,7 @@ def test_a_call_that_reaches_its_limit_completes_all_that_is_in_progress(leases)
     strategy, done = Scheduled(), []
     feed = types.SimpleNamespace(count=done.extend, order=types.SimpleNamespace(steps_per_epoch=100))
     program: Any = Loop()
-    program.__dict__ |= {"step": 0, "state": None, "feed": feed, "pace": None, "specs": []}
+    program.__dict__ |= {"step": 0, "state": None, "feed": feed, "pace": None, "metric_specs": []}
     program.__dict__ |= {"steps_per_call": 8, "steps_per_collection": 8, "advance": done.append}
     for first in (0, 2):
         leases.schedule(program, CallInput((), first, first + 2))
