@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from ....engine.data.source import Source, unknown_dimensions
 from ....engine.errors import counted
 from ....engine.machine.files import sync
 from ....input import data_json
+from ....input.files import storage
 from ....input.records import features, shard_writing
 from ....input.records.features import Features
 from ....input.records.shard_writing import Shard, ShardRequest
@@ -140,6 +142,10 @@ def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
 def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
     """Returns all that decides what the shards hold, as JSON has it."""
     examples = {name: fingerprints.fingerprint(split, len(split)) for name, split in loaded.by_name.items()}
+    for name, split in loaded.by_name.items():  # a fingerprint is of some of the contents only
+        if paths := split.files():
+            times = [storage.file_state(path).written_ns for path in paths if not storage.is_remote(path)]
+            examples[name]["written"] = zlib.crc32(repr(times).encode())
     source = {
         "input": user_files.portable_name(request.input),
         "input_arg": {**request.arguments},

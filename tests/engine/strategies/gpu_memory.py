@@ -42,10 +42,10 @@ def _walk(graph, inputs: list[str], caller: str | None, found: list[str]) -> lis
         kind = tf.DeviceSpec.from_string(op.device or "").device_type or caller
         given = [where.get(id(tensor), HOST) for tensor in op.inputs]
         if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-            outputs = _walk(graphs.called(op, op.get_attr("f").name), given, kind, found)
+            outputs = _walk(graphs.called(op, "f"), given, kind, found)
         elif op.type in ("If", "StatelessIf"):
             read(op, op.inputs[0], HOST)
-            branches = (graphs.called(op, op.get_attr(name).name) for name in ("then_branch", "else_branch"))
+            branches = (graphs.called(op, name) for name in ("then_branch", "else_branch"))
             both = [_walk(branch, given[1:], kind, found) for branch in branches]
             outputs = [GPU if GPU in places else HOST for places in zip(*both, strict=True)]
         elif op.type in ("While", "StatelessWhile"):
@@ -62,10 +62,10 @@ def _walk(graph, inputs: list[str], caller: str | None, found: list[str]) -> lis
 
 
 def _walk_loop(op, given: list[str], kind: str | None, found: list[str]) -> None:
-    (goes_on,) = _walk(graphs.called(op, op.get_attr("cond").name), given, kind, found)
+    (goes_on,) = _walk(graphs.called(op, "cond"), given, kind, found)
     if goes_on == GPU:
         found.append(f"{op.type} {op.name} <- its condition")
-    after = _walk(graphs.called(op, op.get_attr("body").name), given, kind, found)
+    after = _walk(graphs.called(op, "body"), given, kind, found)
     for place, (a, b) in enumerate(zip(given, after, strict=True)):
         if a == HOST and b == GPU:
             found.append(f"{op.type} {op.name} <- its variable {place}")
