@@ -31,7 +31,7 @@ def test_a_callback_may_end_the_run(inside):
 
 
 @pytest.mark.parametrize(
-    ("made", "flag"), [(callbacks.BackupAndRestore("backup"), "--run_dir"), (callbacks.SwapEMAWeights(), "--ema_decay")]
+    ("made", "flag"), [(callbacks.BackupAndRestore("backup"), "run_dir"), (callbacks.SwapEMAWeights(), "ema_decay")]
 )
 def test_a_callback_that_needs_keras_loop_names_the_flag(inside, made, flag):
     outcome = inside(*EPOCHS, trainer=Line, data=data, hooks=[made])

@@ -223,7 +223,10 @@ def test_mistakes_of_files_are_one_line(pets_run, inside, tmp_path, monkeypatch)
             (f"--output={tmp_path}/a.csv", "--eval_checkpoint=all"),
             "=all is for mode=eval, and mode=predict takes one",
         ),
-        ((f"--output={tmp_path}/a.csv", "--predict_split=test"), "--predict_split=test"),
+        (
+            (f"--output={tmp_path}/a.csv", "--predict_split=test"),
+            "predict_split=test is unknown; use one of eval, train",
+        ),
     ):
         assert line in inside(*asked, *more).mistake
     monkeypatch.setitem(sys.modules, "pyarrow", None)
