@@ -81,7 +81,7 @@ class Measurements:
 
 
 def cells(row: Row, result: Mapping[str, Any]) -> list[str]:
-    """Formats a result's figures; a dash or nothing where there is none."""
+    """Formats a result's figures; the cell of a figure that was not measured is empty."""
     share = {name: result.get(name) for name in ("mfu", "busy", "input_wait_fraction")}
     percent = {name: "" if value is None else f"{value:.1%}" for name, value in share.items()}
     kernels = sum(each[2] for each in result.get("kernels", ()))

@@ -136,7 +136,10 @@ def _rename_to_manifest(manifest: Manifest) -> None:
 
 
 def finish_interrupted_writes(directory: str) -> list[str]:
-    """Publishes what a killed process has moved completely; removes the rest of what it lists. Returns the names."""
+    """Publishes checkpoints whose files a killed process had moved completely, and removes the others' files.
+
+    Returns the names of the removed files.
+    """
     removed = []
     for name in listdir(directory):
         if not name.endswith(WRITING) or not _MANIFEST.fullmatch(name.removesuffix(WRITING)):

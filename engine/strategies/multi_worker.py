@@ -249,7 +249,7 @@ class MultiWorker(Replicated):
 
 
 def watched_figures(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Returns each replica's figures of its own part in a step: see `Reduction.pop_figures`.
+    """Names the figures that each replica reports per step, see `Reduction.pop_figures`.
 
     GPUs have no times: the host's clock sees when sums are requested, not when they complete.
     """

@@ -64,7 +64,7 @@ def usable_cores() -> list[int]:
 
 
 def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] | None]:
-    """Gives each task `per_task` cores of its own, if there are enough; else None: all tasks share all."""
+    """Assigns `per_task` cores to each task; None if there are too few, so that all tasks share all cores."""
     if per_task * tasks > len(cores):
         return [None] * tasks
     return [cores[first : first + per_task] for first in range(0, per_task * tasks, per_task)]

@@ -105,7 +105,7 @@ PLACEMENT_CONFLICTS: Conflicts = (
     (
         lambda c: _sharding(c) and c.sync_every_steps > 1,
         "{sharded} does not go with sync_every_steps={c.sync_every_steps}, which lets replicas train by themselves, "
-        "and those that share out a model can't; leave one out",
+        "and replicas of a sharded model can't; leave one out",
     ),
     (
         lambda c: _sharding(c) and c.remote and c.strategy == "multi_worker",

@@ -101,7 +101,7 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
 
 
 def update_bytes(trainer: Trainer) -> tuple[float, float]:
-    """Counts one replica's dense update: the bytes that it moves, and those of what it touches.
+    """Counts one replica's dense update: bytes read and written, and bytes of the arrays it touches.
 
     It reads gradients, and reads and writes variables and the optimizer's variables. Tables and their slots are left
     out: their updates touch a few rows.

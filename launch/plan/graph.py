@@ -111,7 +111,7 @@ def tensor_bytes(tensor: tf.Tensor) -> int:
 
 
 def _most_rows(tensor: tf.Tensor) -> int:
-    """Bounds the rows of a tensor whose number depends on the data by those of what it is computed from."""
+    """Bounds a tensor's unknown number of rows by the rows of the tensors that it is computed from."""
     queue, seen, most = [(tensor, 1)], {id(tensor)}, 1
     for source, parts in queue:
         if source.shape.rank and source.shape[0] is not None:

@@ -31,8 +31,8 @@ from .quantities import Memory, Message, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
-# What CPUs took of what steps compute, and the share of the memory from which on that is 15 % of it: see docs/plan.md.
-_UNCERTAIN_ON_CPUS = "activations and gradients, of which processes on CPUs took 0.8 to 1.6 times as much as is planned"
+# See docs/plan.md. Above this share of the memory, the uncertainty is more than 15 % of all memory.
+_UNCERTAIN_ON_CPUS = "activations and gradients, of which processes on CPUs took 0.8 to 1.8 times as much as is planned"
 _UNCERTAIN_SHARE = 0.25
 _OPERATION_BYTES = 110_000  # that a program's operation takes of its host, in Python and TensorFlow: see docs/plan.md
 

@@ -39,12 +39,12 @@ class Run(BaseRun):
     """
 
     def mark_open(self, outcome_writer: RunOutcomeWriter, isolation: Isolation, stack: contextlib.ExitStack) -> None:
-        """Opens the run: gives it what it holds until it is closed, once the rest is put together.
+        """Opens the run, the last step of assembling it.
 
         Args:
-          outcome_writer: has its result.
-          isolation: its own values of the state that it shares with the program.
-          stack: of all that it holds until it is closed.
+          outcome_writer: writes the run's result.
+          isolation: the run's values of process-wide state, which the program has others of.
+          stack: the contexts that closing the run exits.
         """
         self.run_dir: str | None = self.config.configured_run_dir
         self.is_open = True

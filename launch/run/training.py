@@ -43,7 +43,7 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
     config, pauses = run.config, Pauses()
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
-        # The copy of a folder elsewhere is this process's own, so no other may write there what it left.
+        # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
         slots = memory.inherited({} if config.remote else os.environ)
         run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange_json)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)

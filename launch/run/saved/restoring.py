@@ -134,7 +134,7 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
 
 
 def missing(folder: str, checkpoints: Checkpoints, which: str | int) -> UsageError:
-    """Returns the error of a folder without the checkpoint that was asked for."""
+    """Makes the error for a requested checkpoint that does not exist, which names those that do."""
     if steps := ", ".join(map(str, sorted(manifest.step for manifest in checkpoints.all()))):
         cure = f"use latest, best, or a step of {steps}"
     else:

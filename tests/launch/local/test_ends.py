@@ -1,4 +1,4 @@
-"""`crankshaft local` when it is told to end: who hears of it, and when. Real processes, signals and a terminal.
+"""Ends of `crankshaft local` by signals: which tasks are notified, and when. Real processes, signals and a terminal.
 
 `crankshaft local` when it is killed, or a task ends: nothing that tasks have started is left. Real processes.
 """

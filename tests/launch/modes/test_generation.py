@@ -367,7 +367,7 @@ def test_a_small_text_is_learned_by_heart(inside, tmp_path, text):
     flags = ("--train_steps=150", "--learning_rate=0.003", f"--run_dir={tmp_path}/run")
     inside(*RUN, *text, *flags).ok()
     found = result(tmp_path / "run")["eval"]
-    # 55 bytes again and again: but for those of a window's beginning, each is told by those before it.
+    # The same 55 bytes, repeated: the bytes before one predict it, except at a window's beginning.
     assert found["loss"] < 0.5
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))

@@ -344,7 +344,7 @@ def test_connections_that_send_nothing_take_few_descriptors_and_keep_no_scrape_f
             assert "crankshaft_run_info" in page.read().decode()
         assert open_files() - before - 90 <= 20
         monkeypatch.setattr(serving, "_SECONDS", 0.0)
-        assert idle.recv(1) == b""  # it was told nothing, and is closed
+        assert idle.recv(1) == b""  # closed without a reply
 
 
 def test_the_last_descriptors_are_the_runs():
