@@ -7,12 +7,15 @@ used alone: nothing is completed from another.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import socket
 import time
 from collections.abc import Mapping
+from typing import Any
 
+from ...engine.strategies.registry import CLUSTERED
 from ..errors import UsageError
 from . import kubernetes, rendezvous, slurm, tf_config
 from .cluster import Cluster, Tasks, counts, make_cluster, split
@@ -21,6 +24,76 @@ _SCHEDULERS = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
 _NOTE_SECONDS = 60.0  # after which a worker that has announced itself, and does so each second, has left
 _OPEN = "TensorFlow's servers listen on all interfaces and trust whoever calls: close the tasks' ports to all others"
+
+
+def cluster_from_flags(
+    given: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[str, Cluster | None]:
+    """Returns a run's strategy, and its cluster if that has several processes.
+
+    Where no strategy is given, several tasks train as workers, or around their servers.
+
+    Args:
+      given: the flags' values of the caller.
+      values: those of all flags.
+      environment: the process's variables.
+
+    Raises:
+      UsageError: the tasks are missing, too few, or named in two ways.
+    """
+    strategy, servers = values["strategy"], values["num_ps"]
+    tasks = _tasks_from_flags(given, values, environment)
+    has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
+    if "strategy" not in given and strategy not in CLUSTERED and (tasks or has_config):
+        configured = tf_config.strategy_name(environment) if has_config else "multi_worker"
+        strategy = "parameter_server" if servers else configured
+    if strategy not in CLUSTERED:
+        return strategy, None
+    if has_config:
+        cluster = tf_config.from_environment(environment, strategy)
+        started = tasks_from_scheduler(environment)
+        if started and len(started.addresses) != len(cluster.addresses):
+            raise UsageError(
+                f"{tf_config.NAME} has {len(cluster.addresses)} tasks, and {started.source} {len(started.addresses)}; "
+                f"unset {tf_config.NAME}, or start as many tasks as it has"
+            )
+    elif tasks is None:
+        with_servers = " --ps=2" if strategy == "parameter_server" else ""
+        raise UsageError(
+            f"strategy={strategy} has several tasks, and none are known: TF_CONFIG is not set, there is no "
+            "cluster_hosts, and this is not a step of Slurm's or a pod of Kubernetes'; `crankshaft local "
+            f"--workers=2{with_servers} -- ...` starts them on this machine"
+        )
+    else:
+        cluster = assign_kinds(tasks, servers, values["evaluator"], environment)
+    return strategy, dataclasses.replace(cluster, bind=values["bind"] or "")
+
+
+def _tasks_from_flags(
+    given: Mapping[str, Any], values: Mapping[str, Any], environment: Mapping[str, str]
+) -> Tasks | None:
+    """Finds a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
+    servers = values["num_ps"]
+    if values["evaluator"] and not servers:
+        raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
+    if values["strategy"] == "multi_worker" and servers and "strategy" in given:
+        raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
+    if values["cluster_hosts"]:
+        return tasks_from_hosts(values["cluster_hosts"], values["task_index"])
+    if values["task_index"] is not None:
+        raise UsageError(f"task_index={values['task_index']} has no use without cluster_hosts; give that too")
+    if environment.get(tf_config.NAME, "").strip():
+        if servers:
+            raise UsageError(
+                f"num_ps={servers} can't be combined with {tf_config.NAME}, which has the tasks' kinds; leave one out"
+            )
+        return None
+    tasks = tasks_from_scheduler(environment)
+    if tasks is None and servers:
+        raise UsageError(f"num_ps={servers} needs tasks, and none are known; give cluster_hosts and task_index")
+    if values["strategy"] == "parameter_server" and tasks and not servers:
+        raise UsageError(f"{tasks.source} has {len(tasks.addresses)} tasks; give the number of servers by num_ps=N")
+    return tasks
 
 
 def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
@@ -69,16 +142,6 @@ def assign_kinds(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mappin
     names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
     names += ["evaluator"] * evaluator
     return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
-
-
-def check_agree(cluster: Cluster, environment: Mapping[str, str]) -> None:
-    """Raises `UsageError` where TF_CONFIG has another number of tasks than the scheduler that started this process."""
-    started = tasks_from_scheduler(environment)
-    if started and len(started.addresses) != len(cluster.addresses):
-        raise UsageError(
-            f"{tf_config.NAME} has {len(cluster.addresses)} tasks, and {started.source} {len(started.addresses)}; "
-            f"unset {tf_config.NAME}, or start as many tasks as it has"
-        )
 
 
 def announce(cluster: Cluster, folder: str) -> None:

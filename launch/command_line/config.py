@@ -19,10 +19,9 @@ from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.data.data import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
-from ...engine.strategies.registry import CLUSTERED
 from ...input import data_json
-from ..cluster import discovery, tf_config
-from ..cluster.cluster import Cluster, Tasks
+from ..cluster import discovery
+from ..cluster.cluster import Cluster
 from ..errors import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
 from . import parsing, paths, registry, rules, saved_config
@@ -392,7 +391,14 @@ def configure(
         }
         if trainer_class is None and effective["model"] is None:
             saved_config.refuse_without_model(effective["run_dir"], effective["mode"])
-    cluster = _cluster(given, effective, environment)  # which may set the strategy
+    effective["strategy"], cluster = discovery.cluster_from_flags(given, effective, environment)
+    if cluster and cluster.job("evaluator") and effective["mode"] == "train_and_eval":
+        if "mode" in given:
+            raise UsageError(
+                "mode=train_and_eval evaluates within the run, as the evaluator does beside it; use mode=train, or "
+                "leave the evaluator out"
+            )
+        effective["mode"] = "train"
     _check_uses(given, effective)
     _check_names(effective, trainer_class, has_data)
     effective["optimizer"] = effective["optimizer"].lower()
@@ -433,66 +439,6 @@ def _check_names(effective: Mapping[str, Any], trainer_class: type | None, has_d
         )
     if not has_data or effective["input"]:
         registry.check_name("input", effective["input"])
-
-
-def _cluster(given: Mapping[str, Any], effective: dict[str, Any], environment: Mapping[str, str]) -> Cluster | None:
-    """Makes the run's cluster, if it has one; with an evaluator the run only trains.
-
-    Without a strategy, several tasks train as workers, or around their servers.
-    """
-    tasks = _tasks(given, effective, environment)
-    has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
-    if "strategy" not in given and effective["strategy"] not in CLUSTERED and (tasks or has_config):
-        configured = tf_config.strategy_name(environment) if has_config else "multi_worker"
-        effective["strategy"] = "parameter_server" if effective["num_ps"] else configured
-    if (strategy := effective["strategy"]) not in CLUSTERED:
-        return None
-    if tasks is None and not has_config:
-        with_servers = " --ps=2" if strategy == "parameter_server" else ""
-        raise UsageError(
-            f"strategy={strategy} has several tasks, and none are known: TF_CONFIG is not set, there is no "
-            "cluster_hosts, and this is not a step of Slurm's or a pod of Kubernetes'; `crankshaft local "
-            f"--workers=2{with_servers} -- ...` starts them on this machine"
-        )
-    if tasks is None:
-        cluster = tf_config.from_environment(environment, strategy)
-        discovery.check_agree(cluster, environment)
-    else:
-        cluster = discovery.assign_kinds(tasks, effective["num_ps"], effective["evaluator"], environment)
-    cluster = dataclasses.replace(cluster, bind=effective["bind"] or "")
-    if cluster.job("evaluator") and effective["mode"] == "train_and_eval":
-        if "mode" in given:
-            raise UsageError(
-                "mode=train_and_eval evaluates within the run, as the evaluator does beside it; use mode=train, or "
-                "leave the evaluator out"
-            )
-        effective["mode"] = "train"
-    return cluster
-
-
-def _tasks(given: Mapping[str, Any], effective: dict[str, Any], environment: Mapping[str, str]) -> Tasks | None:
-    """Finds a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
-    servers, evaluator = effective["num_ps"], effective["evaluator"]
-    if evaluator and not servers:
-        raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
-    if effective["strategy"] == "multi_worker" and servers and "strategy" in given:
-        raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
-    if effective["cluster_hosts"]:
-        return discovery.tasks_from_hosts(effective["cluster_hosts"], effective["task_index"])
-    if effective["task_index"] is not None:
-        raise UsageError(f"task_index={effective['task_index']} has no use without cluster_hosts; give that too")
-    if environment.get(tf_config.NAME, "").strip():
-        if servers:
-            raise UsageError(
-                f"num_ps={servers} can't be combined with {tf_config.NAME}, which has the tasks' kinds; leave one out"
-            )
-        return None
-    tasks = discovery.tasks_from_scheduler(environment)
-    if tasks is None and servers:
-        raise UsageError(f"num_ps={servers} needs tasks, and none are known; give cluster_hosts and task_index")
-    if effective["strategy"] == "parameter_server" and tasks and not servers:
-        raise UsageError(f"{tasks.source} has {len(tasks.addresses)} tasks; give the number of servers by num_ps=N")
-    return tasks
 
 
 def steps_from_epochs(epochs: float, steps_per_epoch: int) -> int:
