@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests.processes import proc
 from tests.runs import assert_equal_bits, newest
 
 pytestmark = pytest.mark.clusters
@@ -85,5 +86,5 @@ def test_a_mistake_is_not_tried_again(slurm):
 
 
 def _trains(pid: str) -> bool:
-    command = pathlib.Path(f"/proc/{pid}/cmdline")
-    return command.exists() and b"--run_dir" in command.read_bytes() and b"bash" not in command.read_bytes()[:20]
+    command = proc(pid, "cmdline")
+    return "--run_dir" in command and "bash" not in command[:20]

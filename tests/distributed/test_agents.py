@@ -17,12 +17,10 @@ from crankshaft.launch.cluster.children import Children
 from crankshaft.launch.cluster.members import is_waiting
 from crankshaft.launch.cluster.restarts import has_ended, recorded_restarts
 from tests.distributed import weighing
-from tests.distributed.jobs import newest_snapshot
-from tests.launch.conftest import crank, inside
+from tests.processes import newest_snapshot
 from tests.runs import assert_equal_bits, newest, tensors
 from tests.waiting import PATIENCE, wait_until
 
-_ = inside, crank  # the fixtures
 RUN = (
     *("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.3", "--input=digits", "--jit=off"),
     *("--global_batch_size=66", "--steps_per_loop=2", "--eval_every_steps=0"),
@@ -252,7 +250,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
     for lost, chief in ((2, 0), (0, 1)):
         all_three = newest(run_dir)
         wait_until(lambda: newest(run_dir) > all_three or advance(), *workers.processes, **outputs)  # noqa: B023
-        workers.send(lost, signal.SIGKILL)  # and the kernel its task
+        workers.programs[lost].send(signal.SIGKILL)  # and the kernel its task
         workers.processes[lost].wait()
         advance()
         continued = rf"2 of 3 workers continue from step (\d+), without worker {lost} "
@@ -260,7 +258,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
         two = int(look(chief, continued)[1])
         assert two >= all_three
         wait_until(lambda: newest(run_dir) > two or advance(), **outputs)  # noqa: B023
-        workers.start_again(lost)
+        workers.programs[lost].start()
         wait_until(lambda: is_waiting(workers.addresses[lost]), **outputs)  # noqa: B023
         included = rf"to include worker {lost} \S+, which has come\n"
         wait_until(lambda: look(chief, included) or advance(), *workers.processes, **outputs)  # noqa: B023
@@ -269,7 +267,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
     if not sharded:
         wait_until(lambda: unsaved() or advance(8), *workers.processes, **outputs)
     for lost in (0, 1):
-        workers.send(lost, signal.SIGKILL)
+        workers.programs[lost].send(signal.SIGKILL)
         workers.processes[lost].wait()
     advance(16)  # out of the hook in which its task waits
     assert workers.processes[2].wait() == 1
@@ -277,7 +275,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
     saved = re.search(r"^step (\d+) was in memory, and is saved now$", workers.output(2), re.MULTILINE)
     assert sharded or newest(run_dir) == int(saved[1])
     for index in range(3):
-        workers.start_again(index)
+        workers.programs[index].start()
     until.write_text(str(STEPS + 1))
     workers.ok()
     inside(*flags, f"--run_dir={one}").ok()

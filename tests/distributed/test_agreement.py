@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.distributed.conftest import ROOT
+from tests.processes import ROOT
 
 SCRIPT = f"""
 import json, os, sys

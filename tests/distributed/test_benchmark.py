@@ -5,9 +5,6 @@ import re
 
 import pytest
 
-from tests.distributed.jobs import start
-
-_ = start  # the fixture
 PARTS = ("-m", "benchmarks.parts", "--part=all")
 
 

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 import crankshaft
-from tests.distributed.jobs import start
 from tests.runs import manifests
-
-_ = start  # the fixture
 
 # The second worker's arrays differ in their last bits, as another CPU's may. How many there are stands in a file, since
 # a flag of the script's own would be refused as a changed configuration before.
@@ -53,7 +50,7 @@ def test_the_chiefs_data_decides_for_all(start, script):
     assert "data is not that of" not in again.output
     script.with_name("examples").write_text("48")
     more = run("--train_steps=8")
-    assert more.wait() == 2
+    assert more.wait().code == 2
     assert more.output.count("is a run of other training data (examples: 40 -> 48)") >= 1
     assert more.starts() == 1
     allowed = run("--train_steps=8", "--allow_changed_config").ok()

@@ -8,9 +8,7 @@ import tensorflow as tf
 
 import crankshaft
 from tests.distributed import days
-from tests.distributed.jobs import start
 
-_ = start  # the fixture
 UPDATE = {"learning_rate": 0.05, "learning_rate_schedule": "cosine", "train_steps": 6, "global_batch_size": 16}
 EVALUATION = {"eval_batch_size": 20, "eval_batches": 2, "jit": "off"}
 STOP = {"stop_at_step": 4}

@@ -7,10 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from tests.distributed.conftest import start_workers
 from tests.launch.line import FEATURES, LABELS
-
-_ = start_workers  # the fixture
 
 # Each worker has a copy of its own. The second one's comes to grief when it has been read from for a while.
 SCRIPT = """

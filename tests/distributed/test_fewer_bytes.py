@@ -29,7 +29,7 @@ def test_a_preempted_run_ends_as_one_that_was_left_alone(start_workers, tmp_path
 
     workers = start(run)
     workers.until(lambda: newest(run) >= 16)
-    workers.send(1, signal.SIGTERM)
+    workers.programs[1].send(signal.SIGTERM)
     assert workers.wait() == [143, 143]
     assert 16 <= newest(run) < 400
     assert way != "local sgd" or newest(run) % 8 == 0

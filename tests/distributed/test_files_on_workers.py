@@ -7,9 +7,8 @@ import re
 import pytest
 
 from tests import runs
-from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start
+from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates
 
-_ = start  # the fixture
 FLAGS = ("--mode=train", "--steps_per_loop=10")
 CHUNKED = ("--chunk=32", "--shuffle_window=4")
 
@@ -58,7 +57,7 @@ def test_the_number_of_files_and_servers_changes_no_bit(start, tmp_path):
 )
 def test_files_that_a_worker_cannot_train_on_are_one_line_that_names_it(start, tmp_path, wrong, says):
     job = start("run", *FLAGS, "--train_steps=40", *files(tmp_path, 2, f"--wrong={wrong}"), local=("--ps=1",))
-    assert job.wait() == 2
+    assert job.wait().code == 2
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     assert re.match("worker " + says.replace("(.*)", r"\(127\.0\.0\.1:\d+\)"), line), line
 
@@ -67,7 +66,7 @@ def test_files_that_a_worker_cannot_train_on_are_one_line_that_names_it(start, t
 def test_a_read_that_hangs_names_the_worker_and_the_files(start, tmp_path):
     hangs = files(tmp_path, 2, "--read_seconds=100000", "--step_timeout_seconds=6")
     job = start("run", *FLAGS, "--train_steps=40", *hangs, local=("--ps=1", "--max_restarts=0"))
-    assert job.wait() == 1
+    assert job.wait().code == 1
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     assert re.match(
         r"worker [01] \(127\.0\.0\.1:\d+\): InFiles\.read has not returned for \d\S* s, at \S+counting", line

@@ -7,10 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.distributed.jobs import start
 from tests.runs import assert_equal_bits, newest, result, tensors
 
-_ = start  # the fixture
 PAIRS = pathlib.Path(__file__).with_name("pairs.py")
 RUN = (
     *("--model=transformer_lm", "--model_arg=layers=2", "--model_arg=width=32", "--model_arg=heads=4", "--seed=1"),

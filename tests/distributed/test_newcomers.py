@@ -8,7 +8,8 @@ import pytest
 
 from crankshaft.engine.machine.events import read
 from tests import runs
-from tests.distributed.jobs import ROOT, STEPS_PER_EPOCH
+from tests.distributed.jobs import STEPS_PER_EPOCH
+from tests.processes import ROOT
 
 # The last process is the newcomer, which waits until the others have begun; then they wait for it.
 TASK = """

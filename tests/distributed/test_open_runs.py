@@ -11,10 +11,8 @@ import pytest
 
 import crankshaft
 from tests.distributed import open_run
-from tests.distributed.jobs import Job, start
 from tests.launch.data import test_lengths as test_several_inputs
-
-_ = start  # the fixture
+from tests.processes import Job
 
 
 def found(job: Job) -> list[dict]:
@@ -27,7 +25,7 @@ def ended(start):
 
     def run(how: str) -> Job:
         job = start(how, f"--how={how}", local=("--ps=0", "--max_restarts=0"), script=open_run.__file__)
-        assert job.wait() != 0
+        assert job.wait().code != 0
         return job
 
     return run

@@ -13,10 +13,10 @@ from crankshaft.engine.checkpoints import RunDir
 from crankshaft.engine.machine.events import read
 from crankshaft.engine.machine.requests import ask
 from tests import runs
-from tests.distributed.jobs import ROOT, STEPS_PER_EPOCH, Job, check_updates, start, variable
+from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, variable
 from tests.engine.hooks.tensorboard.boards import raw_events
+from tests.processes import ROOT, Job
 
-_ = start  # the fixture
 LARGE = ROOT / "tests" / "distributed" / "large.py"
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 
@@ -70,16 +70,16 @@ def test_a_slow_worker_is_named(start):
         assert "thread MainThread:" in (ask(RunDir(job.run_dir).requests, "stacks", task, 60.0) or "no answer"), task
 
     def slowed() -> bool:
-        job.send("worker 1", signal.SIGSTOP)
+        job.send_to("worker 1", signal.SIGSTOP)
         time.sleep(0.3)
-        job.send("worker 1", signal.SIGCONT)
+        job.send_to("worker 1", signal.SIGCONT)
         time.sleep(0.1)
         return "worker 1 is slow: " in job.output
 
     job.until(slowed)
     assert "worker 0 is slow: " not in job.output
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == 143
+    job.send(signal.SIGTERM)
+    assert job.wait().code == 143
     warned = [event for event, _ in read(job.run_dir / "events.jsonl") if event["event"] == "warning"]
     assert "worker 1" in {event["task"] for event in warned}
 
@@ -120,7 +120,7 @@ def test_after_a_server_or_the_coordinator_is_killed_training_continues_from_the
 def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for_ever(start):
     flags = ("--mode=train", "--train_steps=50", "--poison")
     job = start("run", *flags, local=("--workers=1", "--ps=1"))
-    assert job.wait() == 2
+    assert job.wait().code == 2
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     assert re.match(
         r"worker 0 failed 4 times on steps \d+ to \d+, at step \d+ \(batch \d+ of epoch 0\) or the next", line
@@ -134,8 +134,8 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
     job = start("run", *flags, local=("--max_restarts=0",))
     job.until(lambda: runs.newest(job.run_dir) >= 5000)
     time.sleep(1.5)  # until all of the writing is over: see the next test
-    job.send("worker 1", signal.SIGSTOP)  # the other goes on up to the next checkpoint, for which all are joined
-    assert job.wait() == 1
+    job.send_to("worker 1", signal.SIGSTOP)  # the other goes on up to the next checkpoint, for which all are joined
+    assert job.wait().code == 1
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     # Which of the two depends on whether it had begun what it was sent.
     found = r"worker 1 \(127\.0\.0\.1:\d+\) (holds steps \d+ to \d+|does not answer)"
@@ -151,8 +151,8 @@ def test_a_stopped_server_is_named(start):
     job = start("run", *flags, local=("--workers=1", "--max_restarts=0", "--grace_seconds=2"))
     job.until(lambda: runs.newest(job.run_dir) >= 2000)
     time.sleep(1.5)  # until all of the writing is over
-    job.send("ps 0", signal.SIGSTOP)
-    assert job.wait() == 1
+    job.send_to("ps 0", signal.SIGSTOP)
+    assert job.wait().code == 1
     (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
     assert re.match(r"ps 0 \(127\.0\.0\.1:\d+\) has not answered for step_timeout_seconds=3: ", line), line
     assert job.left == []
@@ -164,8 +164,8 @@ def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run_and_not_the
     flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=20", "--step_timeout_seconds=3")
     job = start("run", *flags, local=("--max_restarts=0",))
     job.until(lambda: runs.newest(job.run_dir) >= 20)
-    job.send("worker 1", signal.SIGSTOP)
-    assert job.wait() == 1
+    job.send_to("worker 1", signal.SIGSTOP)
+    assert job.wait().code == 1
     assert re.search(r"no update for step_timeout_seconds=3: worker 1|Timeout \(0:00:30\)!", job.output)
     assert job.left == []
 
@@ -236,9 +236,9 @@ def test_under_a_bound_of_staleness_workers_go_in_rounds_and_wait_for_one_that_i
     flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=200")
     job = start("run", *flags, f"--max_staleness_steps={bound}")
     job.until(lambda: runs.newest(job.run_dir) >= 200)
-    job.send("worker 1", signal.SIGSTOP)
+    job.send_to("worker 1", signal.SIGSTOP)
     time.sleep(1.0)  # in which the other one alone would do all steps up to the next checkpoint
-    job.send("worker 1", signal.SIGCONT)
+    job.send_to("worker 1", signal.SIGCONT)
     assert (check_updates(job.ok(), steps) == 60).all()
     # While one is at a step, the other does at most the lease of its round.
     assert 0 < job.result["staleness"]["max"] <= bound + 1

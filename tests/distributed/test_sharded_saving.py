@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints
 from tests.distributed import sharded_writer
-from tests.distributed.conftest import ROOT
+from tests.processes import ROOT
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import pathlib
 import re
 import time
 
@@ -11,10 +9,9 @@ import numpy as np
 import pytest
 
 from tests import runs
-from tests.distributed.jobs import Job, start
+from tests.processes import Job, peak_mib
 from tests.waiting import PATIENCE
 
-_ = start  # the fixture
 # 8 x 1,500 rows of 17 (16 for the deep part, 1 for the wide) are 797 KiB: two shards of more than 256 KiB each.
 CLICKS = (
     "--model=wide_deep",
@@ -88,7 +85,7 @@ def test_weights_on_servers_that_are_not_finite_fail_a_run_whose_loss_is(start, 
     (tmp_path / "script.py").write_text(SCRIPT)
     flags = ("--mode=train", "--train_steps=40", "--steps_per_loop=20")
     job = start("run", *flags, local=("--workers=1", "--ps=1"), script=tmp_path / "script.py")
-    assert job.wait() == 65, job.output[-3000:]
+    assert job.wait().code == 65, job.output[-3000:]
     assert "the run has diverged, and would again, so it is not restarted" in job.output
     assert re.search(r"error: step 40: variable mlp/dense\w*/kernel is not finite", job.output), job.output[-1500:]
 
@@ -97,9 +94,8 @@ def peaks(job: Job) -> dict[str, float]:
     """The most memory, in GiB, that each task has had until now."""
     found = {}
     for task, pid in re.findall(r"\[local\] (.*) is process (\d+)", job.output):
-        with contextlib.suppress(OSError):  # it has ended
-            if kib := re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text()):
-                found[task] = int(kib[1]) / 2**20
+        if mib := peak_mib(pid):
+            found[task] = mib / 2**10
     return found
 
 

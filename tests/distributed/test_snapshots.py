@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from tests.distributed.jobs import Job, start
+from tests.processes import Job
 from tests.runs import assert_equal_bits, newest, steps
 
-_ = start  # the fixture
 STEPS, HELD = 240, 210
 MLP = (
     *("--model=mlp", "--model_arg=hidden_units=24,16", "--model_arg=dropout=0.3", "--input=digits"),
@@ -76,7 +75,7 @@ def test_killed_workers_lose_no_more_than_the_steps_since_the_newest_snapshot(st
     assert f"resumed at step {resumed} of {STEPS}" in run.output
     run.until(lambda: run.snapshot(2) > resumed)
     run.kill("worker 0")
-    assert run.wait() == 1
+    assert run.wait().code == 1
     saved = int(re.search(r"step (\d+) was in memory, and is saved now", run.output)[1])
     assert steps(run.run_dir) == [resumed, saved]
     assert saved > resumed

@@ -7,10 +7,7 @@ import signal
 import pytest
 
 from tests import runs
-from tests.distributed.conftest import ROOT
-from tests.distributed.jobs import start
-
-_ = start  # the fixture
+from tests.processes import ROOT
 
 SCRIPT = f"""
 import json, pathlib, sys
@@ -98,8 +95,8 @@ def test_a_first_evaluation_ends_soon_after_a_signal_to_workers_and_with_servers
     flags = ("--train_steps=4", "--global_batch_size=8", "--eval_batch_size=2", "--snapshot_seconds=0")
     job = start("run", *flags, local=(f"--ps={servers}",), script=tmp_path / "script.py")
     job.until(lambda: job.output.count("evaluates") > 20)
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == 143
+    job.send(signal.SIGTERM)
+    assert job.wait().code == 143
     assert job.output.count("evaluates") < BATCHES / 2
     (manifest,) = runs.manifests(job.run_dir)
     assert manifest["host_state"]["hooks"]["evaluation"]["is_pending"]

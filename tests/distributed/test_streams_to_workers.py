@@ -7,9 +7,7 @@ import signal
 import pytest
 
 from tests import runs
-from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, start, variable
-
-_ = start  # the fixture
+from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, variable
 
 
 @pytest.mark.slow
@@ -38,8 +36,8 @@ def test_a_run_that_is_stopped_within_an_epoch_goes_on_with_the_example_after_th
     flags += (f"--train_steps={steps}", "--checkpoint_every_steps=50")
     job = start("run", *flags, local=("--ps=1",))
     job.until(lambda: runs.newest(job.run_dir) >= 50)
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == 143
+    job.send(signal.SIGTERM)
+    assert job.wait().code == 143
     stopped = runs.newest(job.run_dir)
     assert 0 < stopped < steps
     assert f"stopped at step {stopped}: SIGTERM" in job.output

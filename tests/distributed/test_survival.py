@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from tests.distributed import weighing
-from tests.distributed.jobs import Job, start
+from tests.processes import Job
 from tests.runs import assert_equal_bits, manifests, newest, tensors
 
-_ = start  # the fixture
 STEPS = 240
 # 1,437 examples in batches of 66: 22 steps an epoch, the last of 51 examples.
 RUN = (
@@ -74,7 +73,7 @@ def test_kills_of_chief_and_worker_and_a_preempted_worker_cost_time_and_nothing_
     run = workers("run", *RUN, *OFTEN)
     kill_chief_and_worker(run)
     until_it_has_trained(run, 3)
-    run.send("worker 1", signal.SIGTERM)
+    run.send_to("worker 1", signal.SIGTERM)
     assert run.ok().starts() == 4
     for worker in range(2):
         assert f"worker {worker} was killed by SIGKILL; all tasks start again" in run.output
@@ -120,6 +119,6 @@ def test_on_files_another_number_of_workers_goes_on_with_the_same_batches(worker
 
 def test_a_mistake_of_the_users_is_not_tried_again(workers):
     run = workers("run", "--model=mlp", "--input=digits", "--global_batch_size=65")
-    assert run.wait() == 2
+    assert run.wait().code == 2
     assert run.starts() == 1
     assert "global_batch_size=65 does not divide over 2 replicas; use 64 or 66" in run.output

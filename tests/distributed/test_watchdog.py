@@ -225,14 +225,14 @@ def under_way(workers):
 
 def test_killed_worker_is_named_and_the_other_ends(start_workers):
     job = under_way(start_workers(2, WORKER, 60))
-    job.send(0, signal.SIGKILL)
+    job.programs[0].send(signal.SIGKILL)
     assert re.match(r"worker 0 \(localhost:\d+\) is gone: its process has ended", line(job, 1))
 
 
 @pytest.mark.slow
 def test_stopped_worker_is_named_and_the_other_ends(start_workers):
     job = under_way(start_workers(2, WORKER, 3))
-    job.send(1, signal.SIGSTOP)
+    job.programs[1].send(signal.SIGSTOP)
     said = line(job, 0)
     job.end()
     assert re.match(r"worker 1 \(localhost:\d+\) has not answered for \d+ s .*: it is stopped", said)

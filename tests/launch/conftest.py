@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import os
 import pathlib
 import pty
-import re
 import runpy
 import signal
 import struct
@@ -23,11 +21,10 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from tests import forked
 from tests.launch.local_tasks import TASK
-from tests.waiting import PATIENCE, wait_until
+from tests.processes import ROOT, Outcome, Program
+from tests.waiting import PATIENCE
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DIGITS = ("--input=digits", "--jit=off")
 MLP = ("--model=mlp", "--model_arg=hidden_units=16", *DIGITS)
 _WITHOUT_TENSORFLOW = "raise ImportError('TensorFlow was started')\n"
@@ -46,76 +43,6 @@ for index, arguments in enumerate(lines):
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(json.dumps(codes))
 """
-
-
-def assert_says(line: str, words: str) -> None:
-    """Checks that a line has the pieces of `words`, between " ... ", in their order: the flag, the value, the cure."""
-    assert re.search(".*".join(map(re.escape, words.split(" ... "))), line), f"{words!r} in {line!r}"
-
-
-@dataclasses.dataclass
-class Outcome:
-    """How a program ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line that says what was wrong; fails the test if there are more, or a traceback."""
-        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1, f"{len(lines)} error lines in:\n{self.err}\n{self.out[-2000:]}"
-        assert "Traceback" not in self.err
-        return lines[0].removeprefix("error: ")
-
-    @property
-    def mistake(self) -> str:
-        """The one line, of a program that ended by a mistake of its user's."""
-        assert self.code == 2, f"exit code {self.code}\n{self.err}"
-        return self.error
-
-    def refused(self, words: str) -> None:
-        """Checks that the program ended by a mistake of its user's, whose line says these words, see `assert_says`."""
-        assert_says(self.mistake, words)
-
-    def ok(self) -> Outcome:
-        """Itself, if the program ended well."""
-        assert self.code == 0, f"exit code {self.code}\n{self.err}\n{self.out[-2000:]}"
-        return self
-
-
-class Program:
-    """A running `crankshaft train`, or a user's script. Its output goes to files, so that it never blocks."""
-
-    def __init__(self, arguments: list[str], folder: pathlib.Path, environment: dict[str, str]):
-        folder.mkdir(parents=True)
-        self.out_path, self.err_path = folder / "out", folder / "err"
-        with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
-            self.process = forked.start(arguments, environment, stdout=out, stderr=err)
-
-    @property
-    def out(self) -> str:
-        return self.out_path.read_text(errors="replace")
-
-    @property
-    def err(self) -> str:
-        return self.err_path.read_text(errors="replace")
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def until(self, condition) -> None:
-        """Waits for `condition()`; fails if the program ends before, or time does."""
-        wait_until(condition, self.process, shows=lambda: f"{self.err}\n{self.out}")
-
-    def wait(self) -> Outcome:
-        return Outcome(self.process.wait(timeout=PATIENCE), self.out, self.err)
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 class Crank:

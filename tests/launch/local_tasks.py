@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 
+from tests.processes import is_alive
 from tests.waiting import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -44,14 +45,6 @@ time.sleep(900)
 def pids(program) -> list[int]:
     """Of the tasks that were started, in order."""
     return [int(pid) for pid in re.findall(r"^\[local\] worker \d+ is process (\d+)", program.err, re.MULTILINE)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def until_dead(*processes: int) -> None:

@@ -21,7 +21,7 @@ from crankshaft.launch.command_line.help import ESSENTIAL
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from tests.launch.command_line.test_config import asked, checked
-from tests.launch.conftest import ROOT, assert_says
+from tests.processes import ROOT, assert_says
 
 HERE = os.getcwd()  # of which a relative path is
 RUN = ("--model=mlp", "--input=digits")

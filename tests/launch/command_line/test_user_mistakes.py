@@ -23,9 +23,9 @@ from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import eval_batch_size
 from crankshaft.launch.errors import EXIT_DIVERGED
-from tests.launch.conftest import assert_says
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
 from tests.limits import files_no_larger_than
+from tests.processes import assert_says
 from tests.waiting import wait_until
 
 X, Y = FEATURES, LABELS

@@ -22,8 +22,8 @@ from crankshaft.engine.data.source import Source, SourceSlice, Spec
 from crankshaft.engine.errors import SourceError
 from crankshaft.engine.hooks import every_steps
 from crankshaft.input.files import storage
-from tests.launch.conftest import assert_says
 from tests.launch.line import FEATURES, LABELS, RUN, Line, location_of
+from tests.processes import assert_says
 
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
 WEIGHTS = np.linspace(0, 2, 32, dtype=np.float32) ** 2

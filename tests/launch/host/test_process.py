@@ -15,8 +15,8 @@ from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine import cpus
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process, signals
-from tests.launch.conftest import ROOT, Program
 from tests.limits import files_no_larger_than
+from tests.processes import ROOT, Program
 from tests.runs import newest
 from tests.waiting import PATIENCE
 

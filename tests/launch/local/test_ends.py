@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import pty
@@ -15,7 +14,8 @@ import sys
 import time
 
 from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
-from tests.launch.local_tasks import IGNORES, ROOT, TASK, is_alive, lines_of, pids, says, until_dead
+from tests.launch.local_tasks import IGNORES, ROOT, TASK, lines_of, pids, says, until_dead
+from tests.processes import is_alive, proc
 from tests.waiting import wait_until
 
 SAVES = """
@@ -190,11 +190,10 @@ def children_of(pid: int) -> list[str]:
 def started_by(folder: pathlib.Path) -> set[int]:
     """All live processes whose command names the folder, but the supervisor and what it has forked."""
     found = set()
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            command = path.read_bytes()
-            if os.fsencode(folder) in command and b"\0local\0" not in command and is_alive(int(path.parent.name)):
-                found.add(int(path.parent.name))
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        command = proc(pid, "cmdline")
+        if str(folder) in command and "\0local\0" not in command and is_alive(pid):
+            found.add(pid)
     return found
 
 

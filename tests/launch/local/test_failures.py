@@ -19,8 +19,8 @@ from crankshaft.input.checks import InputError
 from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit
 from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER, RunError
 from crankshaft.launch.host.process import RunDirInUse
-from tests.launch.conftest import assert_says
 from tests.launch.local_tasks import ROOT, lines_of, pids, says, until_dead
+from tests.processes import assert_says
 from tests.waiting import PATIENCE, wait_until
 
 

@@ -23,9 +23,9 @@ from crankshaft.launch import local as launch_local
 from crankshaft.launch.cluster import children, listeners, resources, tf_config
 from crankshaft.launch.cluster.output import Lines
 from crankshaft.launch.cluster.resources import free_ports
-from tests.launch.conftest import assert_says
 from tests.launch.local_tasks import ROOT, TASK, lines_of, pids, until_dead
 from tests.limits import files_no_larger_than
+from tests.processes import assert_says
 from tests.waiting import PATIENCE, wait_until
 
 # --- what a task is given

@@ -1,6 +1,5 @@
 """Data in a file that is mapped: read in pieces, by processes of their own, whose memory is measured."""
 
-import contextlib
 import os
 import pathlib
 import re
@@ -10,6 +9,7 @@ import time
 
 import pytest
 
+from tests.processes import peak_mib
 from tests.waiting import PATIENCE
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "mapped_run.py"
@@ -53,10 +53,8 @@ def peaks_with_servers(crank, tmp_path, mib) -> dict[str, int]:
     peaks = {}
     while program.process.poll() is None:
         for task, pid in re.findall(r"^\[local\] (\S+(?: \d+)?) is process (\d+)", program.err, re.MULTILINE):
-            with contextlib.suppress(OSError):  # it has ended
-                status = pathlib.Path(f"/proc/{pid}/status").read_text()
-                if found := re.search(r"VmHWM:\s+(\d+) kB", status):
-                    peaks[task] = int(found[1]) // 1024
+            if mib := peak_mib(pid):
+                peaks[task] = mib
         time.sleep(0.05)
     program.wait().ok()
     assert set(peaks) == {"chief", "worker 0", "worker 1", "ps 0"}

@@ -18,7 +18,8 @@ from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine.events import SCHEMA, EventLog, read
 from crankshaft.engine.machine.requests import Requests, ask
 from crankshaft.launch import ask as launch_ask
-from tests.launch.conftest import MLP, Outcome
+from tests.launch.conftest import MLP
+from tests.processes import Outcome
 from tests.runs import newest
 from tests.waiting import wait_until
 
