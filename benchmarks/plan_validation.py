@@ -47,7 +47,13 @@ _LANGUAGE_MODEL = (
     *("--model_arg=layers=6", "--model_arg=width=384", "--model_arg=heads=6"),
 )
 _NOTHING = ("--model=logistic", "--input=synthetic", "--input_arg=shape=1", "--input_arg=examples=1024")
-_NAMES = (*WORKLOADS, "language_model")
+_FILE = Path(__file__).with_name("memory_models.py")
+_SEQUENCES = ("--input=synthetic", "--input_arg=shape=128,128", "--input_arg=examples=1024")
+_MODELS = {
+    "language_model": _LANGUAGE_MODEL,
+    **{kind: (f"--model={_FILE}", f"--model_arg=kind={kind}", *_SEQUENCES) for kind in ("gru", "lstm", "attention")},
+}
+_NAMES = (*WORKLOADS, *_MODELS)
 _MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=2")
 
 
@@ -83,9 +89,9 @@ TASKS = {
 
 def flags(workload: str, tasks: Tasks) -> tuple[str, ...]:
     """Returns a workload's flags of train, with a batch for these tasks."""
-    own = _LANGUAGE_MODEL if workload == "language_model" else WORKLOADS[workload].flags
-    each = 12 if workload == "language_model" else BATCH_SIZE
-    return (*own, *_COMMON, *tasks.flags, f"--global_batch_size={each * tasks.shares}")
+    model_flags = _MODELS[workload] if workload in _MODELS else WORKLOADS[workload].flags
+    batch_size = 12 if workload == "language_model" else BATCH_SIZE
+    return (*model_flags, *_COMMON, *tasks.flags, f"--global_batch_size={batch_size * tasks.shares}")
 
 
 def measured_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
@@ -228,7 +234,10 @@ def main() -> None:
     """Runs the cases one after the other, and prints a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     fitting = [
-        f"{name}:{tasks}" for tasks in TASKS for name in _NAMES if name == "language_model" or "1x2" not in tasks
+        f"{name}:{tasks}"
+        for tasks in TASKS
+        for name in _NAMES
+        if name == "language_model" or ("1x2" not in tasks and (name not in _MODELS or tasks == "one_device"))
     ]
     fitting = [case for case in fitting if case != "wide_deep:mesh_2x1"]  # whose tables no mesh has
     parser.add_argument("--cases", default=",".join(fitting), help="WORKLOAD:TASKS, separated by commas")
