@@ -57,6 +57,12 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
             f"Averaged: sync_every_steps={reduction.sync_every_steps} has replicas differ between syncs, and the "
             "average is equal on all; leave one of them out"
         )
+    evicting = [table for table in inventory.tables.values() if table.evict_after]
+    if evicting and reduction.sync_every_steps:
+        raise UsageError(
+            f"embedding {evicting[0].name}: evict_after={evicting[0].evict_after} frees rows of all replicas, and "
+            f"sync_every_steps={reduction.sync_every_steps} has them differ between syncs; leave one of them out"
+        )
     inventory.freezing = Freezing(options.freeze, inventory.optimizers.values())
     for applied in inventory.keras_optimizers:
         if not applied.built:  # for all variables, since it is unknown which of them a step will update by it

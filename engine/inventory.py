@@ -216,7 +216,7 @@ class Inventory:
         return self._form_before
 
     def table_figures(self) -> dict[str, tf.Tensor]:
-        """Computes NAME/rows_given and NAME/turned_away (ids without a free row) of tables with `admit_after`."""
+        """Computes the figures of tables with `admit_after`, as NAME/rows_given; see `Embedding.figures`."""
         return {
             f"{table.name}/{figure}": value
             for table in self.tables.values()

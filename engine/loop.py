@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from .errors import UsageError
 from .hooks import Hook, Status
+from .hooks.eviction import Eviction
 from .hooks.rollback import Rollback
 from .meter import Meter, Segment, Totals
 from .state import TrainState
@@ -25,7 +26,7 @@ class Loop:
     Args:
       strategy: bound to the state and the data.
       state: changed by steps; it may be restored afterwards.
-      hooks: called in this order.
+      hooks: called in this order, after `Eviction`.
       until_step: at which the run ends; None if only its caller knows.
       rollback: one of the hooks, which runs the steps; None runs them by the strategy.
       clock: returns seconds; the clock may stop while the process is stopped.
@@ -45,7 +46,9 @@ class Loop:
         clock=time.perf_counter,
     ):
         self._run = functools.partial(rollback.run, strategy) if rollback else strategy.run
-        self._strategy, self._state, self._hooks, self._clock = strategy, state, hooks, clock
+        eviction = Eviction(state.trainer.inventory)
+        self._hooks = [eviction, *hooks] if eviction.tables else hooks
+        self._strategy, self._state, self._clock = strategy, state, clock
         order = strategy.training.feed.order
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
         self._uncalled: list[Hook] = []  # that have not seen the latest call
@@ -67,7 +70,7 @@ class Loop:
             meter=self.meter,
             hook_seconds=self._hook_seconds,
         )
-        for hook in hooks:
+        for hook in self._hooks:
             hook.attach(state, self.meter)
 
     def begin(self) -> None:

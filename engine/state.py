@@ -32,7 +32,7 @@ RULES = 9
 class HookState(TrackableNode):
     """State of hooks in a checkpoint besides plain JSON: scalar string variables, by name. Host code."""
 
-    optional_in_checkpoint = True  # a run may continue with other hooks
+    optional_in_checkpoint = ("",)  # a run may continue with other hooks
 
     def variable(self, name: str) -> tf.Variable:
         """Returns the variable of a name; creates it, empty, if needed. Call it before the state is restored."""

@@ -23,6 +23,7 @@ class Model(Tabular):
       hash_buckets: 0 gives each id its own row; above 0 hashes all ids into so many rows.
       table_capacity: 0, or the number of rows for arbitrary integer ids, which get a row when training sees them.
       admit_after: with `table_capacity`, how often training must see an id before it gets its row.
+      evict_after: with `table_capacity`, the steps without an id after which its row is freed for others; 0 is never.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class Model(Tabular):
         hash_buckets: int = 0,
         table_capacity: int = 0,
         admit_after: int = 1,
+        evict_after: int = 0,
     ):
-        super().__init__(task, hash_buckets, table_capacity, admit_after)
+        super().__init__(task, hash_buckets, table_capacity, admit_after, evict_after)
         self.width = width
         self.bottom_units = bottom_units
         self.top_units = top_units

@@ -49,9 +49,17 @@ class Tabular(Trainer):
       table_capacity: 0 gives each id its own row; above 0 is the number of rows for arbitrary int64 ids, each of which
         gets one when training sees it; other ids take no memory.
       admit_after: with `table_capacity`, how often training must see an id before it gets a row (1 to 255).
+      evict_after: with `table_capacity`, the steps without an id after which its row is freed for others; 0 is never.
     """
 
-    def __init__(self, task: str = "auto", hash_buckets: int = 0, table_capacity: int = 0, admit_after: int = 1):
+    def __init__(
+        self,
+        task: str = "auto",
+        hash_buckets: int = 0,
+        table_capacity: int = 0,
+        admit_after: int = 1,
+        evict_after: int = 0,
+    ):
         super().__init__()
         if task not in TASKS:
             raise UsageError(f"task={task} is unknown; use one of {', '.join(TASKS)}")
@@ -63,6 +71,7 @@ class Tabular(Trainer):
         self.hash_buckets = hash_buckets
         self.table_capacity = table_capacity
         self.admit_after = admit_after
+        self.evict_after = evict_after
 
     def build(self) -> None:
         classes = self.run_context.num_classes or 0
@@ -81,9 +90,14 @@ class Tabular(Trainer):
 
     def table(self, name: str, width: int, **arguments) -> Embedding:
         """Creates a table for `ids`."""
-        admit_after = self.admit_after if self.table_capacity else None
         return Embedding(
-            name, self.table_rows, width, hash_ids=bool(self.hash_buckets), admit_after=admit_after, **arguments
+            name,
+            self.table_rows,
+            width,
+            hash_ids=bool(self.hash_buckets),
+            admit_after=self.admit_after if self.table_capacity else None,
+            evict_after=self.evict_after or None,
+            **arguments,
         )
 
     @property

@@ -219,8 +219,8 @@ def _compare(
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
     Matches as TensorFlow will: the two graphs are walked together, by the names of children; variables in `moved` match
-    by key. A table's shards fit those of another number. Under an object whose `optional_in_checkpoint` is true,
-    variables may be missing and extra, and are not listed.
+    by key. A table's shards fit those of another number. Variables under the attributes that an object lists as
+    `optional_in_checkpoint` ("" for all) may be missing and extra, and are not listed.
 
     Returns:
       The matching variables by their key here: (name, variable, its key in the checkpoint); and the differences.
@@ -271,7 +271,9 @@ def _compare(
             reshaped.append(_Difference(_RESHAPED, own_key, line))
     left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(key_prefix(at)))
     extra = [_Difference(_EXTRA, key, f"{_readable_key(key)} {_form(*forms[key])}") for key in left]
-    optional = tuple(key_prefix(at + path) for path, node in walked if getattr(node, "optional_in_checkpoint", False))
+    optional = tuple(
+        key_prefix((*at, *path)) + name for path, node in walked for name in getattr(node, "optional_in_checkpoint", ())
+    )
     return fitting, [
         difference for difference in (*missing, *extra) if not difference.key.startswith(optional)
     ] + reshaped

@@ -20,7 +20,7 @@ class Position(TrackableNode):
       process_0, ...: scalar string variables, the state of each process with a part of its own; "" for none.
     """
 
-    optional_in_checkpoint = True  # a run without it reads the epoch again
+    optional_in_checkpoint = ("",)  # a run without it reads the epoch again
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Figures of a run other than metrics: learning rates, the loss scale. Host code."""
+"""Figures of a run other than metrics: learning rates, the loss scale, rows of tables. Host code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ..inventory import Inventory
 
 
 class Figures:
-    """Reads a trainer's learning rates and its loss scale, without waiting for the device.
+    """Reads a trainer's learning rates, its loss scale and its tables' figures, without waiting for the device.
 
     Args:
       trainer: built.
     """
 
     def __init__(self, trainer):
-        inventory = Inventory(trainer)
+        self._inventory = inventory = Inventory(trainer)
         self._optimizers = inventory.optimizers
         self._loss_scale = inventory.loss_scale and inventory.loss_scale.value
 
     def read(self) -> dict[str, Any]:
-        """Returns `learning_rate` of the last update; by optimizer, if there are several."""
+        """Returns `learning_rate` of the last update, by optimizer if there are several, and the others by name."""
         rates = {name: optimizer.last_learning_rate() for name, optimizer in self._optimizers.items()}
         if len(rates) == 1:
             figures = {"learning_rate": next(iter(rates.values()))}
@@ -30,4 +30,4 @@ class Figures:
             figures = {f"learning_rate/{name}": rate for name, rate in rates.items()}
         if self._loss_scale is not None:
             figures["loss_scale"] = tf.convert_to_tensor(self._loss_scale)
-        return figures
+        return figures | {f"tables/{name}": value for name, value in self._inventory.table_figures().items()}

@@ -439,9 +439,9 @@ def belongs_to_current_strategy(owner: tf.keras.Model | tf.keras.optimizers.Opti
 
 
 @contextlib.contextmanager
-def with_attributes(model: tf.keras.Model, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Gives a model other attributes in this context, methods among them, without Keras's tracking of attributes."""
-    instance_attributes = vars(model)
+def with_attributes(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Gives a Keras object other attributes in this context, methods among them, without Keras's tracking of them."""
+    instance_attributes = vars(owner)
     before = {name: instance_attributes[name] for name in attributes if name in instance_attributes}
     instance_attributes.update(attributes)
     try:
@@ -475,6 +475,24 @@ def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:
                 vars(target).update(values)
 
     return call
+
+
+def build_with_slots(
+    optimizer: tf.keras.optimizers.Optimizer, variables: Sequence
+) -> dict[int, list[tuple[tf.Variable, Callable]]]:
+    """Builds an optimizer, and returns the slots of the shape of a variable, with their initializers, by its `id`."""
+    slots: dict[int, list[tuple[tf.Variable, Callable]]] = {}
+    add = optimizer.add_variable_from_reference
+
+    def record(reference_variable, name=None, initializer="zeros"):
+        slot = add(reference_variable, name=name, initializer=initializer)
+        entries = slots.setdefault(id(tf_variable(reference_variable)), [])
+        entries.append((tf_variable(slot), tf.keras.initializers.get(initializer)))
+        return slot
+
+    with with_attributes(optimizer, {"add_variable_from_reference": record}):
+        optimizer.build(variables)
+    return slots
 
 
 def own_rate(optimizer: tf.keras.optimizers.Optimizer) -> Any:

@@ -118,6 +118,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "metrics": EventKey(_numbers, "means over the window"),
         "learning_rate": EventKey(_number, "of the last update; `learning_rate/NAME` of several optimizers"),
         "loss_scale": EventKey(_number, "of float16"),
+        "tables/NAME/rows_given": EventKey(_number, "with `admit_after`; likewise `rows_freed` and `turned_away`"),
         "steps_per_sec": EventKey(_number, "steps per second"),
         "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
         "input_wait_fraction": EventKey(_number, "the share of the time that steps waited for input"),

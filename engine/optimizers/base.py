@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from ..mesh import shards
 from ..mesh.mesh import current_mesh
 from ..mesh.shards import Sharding, variable_sharding
 from ..reduction import wire
+from ..reduction.per_replica import components
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
 from .averaging import Shadows
@@ -313,6 +314,30 @@ class Optimizer(tf.Module):
             most = tf.reduce_max(tf.convert_to_tensor(self.update_counts))
             self.weight_average.update(variables, tf.maximum(tf.convert_to_tensor(self.iterations), most))
 
+    def reset_rows(self, variable: tf.Variable, rows: tf.Tensor) -> None:
+        """Gives the slots of rows of a variable their initial values, on all replicas of this process. Host code.
+
+        `update_counts` counts updates of the whole variable, so a row that begins again is updated like one that a
+        sparse gradient touches late for the first time.
+
+        Args:
+          variable: among those passed to `build`.
+          rows: int64 [n], of its first axis.
+        """
+        for slot, initialize in self._row_slots(self._targets[variable]):
+            for copy in components(slot):
+                with tf.device(copy.device):
+                    values = initialize([rows.shape[0], *copy.shape[1:]])
+                    tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=values)
+
+    def _row_slots(self, target) -> Iterable[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
+        """Returns the slots of a target, each with a function of a shape that makes its initial values.
+
+        Raises:
+          UsageError: a slot does not belong to rows.
+        """
+        raise UsageError(f"optimizer {self.name} can't reset rows of {target.path}; use adagrad, adam or sgd")
+
     def _build_slots(self, targets):
         """Makes the slots of each target. Host code, in strategy scope."""
         raise NotImplementedError
@@ -340,14 +365,8 @@ class Optimizer(tf.Module):
         for gradient, target in pairs:
             if target.decays and isinstance(gradient, tf.IndexedSlices) and is_shard(target.variable):
                 gradient = sum_duplicate_rows(gradient)
-                rows = tf.raw_ops.ResourceGather(
-                    resource=target.handle, indices=gradient.indices, dtype=target.variable.dtype
-                )
-                tf.raw_ops.ResourceScatterSub(
-                    resource=target.handle,
-                    indices=gradient.indices,
-                    updates=rows * tf.cast(target.multiplied(factor), rows.dtype),
-                )
+                decay = functools.partial(_decay_rows, target)
+                _update_rows(target, decay, target.multiplied(factor), gradient.indices)
             elif target.decays:
                 value = target.read()
                 tf.raw_ops.ResourceApplyGradientDescent(
@@ -406,6 +425,10 @@ class FusedOptimizer(Optimizer):
             use_locking=self.use_locking,
         )
 
+    def _row_slots(self, target):
+        slots, values = self.slots.get(target.key, {}), self.initial_slots()  # none of a frozen variable
+        return [(slot, functools.partial(tf.fill, value=np.float32(values[name]))) for name, slot in slots.items()]
+
     def _build_slots(self, targets):
         strategy = tf.distribute.get_strategy()
         slots = {}
@@ -451,7 +474,8 @@ class FusedOptimizer(Optimizer):
             slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
             arguments = {**scalars, **{name: column[target.position] for name, column in by_variable.items()}}
             if isinstance(gradient, tf.IndexedSlices):
-                self.sparse(target.handle, slots, value, gradient.indices, arguments)
+                update = functools.partial(self.sparse, target.handle, slots, scalars=arguments)
+                _update_rows(target, update, value, gradient.indices)
             else:
                 self.dense(target.handle, slots, value, arguments)
 
@@ -467,6 +491,27 @@ class FusedOptimizer(Optimizer):
         exact, values = wire.send(list(scalars.values()), values, shapes, server, self.reduce_dtype)
         with tf.device(server):
             self._run_kernels(pairs, values, dict(zip(scalars, exact, strict=True)))
+
+
+def _update_rows(target: _Target, update: Callable[..., None], *terms: tf.Tensor) -> None:
+    """Calls `update(*terms)`, on a server unless rows of the variable were freed since the step began.
+
+    Then the step is one that another worker has done instead, and ids may have other rows by now.
+    """
+    if id(target.variable) not in (freed := step_context().readings.freed):
+        update(*terms)
+        return
+    before, count = freed[id(target.variable)]
+    with on_server(target.variable):
+        here = [tf.identity(x) for x in terms]
+        with tf.control_dependencies(here):  # so that nothing waits for another host between this and the update
+            now = tf.raw_ops.ReadVariableOp(resource=count.handle, dtype=count.dtype)
+        tf.cond(tf.equal(now, before), lambda: update(*here), lambda: None)
+
+
+def _decay_rows(target: _Target, factor: tf.Tensor, indices: tf.Tensor) -> None:
+    rows = tf.raw_ops.ResourceGather(resource=target.handle, indices=indices, dtype=target.variable.dtype)
+    tf.raw_ops.ResourceScatterSub(resource=target.handle, indices=indices, updates=rows * tf.cast(factor, rows.dtype))
 
 
 def plain_settings(optimizer: Any) -> dict[str, Any]:

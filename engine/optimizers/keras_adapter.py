@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..internals import keras
+from ..internals.variables import tf_variable
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
 from .base import Optimizer, plain_settings
@@ -43,6 +44,7 @@ class KerasOptimizer(Optimizer):
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
         self.keras_optimizer = None
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
+        self._slots_by_id = {}.get  # of an optimizer that the program has built, none are known
         self._refused = _ENGINE_OPTIONS.keys() - (_COMPILE_OPTIONS if as_compiled else ())
         is_optimizer = isinstance(optimizer, tf.keras.optimizers.Optimizer)
         if not is_optimizer and not callable(optimizer):
@@ -149,8 +151,21 @@ class KerasOptimizer(Optimizer):
                 "make it in build_optimizer, or pass a function that makes it"
             )
         if not optimizer.built:
-            optimizer.build([target.original for target in targets])
+            slots = keras.build_with_slots(optimizer, [target.original for target in targets])
+            self._slots_by_id = slots.get  # not a dictionary, which checkpoints would track
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
+
+    def _row_slots(self, target):
+        optimizer = self.keras_optimizer
+        slots = {id(slot) for other in self._targets for slot, _ in self._slots_by_id(id(other.variable), ())}
+        others = [v.path for v in optimizer.variables if v.shape.rank and id(tf_variable(v)) not in slots]
+        if others or self.use_locking:
+            problem = f"{others[0]} is not by row" if others else "servers can't refuse a late update by it"
+            raise UsageError(
+                f"evict_after: rows of {target.path} can't begin again with Keras optimizer {optimizer.name}: "
+                f"{problem}; use adagrad, adam or another of the engine's"
+            )
+        return self._slots_by_id(id(target.variable), ())
 
     def _decays(self, target):
         return super()._decays(target) and keras.decays(self.keras_optimizer, target.original)

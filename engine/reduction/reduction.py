@@ -49,7 +49,7 @@ class Reduction(tf.Module):
     """
 
     # A run may begin or cease to keep such state: a checkpoint with or without it is of the same model.
-    optional_in_checkpoint = True
+    optional_in_checkpoint = ("",)
     # The number of steps after which differing replicas are synced; None if they never differ.
     sync_every_steps: int | None = None
     # Whether moving statistics are restored on a replica without examples, since `sum` does not average them.

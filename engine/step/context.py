@@ -44,6 +44,8 @@ class Readings:
       moved: Keras variables that layers may assign, read when the layers begin to compute.
       progress: by the `id` of an optimizer, the result of its `read_progress`, for its next update.
       accumulators: by the `id` of a variable to which replicas add, its value, see `Reduction.values_at_start`.
+      freed: by the `id` of a table's shard on a server, how many of its rows were freed, and the variable that counts
+        them: a worker that is stopped, and whose lease another one has done, may update rows after they were freed.
     """
 
     loss_scale: tf.Tensor | None = None
@@ -51,6 +53,7 @@ class Readings:
     moved: Sequence[tf.keras.Variable] = ()
     progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     accumulators: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    freed: dict[int, tuple[tf.Tensor, tf.Variable]] = dataclasses.field(default_factory=dict)
 
     @property
     def replaces_variables(self) -> bool:

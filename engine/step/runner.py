@@ -178,6 +178,9 @@ class StepRunner:
         with self._context(step, has_examples, observed, readings=readings) as context:
             context.seed_layers()
             readings.accumulators.update(self._trainer.reduction.values_at_start())
+            for table in self._inventory.tables.values():
+                pairs = zip(table.shards, table.admissions, strict=False)
+                readings.freed.update((id(s), freed) for s, admission in pairs if (freed := admission.read_freed()))
             yield context
 
     @contextlib.contextmanager

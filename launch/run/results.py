@@ -126,6 +126,6 @@ def warn_of_full_tables(tables: Mapping[str, int]) -> None:
         if turned_away:
             logging.warning(
                 "table %s: %s rows are in use, and %s times an id got no row of its own and shared row 0; "
-                "give the table more rows, or raise admit_after",
+                "give the table more rows, raise admit_after, or set evict_after",
                 *(name, f"{rows:,}", f"{turned_away:,}"),
             )

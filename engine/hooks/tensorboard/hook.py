@@ -106,10 +106,9 @@ class TensorBoard(Windowed):
             self._put_histograms(status)
 
     def act(self, status: Status) -> None:
-        tables = {f"tables/{name}": value for name, value in Inventory(status.state.trainer).table_figures().items()}
         figures = {**self._figures.read(), "epoch": status.epochs}
         totals = self.window.take()
-        figures |= {**totals.speeds, **totals.input, **status.strategy.figures(), **tables}
+        figures |= {**totals.speeds, **totals.input, **status.strategy.figures()}
         # The thread reads the sums, and so waits for the device.
         self._files.put("train", status.step, lambda: _training_scalars(totals, figures))
 

@@ -1,6 +1,6 @@
 """Id admission: assigns rows to ids seen in training, by a hash table in plain variables beside a shard's rows.
 
-Replica code, run by the shard's host; created on the host, in a strategy's scope.
+Replica code, run by the shard's host; created on the host, in a strategy's scope, which also frees rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ...internals.variables import own_copy, server_device, variable_path
+from ...reduction.per_replica import components
 from ...step.context import step_context
 from . import hashing
 
@@ -39,7 +40,7 @@ class Tally(NamedTuple):
 
 
 class Admission(tf.Module):
-    """The assignment of one shard's rows to ids, any int64. It never changes again.
+    """The assignment of one shard's rows to ids, any int64. It never changes, until the row is freed.
 
     An id's row is one of the 32 in two buckets chosen by hashes, in the emptier one (Azar et al. 1999, Balanced
     Allocations). Ids begin to find none when more than 80 % of the rows are assigned. So a lookup reads 32 keys,
@@ -51,11 +52,20 @@ class Admission(tf.Module):
 
     Args:
       admit_after: sightings until an id gets a row; 1 counts nothing.
+      evict_after: a row may be freed once training has not looked it up for so many steps; None is never.
+
+    Attributes, with `evict_after`:
+      stamps: int64 [buckets x 16], the step at which training last looked up each row; -1 for none.
+      freed: int64 scalar, how many rows were freed so far.
     """
 
-    def __init__(self, admit_after: int):
+    optional_in_checkpoint = ("stamps", "freed")  # a run may get `evict_after`, or lose it
+
+    def __init__(self, admit_after: int, evict_after: int | None = None):
         super().__init__(name="admission")
-        self.admit_after = admit_after
+        self.admit_after, self.evict_after = admit_after, evict_after
+        self.stamps: tf.Variable | None = None
+        self.freed: tf.Variable | None = None
 
     def build(self, shard: tf.Variable, reserved: int) -> None:
         """Creates the variables, beside a shard [rows, width]. Its first `reserved` rows are never assigned."""
@@ -78,6 +88,9 @@ class Admission(tf.Module):
         with tf.distribute.get_strategy().extended.colocate_vars_with(shard):
             self.keys = _variable(keys, f"{path}/keys")
             self.tally = _variable(lambda: tf.zeros([len(Tally._fields)], tf.int64), f"{path}/tally")
+            if self.evict_after:
+                self.stamps = _variable(lambda: -tf.ones([self._buckets * _BUCKET], tf.int64), f"{path}/stamps")
+                self.freed = _variable(lambda: tf.zeros([], tf.int64), f"{path}/freed")
             if self.admit_after > 1:
                 cells = _SKETCH_DEPTH * self._cells
                 self.counts = _variable(lambda: tf.zeros([cells], tf.int32), f"{path}/counts")
@@ -87,7 +100,7 @@ class Admission(tf.Module):
     @property
     def undoable(self) -> list[tf.Variable]:
         """This replica's variables, which a skipped step leaves as they were; none on a server, shared by workers."""
-        return [] if self._server else [own_copy(variable) for variable in self.variables]
+        return [] if self._server else [own_copy(variable) for variable in self.variables if variable.shape.rank]
 
     def look_up(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the row of each id [n] in this shard, int64 [n], or -1."""
@@ -101,7 +114,14 @@ class Admission(tf.Module):
           ids: [n] int64, each once.
           sightings: [n] int64, how often each is seen now; 0 keeps its count.
         """
-        with self._beside_shard():
+        step = step_context().step if self.evict_after else tf.zeros([], tf.int64)
+        message = tf.concat([ids, sightings, [step]], 0) if self._server else None  # one, not three
+        # A step on a server must have read how many rows are freed before it finds rows.
+        freed = [before for before, count in step_context().readings.freed.values() if count is self.freed]
+        with self._beside_shard(), tf.control_dependencies(freed):
+            if message is not None:
+                number = (tf.size(message) - 1) // 2
+                ids, sightings, step = message[:number], message[number:-1], message[-1]
             rows = self._find(ids)
             new = (rows < 0) & (sightings > 0)
 
@@ -109,7 +129,47 @@ class Admission(tf.Module):
                 self._in_turn(lambda: self._assign(tf.boolean_mask(ids, new), tf.boolean_mask(sightings, new)))
                 return self._find(ids)
 
-            return tf.cond(tf.reduce_any(new), assign, lambda: rows)
+            rows = tf.cond(tf.reduce_any(new), assign, lambda: rows)
+            if self.evict_after:
+                seen = tf.boolean_mask(rows, (rows >= 0) & (sightings > 0))
+                _note(self.stamps, seen)
+                steps = tf.fill(tf.shape(seen), step)
+                tf.raw_ops.ResourceScatterMax(resource=own_copy(self.stamps).handle, indices=seen, updates=steps)
+            return rows
+
+    def read_freed(self) -> tuple[tf.Tensor, tf.Variable] | None:
+        """Reads `freed`, and returns it with its variable, if that is on a server; see `Readings.freed`."""
+        with self._beside_shard():
+            return (self.freed.read_value(), self.freed) if self.evict_after and self._server else None
+
+    def begin_stamps(self, step: int) -> None:
+        """Stamps rows with a step that have no stamp yet, or one of another run, not before the step. Host code."""
+        for stamps in components(self.stamps):
+            with tf.device(stamps.device):
+                before = stamps.read_value()
+                stamps.assign(tf.where((before < 0) | (before >= step), tf.constant(step, tf.int64), before))
+
+    def find_stale(self, step: int) -> tf.Tensor:
+        """Returns the rows, int64 [n], of ids that none of the last `evict_after` steps before `step` has looked up.
+
+        Counts them as freed, so that no step that began before updates them (`Readings.freed`). Host code.
+        """
+        keys, stamps = own_copy(self.keys), own_copy(self.stamps)
+        with tf.device(keys.device):
+            is_stale = (tf.reshape(keys, [-1]) > _NOBODYS) & (stamps < step - self.evict_after)
+            rows = tf.reshape(tf.where(is_stale), [-1])
+        for freed in components(self.freed):
+            freed.assign_add(rows.shape[0])
+        return rows
+
+    def free(self, rows: tf.Tensor) -> None:
+        """Lets other ids get rows, as found by `find_stale`, on all replicas of this process. Host code."""
+        for keys, tally in zip(*map(components, (self.keys, self.tally)), strict=True):
+            with tf.device(keys.device):
+                indices = tf.stack([rows // _BUCKET, rows % _BUCKET], 1)
+                updates = tf.fill(rows.shape, tf.constant(_FREE, tf.int64))
+                tf.raw_ops.ResourceScatterNdUpdate(ref=keys.handle, indices=indices, updates=updates)
+                tally.assign_add(tf.constant(Tally(-rows.shape[0], 0, 0), tf.int64))
 
     def read_tally(self) -> Tally:
         """Returns the counts, for people."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ import tensorflow as tf
 from ...errors import UsageError
 from ...internals.tensorflow import is_only_replica
 from ...internals.variables import mark_shard, own_copy
+from ...reduction.per_replica import components
 from ...reduction.wire import fetch
 from ...step.context import step_context
 from ...step.gradients import NO_ROW, mark_unique
@@ -55,6 +56,8 @@ class Embedding(tf.Module):
       admit_after: ids are any integers or strings, and each gets its own row once training has seen it this many times
         (see `Admission`); before, and if no row is left, it shares row 0. 1 assigns a row at once. None uses ids as
         rows.
+      evict_after: with `admit_after`, a row that training has not looked up for so many steps is freed, for other ids
+        (see `engine.hooks.eviction`); None keeps ids for ever.
       padding_id: the id that stands for none; needs a combiner.
       initializer: float32 [n, width] of some rows, from as many uniform samples in (0, 1): the quantile function of a
         distribution. Samples depend on the row, so that each shard can initialize its own rows.
@@ -84,6 +87,7 @@ class Embedding(tf.Module):
         hash_ids: bool = False,
         unknown: str = "row_0",
         admit_after: int | None = None,
+        evict_after: int | None = None,
         padding_id: int | str | None = None,
         initializer: Callable | None = None,
         num_shards: int | None = None,
@@ -94,7 +98,7 @@ class Embedding(tf.Module):
         self.combiner = combiner
         self.hash_ids = hash_ids
         self.unknown = unknown
-        self.admit_after = admit_after
+        self.admit_after, self.evict_after = admit_after, evict_after
         self.padding_id = padding_id
         self.initializer = initializer or uniform()
         self.num_shards = num_shards
@@ -125,6 +129,9 @@ class Embedding(tf.Module):
                 "samples [n, width], uniform in (0, 1), to return rows; use e.g. lambda samples: 0.1 * "
                 "tf.math.ndtri(samples)"
             ) from None
+        if self.evict_after is not None and (self.evict_after < 1 or self.admit_after is None):
+            cure = "use 1 or more steps" if self.evict_after < 1 else "set admit_after, by which training assigns rows"
+            raise UsageError(f"embedding {self.name}: evict_after={self.evict_after} frees no row; {cure}")
         if self.admit_after is not None:
             self._check_admission()
 
@@ -156,6 +163,7 @@ class Embedding(tf.Module):
         The values depend on the seed, the table's name and the row, not on the number of shards. Each shard samples
         only its rows, on its own device, piece by piece.
         """
+        self._seed = seed
         most = max(1, 4 * self.rows * self.width // MIN_SHARD_BYTES)
         number = min(self.rows, self.num_shards or min(num_servers, most))
         for shard in range(number):
@@ -177,23 +185,46 @@ class Embedding(tf.Module):
                         "and each replica has all rows in one; use one device, or parameter servers"
                     )
                 raise UsageError(f"embedding {self.name}: {problem}")
-            for copy in tf.distribute.get_strategy().experimental_local_results(variable):
-                self._fill(copy, shard, number, seed)
+            if tf.executing_eagerly():  # a rehearsal is in a graph that never runs: a large table has many pieces
+                for piece in self._pieces(shape[0]):
+                    self._initialize(variable, tf.range(piece.start, piece.stop, dtype=tf.int64), shard, number)
             mark_shard(variable, self)
             self.shards.append(variable)
             if self.admit_after is not None:
-                self.admissions.append(Admission(self.admit_after))
+                self.admissions.append(Admission(self.admit_after, self.evict_after))
                 self.admissions[-1].build(variable, reserved=int(shard == 0))
 
-    def _fill(self, copy: tf.Variable, shard: int, number: int, seed: int) -> None:
-        if not tf.executing_eagerly():  # a rehearsal, in a graph that never runs: a large table has many pieces
-            return
-        with tf.device(copy.device):
-            at_once = max(1, _PIECE_BYTES // (4 * self.width))
-            for first in range(0, copy.shape[0], at_once):
-                rows = tf.range(first, min(first + at_once, copy.shape[0]), dtype=tf.int64)
-                samples = hashing.uniform(rows * number + shard, self.width, seed, zlib.crc32(self.name.encode()))
+    def _pieces(self, rows: int) -> list[range]:
+        """Divides so many rows into ranges whose samples are made at once."""
+        at_once = max(1, _PIECE_BYTES // (4 * self.width))
+        return [range(first, min(first + at_once, rows)) for first in range(0, rows, at_once)]
+
+    def _initialize(self, variable: tf.Variable, rows: tf.Tensor, shard: int, number: int) -> None:
+        """Gives rows [n], int64, of one of `number` shards their first values, on all replicas of this process."""
+        for copy in components(variable):
+            with tf.device(copy.device):
+                samples = hashing.uniform(rows * number + shard, self.width, self._seed, zlib.crc32(self.name.encode()))
                 tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=self.initializer(samples))
+
+    def begin_stamps(self, step: int) -> None:
+        """Stamps rows that have no stamp yet, or another run's, with a step. Host code, with `evict_after`."""
+        for shard in self.admissions:
+            shard.begin_stamps(step)
+
+    def free_rows(self, step: int) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
+        """Frees the rows of ids that training has not looked up for `evict_after` steps, and gives them first values.
+
+        Host code, with `evict_after`, while no step computes. Yields (shard, rows [n] int64), some at a time: the
+        caller resets their optimizer state before new ids may get them.
+        """
+        for number, (shard, assigned) in enumerate(zip(self.shards, self.admissions, strict=True)):
+            stale = assigned.find_stale(step)
+            for piece in self._pieces(stale.shape[0]):
+                with tf.device(stale.device):
+                    rows = stale[piece.start : piece.stop]
+                self._initialize(shard, rows, number, len(self.shards))
+                yield shard, rows
+            assigned.free(stale)
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:
@@ -201,12 +232,17 @@ class Embedding(tf.Module):
         return list(self.shards)
 
     def figures(self) -> dict[str, tf.Tensor]:
-        """Returns, with `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free."""
+        """Returns, with `admit_after`, int64 scalars: rows_given, and turned_away, how often an id found none free.
+
+        With `evict_after` also rows_freed, of the whole run.
+        """
         if not self.admissions:
             return {}
         tallies = [shard.read_tally() for shard in self.admissions]
+        freed = [own_copy(shard.freed).read_value() for shard in self.admissions if self.evict_after]
         return {
             "rows_given": tf.add_n([tally.assigned for tally in tallies]),
+            **({"rows_freed": tf.add_n(freed)} if freed else {}),
             "turned_away": tf.add_n([tally.turned_away for tally in tallies]),
         }
 

@@ -245,7 +245,7 @@ function renderCurves(focus) {
   const from = (run) => (elapsed ? run.view.first ?? run.view.windows.time?.[0] ?? 0 : 0);
   const marks = marksOf(focus.view, Object.values(MARKS), (note) => note[chosen.axis] - (byTime ? from(focus) : 0));
   const metrics = new Set(all.flatMap((run) => [...metricsIn(run.view.windows), ...metricsIn(run.view.evaluations)]));
-  const other = all.flatMap((run) => Object.keys(run.view.windows)).filter((name) => /^(learning_rate\/|loss_scale)/.test(name));
+  const other = all.flatMap((run) => Object.keys(run.view.windows)).filter((name) => /^(learning_rate\/|loss_scale|tables\/)/.test(name));
   const names = [...new Set([...metrics, ...Object.keys(RATES), ...other])].slice(0, MOST_CURVES);
   const kept = new Set();
   for (const name of names) {
