@@ -127,8 +127,8 @@ class Order:
 
         Args:
           saved_data: see `Strategy.feed`. With "resumed": the next `step`, `batch_size` and `origin` of the steps
-            before it, and `reordered`, the other settings, with the values that they had, whose change makes another
-            order of an epoch.
+            before it, `num_examples` if there were others, which begins an epoch, and `reordered`, the other settings,
+            with the values that they had, whose change makes another order of an epoch.
           before: the order of those steps, but for these; None if it was this one.
 
         Raises:
@@ -139,6 +139,8 @@ class Order:
         resumed = saved_data["resumed"]
         step, origin, changed = resumed["step"], resumed["origin"], dict(resumed.get("reordered", {}))
         before = dataclasses.replace(before or self, batch_size=resumed["batch_size"], origin=origin)
+        if has_other_data := "num_examples" in resumed:
+            before = dataclasses.replace(before, num_examples=resumed["num_examples"])
         if before.batch_size != self.batch_size:
             changed = {"global_batch_size": before.batch_size, **changed}
         epoch, index = before.position(step)
@@ -151,11 +153,14 @@ class Order:
                 f"epoch {epoch + 1} began {began}, and this run would bring its examples in another order, some twice "
                 f"and others never; resume {began} {cure}"
             )
-        is_same_size = before.batch_size == self.batch_size and before.steps_per_epoch == self.steps_per_epoch
-        if is_same_size or not step:
+        is_same_size = before.batch_size == self.batch_size
+        if not step or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):
             return dataclasses.replace(self, origin=origin)
+        if has_other_data and index:
+            epoch, index = epoch + 1, 0
         # The schedule's unit: an epoch, if its length is known.
         unit = (before.steps_per_epoch, before.epoch_examples) if self.has_epochs else (1, before.batch_size)
+        unit = (0, 0) if is_same_size and has_other_data else unit
         unit = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else unit
         return dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *unit))
 

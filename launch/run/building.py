@@ -175,7 +175,7 @@ def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], in
     if order.shift % config.sync_every_steps:
         raise UsageError(
             f"global_batch_size={order.batch_size}: from step {order.origin.step} on epochs would end between two "
-            f"syncs (sync_every_steps={config.sync_every_steps}); resume with the run's earlier batch size"
+            f"syncs (sync_every_steps={config.sync_every_steps}); resume with the run's earlier batch size and data"
         )
     if config.is_endless:
         return None

@@ -16,7 +16,7 @@ from ....engine.data.combined import Combined
 from ....engine.data.data import Data
 from ....engine.data.feed import Feed
 from ....engine.data.order import Order, Origin
-from ....engine.data.source import Source, Spec, Split
+from ....engine.data.source import Source, Spec, Split, unknown_dimensions
 from ....engine.data.streamed import Endless, Stream
 from ....engine.keras_models.keras_trainer import KerasTrainer
 from ....engine.randomness import seed_after
@@ -102,7 +102,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if config.run_dir and config.trains and not config.remote:
         agreement.check_run_dir(config.run_dir, strategy)
 
-    saved_counts = _saved_counts(config, strategy, combined.first(train).by_index)
+    saved_counts = _saved_counts(config, strategy, combined.first(train))
     train_counts = saved_counts("train").get("saved_data", {})
     # Whether the length of an epoch decides anything; a run that has counted its data continues by that.
     needs_epochs = (
@@ -224,7 +224,7 @@ def _classes_by_values(config: Config, train) -> int | None:
     return form.num_classes(train)
 
 
-def _saved_counts(config: Config, strategy: Strategy, by_index: bool) -> Callable[[str], dict[str, Any]]:
+def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[[str], dict[str, Any]]:
     """Returns the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
 
     Has the position in the training data too, if its batches have changed. All workers take the chief's, so that they
@@ -233,7 +233,7 @@ def _saved_counts(config: Config, strategy: Strategy, by_index: bool) -> Callabl
     newest = RunDir(config.run_dir).newest() if config.run_dir else None
     counts = newest.about.get("input") if newest else None
     counts = counts if isinstance(counts, dict) else {}
-    if newest and config.trains and (position := _position(config, newest, by_index)):
+    if newest and config.trains and (position := _position(config, newest, train)):
         counts = {**counts, "train": {**counts.get("train", {}), "resumed": position}}
     agreed_counts = strategy.exchange_json(counts)[0]
     if position := agreed_counts.get("train", {}).get("resumed"):
@@ -243,19 +243,27 @@ def _saved_counts(config: Config, strategy: Strategy, by_index: bool) -> Callabl
     return lambda split: {"saved_data": agreed_counts[split]} if isinstance(agreed_counts.get(split), dict) else {}
 
 
-def _position(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any] | None:
+def _position(config: Config, newest: Manifest, train: Split) -> dict[str, Any] | None:
     """Returns the position of a run whose batches change or have changed, see `Order.resumed`; plain JSON."""
-    if _changed_batches(config, newest, by_index):
+    if _changed_batches(config, newest, train.by_index) or _other_examples(newest, train):
         newest = RunDir(config.run_dir).newest(is_whole=True) or newest  # the one that will be restored
     flags, origin = newest.about.get("flags", {}), newest.about.get("origin", {})
-    changed = _changed_batches(config, newest, by_index)
-    if not isinstance(flags.get("global_batch_size"), int) or not (changed or origin):
+    changed, examples = _changed_batches(config, newest, train.by_index), _other_examples(newest, train)
+    if not isinstance(flags.get("global_batch_size"), int) or not (changed or origin or examples):
         return None
     bucket_by = flags.get("bucket_by")
     reordered = {name: value for name, value in changed.items() if name != "global_batch_size"}
     numbers = {field.name: int(origin.get(field.name, 0)) for field in dataclasses.fields(Origin)}
-    position = {"step": newest.step, "batch_size": flags["global_batch_size"], "origin": numbers}
+    position = {"step": newest.step, "batch_size": flags["global_batch_size"], "origin": numbers, **examples}
     return {**position, "bucket_by": bucket_by, "reordered": reordered}
+
+
+def _other_examples(newest: Manifest, train: Split) -> dict[str, int]:
+    """Returns the `num_examples` of a checkpoint, if there are others now; not of buckets, or of data in sequence."""
+    data = newest.about.get("data", {}).get("train")
+    before = data.get("examples") if isinstance(data, dict) else None
+    is_plain = isinstance(train, Source) and not unknown_dimensions(train.element_spec)
+    return {"num_examples": before} if is_plain and before and before != len(train) else {}
 
 
 def _changed_batches(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any]:

@@ -101,6 +101,17 @@ def test_another_batch_size_goes_on_where_an_epoch_ends(examples, sizes, block_s
     assert found == one_by_one[: len(found)]
 
 
+@pytest.mark.parametrize(("step", "epoch"), [(8, 2), (9, 3)], ids=["at an epoch's end", "within one"])
+def test_other_examples_begin_an_epoch(step, epoch):
+    saved = {"step": step, "batch_size": 10, "origin": Origin(), "num_examples": 40}
+    order = Order(55, 10, 4, seed=5).resumed({"resumed": saved})
+    assert order.position(step) == (epoch, 0)
+    assert sorted(np.concatenate(batches(order, step + 6, step))) == [*range(55)]
+    assert order.epoch_from(step + 1) == step + 6
+    assert order.rate_step(step + 3) == step + 3
+    assert resumed(Order(55, 10, 4, seed=5), step + 3, 10, order.origin) == order
+
+
 @pytest.mark.parametrize(("step", "last"), [(1, 12), (11, 12), (13, 24)])
 def test_within_an_epoch_the_batch_size_stays(step, last):
     line = rf"epoch {last // 12} began with global_batch_size=4, .* up to step {last}, where the epoch ends"

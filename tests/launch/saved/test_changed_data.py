@@ -261,6 +261,29 @@ def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside,
     assert result(tmp_path)["step"] == 17
 
 
+@pytest.mark.parametrize("devices", [(), TWO], ids=["one", "two"])
+def test_another_number_of_examples_begins_an_epoch(inside, tmp_path, devices):
+    """40, 55 and 20 in batches of 10, each once; the second ones also when that is interrupted."""
+
+    def day(examples, *flags):
+        flags = (*RUN, *devices, "--optimizer=sgd", "--learning_rate=1", "--global_batch_size=10", *flags)
+        return (
+            inside(*flags, f"--run_dir={tmp_path}", trainer=Count, data=lambda: ((examples, examples), None)).ok().out
+        )
+
+    day(IDS[:40], "--train_epochs=1")
+    day(IDS[40:95], "--train_steps=7")
+    assert "resumed at step 7 of 10" in day(IDS[40:95], "--train_epochs=2")
+    assert manifests(tmp_path)[-1]["about"]["origin"]["epoch"] == 1
+    day(IDS[80:], "--train_steps=11")
+    day(IDS[:40], "--train_epochs=4")  # the third epoch is not trained to its end, which another number cuts off
+    lost = -10 * crankshaft.load_model(str(tmp_path)).weights[0].numpy()[:, 0]
+    assert result(tmp_path)["step"] == 15
+    assert (np.round(lost[:40]) == 2).all()
+    assert collections.Counter(np.round(lost[40:80]).astype(int).tolist())[1] >= 35
+    assert round(lost[40:].sum()) == 60 + 10
+
+
 def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside, tmp_path):
     """After 5 of 20 steps of 20, two of which warm up: the rate falls on from where it is to where it ends."""
     rates: dict[int, float] = {}
