@@ -116,6 +116,16 @@ def _check_export(config: Config) -> None:
             "of a folder of this name"
         )
     _check_output(path, folder=ending != ".keras")
+    if since := config.export_since:
+        if ending == ".keras":
+            raise UsageError(f"export_since={since} can't be combined with output={path}; give output a folder")
+        if importlib.util.find_spec("pyarrow") is None:
+            raise UsageError(f"export_since={since} is read by pyarrow; pip install 'crankshaft[parquet]'")
+        if not os.path.isdir(os.path.join(since, "tables")):
+            raise UsageError(
+                f"export_since={since} has no folder tables/; give the folder of an earlier export, .../export/STEP, "
+                "of a model whose tables have admit_after"
+            )
 
 
 def _check_output(path: str, folder: bool = False) -> None:

@@ -507,6 +507,14 @@ class Flags:
         use=("mode", "export", "predict"),
         of_call=True,
     )
+    export_since: str | None = _modes_flag(
+        Path(),
+        None,
+        "export: folder of an earlier export; tables/NAME.delta.parquet then has what changed since in a table with "
+        "admit_after.",
+        use=("mode", "export"),
+        of_call=True,
+    )
     predict_split: str | None = _modes_flag(
         OneOf(SPLITS),
         None,

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
@@ -20,6 +21,7 @@ from . import hashing
 MAX_ADMIT_AFTER = 255  # higher counts are not reached between two halvings, in a small table
 _BUCKET = 16  # rows: 128 bytes of keys, read at once
 _FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of free rows, and of rows that no id may get
+SHARED_ROW_KEY = _NOBODYS  # of row 0, the one of them that is looked up: by all ids without a row
 _SKETCH_DEPTH = 4
 _SKETCH_CELLS = 2  # per row of the shard; int32, since workers can't initialize smaller types equally
 _LEAST_CELLS = 1024
@@ -170,6 +172,12 @@ class Admission(tf.Module):
                 updates = tf.fill(rows.shape, tf.constant(_FREE, tf.int64))
                 tf.raw_ops.ResourceScatterNdUpdate(ref=keys.handle, indices=indices, updates=updates)
                 tally.assign_add(tf.constant(Tally(-rows.shape[0], 0, 0), tf.int64))
+
+    def read_keys(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the keys and the numbers of those of the first `rows` rows that are not free. Host code."""
+        keys = own_copy(self.keys).numpy().ravel()[:rows]
+        assigned = np.flatnonzero(keys != _FREE)
+        return keys[assigned], assigned
 
     def read_tally(self) -> Tally:
         """Returns the counts, for people."""

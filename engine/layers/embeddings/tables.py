@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
@@ -272,6 +273,29 @@ class Embedding(tf.Module):
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(ids, combined)
 
+    def keys_of(self, ids) -> tf.Tensor:
+        """Converts ids, integers or strings, to what a table with `admit_after` looks up, int64 of the same shape."""
+        return admission.as_key(tf.convert_to_tensor(ids))
+
+    def rows_by_key(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the rows of a table with `admit_after` in pieces: keys [n], ascending, and vectors [n, width].
+
+        The first one is that of all ids without a row, by the key `SHARED_ROW_KEY`. Host code.
+        """
+        number = len(self.shards)
+        found = [shard.read_keys(rows.shape[0]) for shard, rows in zip(self.admissions, self.shards, strict=True)]
+        keys = np.concatenate([keys for keys, _ in found])
+        rows = np.concatenate([rows * number + shard for shard, (_, rows) in enumerate(found)])
+
+        def lookup(shard: int, rows: tf.Tensor) -> tf.Tensor:
+            return tf.raw_ops.ResourceGather(
+                resource=own_copy(self.shards[shard]).handle, indices=rows, dtype=tf.float32
+            )
+
+        at_once = max(1, _PIECE_BYTES // (4 * self.width))
+        for piece in np.split(np.argsort(keys), range(at_once, len(keys), at_once)):
+            yield keys[piece], self._on_shards(rows[piece] % number, lookup, rows[piece] // number).numpy()
+
     def lookup_rows(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
         """Returns the row of each id, int64; arbitrary if `there` is False. `admits`: whether ids may get rows."""
         if self.admissions:
@@ -296,7 +320,7 @@ class Embedding(tf.Module):
             return tf.identity(rows)
 
     def _assigned_rows(self, ids: tf.Tensor, there: tf.Tensor | None, admits: bool) -> tf.Tensor:
-        keys = admission.as_key(ids)
+        keys = self.keys_of(ids)
         if admits:
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
             if is_only_replica() or step_context().mesh.everyone.size == 1:

@@ -29,7 +29,7 @@ from ...errors import UsageError
 from ...host.files import write_json
 from ..base import BaseRun
 from ..saved import restoring, weights
-from . import predictions
+from . import exported_tables, predictions
 from .outcome import Outcome, run_result
 
 _DEFAULT = "serving_default"
@@ -139,15 +139,17 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     functions: dict[str, Any] = getattr(model, "export_signatures", dict)()
     more = {name: function.get_concrete_function() for name, function in functions.items()}
     module = _module(trainer, preprocessing.tables, [signature, *more.values()])
+    tables = [table for table in Inventory(trainer).tables.values() if table.admissions]
+    tables_by_name = dict(zip(_unique(table.name for table in tables), tables, strict=True))
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
+            about_tables = exported_tables.write(temporary, tables_by_name, run.config.export_since)
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), data_json.as_json(run.data_info))
         with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(
-                _readme(model.name, inputs, list(signature.structured_outputs)) + _readme_rest(more, run.data_info)
-            )
+            file.write(_readme(model.name, inputs, list(signature.structured_outputs)))
+            file.write(_readme_rest(more, run.data_info) + about_tables)
 
 
 def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) -> tf.Module:

@@ -58,6 +58,7 @@ NEEDED = {
     ("mode", "benchmark"): ("--mode=benchmark",),
     ("mode", "eval", "export", "predict", "generate"): ("--mode=eval", "--run_dir=run"),
     ("mode", "generate"): ("--mode=generate", "--run_dir=run"),
+    ("mode", "export"): ("--mode=export", "--run_dir=run"),
     ("mode", "export", "predict"): ("--mode=export", "--run_dir=run"),
     ("mode", "train_and_eval", "train"): ("--mode=train_and_eval",),
     ("mode", "predict"): ("--mode=predict", "--run_dir=run", "--output=said.csv"),

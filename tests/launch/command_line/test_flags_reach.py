@@ -189,8 +189,8 @@ BY_OTHERS = set(
     task_index bind num_ps evaluator cluster_timeout_seconds step_timeout_seconds outer_arg max_staleness_steps
     variable_placement bucket_by eval_every_steps eval_batches checkpoint_every_steps summary_every_steps
     histogram_every_steps keep_checkpoints snapshot_seconds monitor early_stopping restore_best progress debug
-    metrics_port check_sync_every_steps check_numerics eval_checkpoint output export_model predict_split prompt
-    sampling benchmark_arg baseline""".split()
+    metrics_port check_sync_every_steps check_numerics eval_checkpoint output export_model export_since predict_split
+    prompt sampling benchmark_arg baseline""".split()
 )
 WHERE = {"strategy", "num_virtual_devices"}
 POINTS = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)

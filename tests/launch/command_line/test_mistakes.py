@@ -127,6 +127,10 @@ OF_WHAT_IS_THERE = {
     "RUN --mode=export --run_dir=HERE": NO_CHECKPOINT,
     "RUN --mode=eval --run_dir=HERE/run --eval_checkpoint=11": "_checkpoint=11 is none of latest, best, all, 9, 10",
     "RUN --mode=export --run_dir=HERE/run --output=HERE/file": "output: HERE/file can't be written",
+    "RUN --mode=export --run_dir=HERE/run --export_since=HERE": "export_since=HERE has no folder tables/ ... give",
+    "RUN --mode=export --run_dir=HERE/run --export_since=HERE/run --output=HERE/a.keras": (
+        "export_since=HERE/run can't be combined with output=HERE/a.keras ... give"
+    ),
 }
 BROKEN = ["", "{", "[]", '{"flags": {}}', '{"flags": 3, "deciding": null}', "\0\1"]
 OF_WHAT_IS_THERE |= {
