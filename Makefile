@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
-# Each holds up to 3 GB and waits for a sixth of its time; a file's tests stay in one. The order is tests/conftest.py's.
+# Each holds up to 3 GB and waits for a sixth of its time; a file's tests stay in one. The longest come first, by
+# tests/durations.txt, which `make test ARGS=--write-durations` writes again.
 IN_MEMORY := $(shell awk '/^MemTotal/ {print ($$2 < 12 * 2 ^ 20) ? 2 : 3}' /proc/meminfo 2>/dev/null || echo 2)
 TEST_PROCESSES ?= $(if $(filter 1 2 3,$(shell nproc)),$(IN_MEMORY),4)
 TEST_OPTIONS := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder

@@ -1,9 +1,12 @@
-"""What holds for all tests: four logical CPU devices where there is TensorFlow, and which tests are fast."""
+"""What holds for all tests: four logical CPU devices where there is TensorFlow, which tests are fast, their order."""
 
 from __future__ import annotations
 
+import collections
 import gc
+import math
 import os
+import pathlib
 import sys
 
 import pytest
@@ -15,20 +18,56 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 _COSTLY = {"bench", "crank", "crank_each", "digits_run", "inside", "start_workers"}
 # And so does a file that has one of these: what starts processes, what trains, what runs are asked of.
 _COSTLY_NAMES = {"subprocess", "Replicated", "crankshaft"}
+# A line for each file of tests that takes a second or more: how many its tests took, and its path.
+_DURATIONS = pathlib.Path(__file__).parent / "durations.txt"
+
+
+def _durations() -> dict[str, float]:
+    lines = _DURATIONS.read_text("utf-8").splitlines()
+    return {path: float(seconds) for seconds, path in map(str.split, lines)}
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that -m leaves out are
 def pytest_collection_modifyitems(items):
     """Marks what `make test-fast` runs: tests that neither start processes nor build whole runs.
 
-    What takes longest comes first, or at the end a process would work on some long file while others have nothing left:
-    files of several workers, which wait much, beside one another's; then those of whole runs.
+    The files that take longest come first, or at the end a process would work on a long one while others have nothing
+    left.
     """
     for item in items:
         if not _COSTLY & set(item.fixturenames) and not _COSTLY_NAMES & set(vars(item.module)):
             item.add_marker("fast")
-    whole = {item.path for item in items if not item.get_closest_marker("fast")}
-    items.sort(key=lambda item: (item.path.parent.name != "distributed", item.path not in whole))
+    seconds = _durations()
+    items.sort(key=lambda item: -seconds.get(_file(item.nodeid), math.inf))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write-durations", action="store_true", help="write tests/durations.txt, the files' order")
+
+
+def pytest_configure(config):
+    if config.getoption("write_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_DurationsWriter())
+
+
+class _DurationsWriter:
+    """Replaces the lines of the files that were run."""
+
+    def __init__(self):
+        self._seconds = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self._seconds[_file(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self, session):
+        seconds = {path: n for path, n in _durations().items() if (session.config.rootpath / path).exists()}
+        seconds = {path: round(n) for path, n in {**seconds, **self._seconds}.items() if n >= 0.5}
+        lines = [f"{n:4} {path}\n" for path, n in sorted(seconds.items(), key=lambda item: (-item[1], item[0]))]
+        _DURATIONS.write_text("".join(lines), "utf-8")
 
 
 def pytest_collection_finish():

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, make_optimizer, mean, minimize
-from tests.bench import assert_resumes
 
 
 class Gan(Trainer):
@@ -59,10 +58,6 @@ def test_a_gan_learns_the_same_on_one_device_and_two_replicas(bench, options):
     assert after == {name: pytest.approx(value, rel=1e-4) for name, value in other.items()}
     for variable in two.state.variables():
         np.testing.assert_array_equal(*two.copies(variable))
-
-
-def test_a_run_of_both_models_of_a_gan_is_resumed(bench, tmp_path):
-    assert_resumes(lambda: bench(Gan(), points(), 16, 2, learning_rate=0.01, ema_decay=0.9), tmp_path, 5, 9)
 
 
 class TwoCounts(Trainer):

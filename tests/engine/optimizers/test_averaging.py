@@ -14,7 +14,6 @@ from crankshaft.engine.optimizers.averaging import WeightAverage
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
-from tests.bench import assert_resumes
 
 
 def data(examples=40):
@@ -174,10 +173,9 @@ def test_a_teacher_is_the_average_of_the_model_after_each_step_on_all_replicas(b
     np.testing.assert_array_equal(outputs, made.trainer.teacher.model(data()[0], training=False))
 
 
-def test_a_step_reads_the_same_teacher_on_any_number_of_replicas_and_after_a_resume(bench, tmp_path):
+def test_a_step_reads_the_same_teacher_on_any_number_of_replicas(bench):
     curves = [bench(MeanTeacher(), data(), 16, replicas).curve(7) for replicas in (1, 2)]
     np.testing.assert_allclose(*curves, rtol=1e-5)  # sums in another order
-    assert_resumes(lambda: bench(MeanTeacher(), data(), 16, 2), tmp_path, at=4, until=7)
 
 
 def test_a_teacher_s_outputs_are_float32_with_mixed_precision_too(bench):

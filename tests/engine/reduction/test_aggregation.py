@@ -10,7 +10,6 @@ from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.reduction.power_sgd import PowerSgd
-from tests.bench import assert_resumes
 from tests.engine.trainers import Squares
 
 SUM, MEAN, FIRST = (getattr(tf.VariableAggregation, name) for name in ("SUM", "MEAN", "ONLY_FIRST_REPLICA"))
@@ -212,14 +211,6 @@ class Recurrent(Plain):
         steps = tf.keras.layers.Reshape([3, 1])(inputs)
         self.recurrent = tf.keras.layers.GRU(4, stateful=True)
         return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(self.recurrent(steps)))
-
-
-@pytest.mark.parametrize("trainer", [Replay, Recurrent])
-def test_state_that_each_replica_keeps_is_saved_for_each(bench, tmp_path, trainer):
-    data = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32), np.ones(8, np.float32)
-    made, _ = assert_resumes(lambda: bench(trainer(), data, 4, 2, shuffle=False, optimizer="adam"), tmp_path, 5, 12)
-    own = made.trainer.recurrent.states[0] if trainer is Recurrent else made.trainer.ring
-    assert not np.array_equal(*made.copies(own))
 
 
 @pytest.mark.parametrize(

@@ -253,28 +253,18 @@ def test_steps_that_float16_leaves_out_do_not_reach_the_memories(run):
 
 @pytest.fixture(scope="module")
 def saved(run, tmp_path_factory):
-    """A run of two replicas that has saved step 15 and gone on to 40: the checkpoint's folder, the memories at 15, and
-    what the run held in the end."""
+    """A run of two replicas that has saved step 15: the checkpoint's folder, and its memories."""
     made, folder = run(), tmp_path_factory.mktemp("saved")
     made.train(15)
     made.save(folder)
     kept = memories(made.trainer.reduction)
-    made.train(40)
-    return folder, kept, made.arrays()
-
-
-def test_a_resumed_run_gives_the_bits_of_one_that_went_on(run, saved):
-    folder, kept, arrays = saved
     assert all((memory[0] != memory[1]).any() for memory in kept)
-    second = run().restore(folder)
-    assert_same(kept, memories(second.trainer.reduction))
-    second.train(40)
-    assert_same(arrays, second.arrays())
+    return folder, kept
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_another_number_of_replicas_keeps_the_memories_mean(run, saved, replicas):
-    folder, kept, _ = saved
+    folder, kept = saved
     second = run(replicas).restore(folder)
     for before, after in zip(kept, memories(second.trainer.reduction), strict=True):
         assert len(after) == replicas

@@ -1,14 +1,10 @@
-"""The same run however it is made: on 1, 2 or 4 replicas, by any feed, with XLA or without, in calls of any length."""
+"""The same run however it is made: on 1, 2 or 4 replicas, by any feed, with XLA or without."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.layers import parallel
-from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.strategies.replicated import FeedOptions
-from crankshaft.input import synthetic_clicks
-from crankshaft.models import dlrm, wide_deep
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
@@ -97,61 +93,6 @@ def test_feeds_give_the_same_run(curves, replicas):
 def test_xla_learns_what_the_executor_learns(curves):
     """Fused multiply-adds and another order of sums: as for replicas, 1e-7 a step; 1e-5 after 100."""
     np.testing.assert_allclose(curves(Mlp((32,)), images(), jit=True), curves(Mlp((32,)), images()), rtol=1e-5)
-
-
-def clicks():
-    return tuple(synthetic_clicks.load(None, 0, fields=4, rows=20, examples=338).train)
-
-
-TABLES = {"vocabulary": {"categories": 20}, "num_classes": 2}
-
-
-class Halves(Mlp):
-    """In 16 bits; Grappler may fuse the product with the bias in one graph of the step, and not in another."""
-
-    def build_model(self):
-        layers = [parallel.Dense(16, "columns", "relu"), parallel.Dense(8), tf.keras.layers.Dropout(0.2)]
-        return tf.keras.Sequential([tf.keras.layers.Flatten(), *layers, parallel.Dense(4)])
-
-
-CUT = {
-    "plain": (lambda: Mlp((16,), dropout=0.2), images, {}),
-    "xla": (lambda: Mlp((16,), dropout=0.2), images, {"jit": True}),
-    "16 bits": (Halves, images, {"precision": "bfloat16"}),
-    "replicas": (lambda: Mlp((16,), dropout=0.2), images, {"clip_norm": 1.0, "replicas": 2}),
-    "PowerSGD": (lambda: Mlp((16,), dropout=0.2), images, {"reduction": PowerSgd(2), "replicas": 2}),
-    "PowerSGD by xla": (lambda: Mlp((16,), dropout=0.2), images, {"reduction": PowerSgd(2), "jit": True}),
-    "tables": (lambda: dlrm.Model(width=4, bottom_units=(8,), top_units=(16,)), clicks, TABLES),
-    "tables by micro-batches": (
-        lambda: wide_deep.Model(width=4, hidden_units=(16,), crosses=("all",)),
-        clicks,
-        {"parallel_micro_batches": 3, **TABLES},
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=[pytest.mark.slow] if " by " in name or name == "xla" else []) for name in CUT]
-)
-def test_where_calls_are_cut_changes_no_bit(bench, case):
-    """Variables, slots and metrics' sums after two epochs in calls of 1, 7 and as many as there are steps.
-
-    `gradient_norm` is looked at once a call, so its count is the calls'; with `clip_norm` it is every step's.
-    """
-    trainer, source, options = CUT[case]
-    options = {"num_classes": 4, **({} if "tables" in case else {"ema_decay": 0.99}), **options}
-    made = bench(trainer(), source(), 16, unrolls=True, **options)
-    put_back, found = made.state.make_restorer(), []
-    for calls_of in (46, 1, 7):
-        put_back()
-        sums = made.train(46, calls_of)
-        sums = {name: np.asarray(pair).tolist() for name, pair in sums.items()}
-        kept = {name: pair for name, pair in sums.items() if "clip_norm" in options or name != "gradient_norm"}
-        found.append((made.arrays(), kept))
-    (arrays, sums), *others = found
-    for other_arrays, other_sums in others:
-        assert other_sums == sums
-        assert_same(arrays, other_arrays)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Batch normalisation and dropout on replicas: statistics equal everywhere, masks different, no example no harm."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -182,15 +183,28 @@ class Masks(Trainer):
         return {"loss": mean(batch[1])}
 
 
-def masks(bench, replicas=1, start=0, calls_of=None, jit=False, **options):
-    made = bench(Masks(), (np.zeros((8, 1), np.float32), np.zeros(8, np.int32)), 4, replicas, jit=jit, **options)
-    made.jump(start)
-    made.train(Masks.STEPS, calls_of)
-    return np.stack(made.copies(made.trainer.masks)), made
+@pytest.fixture
+def masks(bench, compiled):
+    """masks(replicas=1, start=0, ...): [replica, step, sample, unit] of a run from a step on."""
+
+    @functools.cache
+    def trained(replicas, options):
+        source = np.zeros((8, 1), np.float32), np.zeros(8, np.int32)
+        made = compiled((replicas, options), lambda: bench(Masks(), source, 4, replicas, **dict(options)))
+        return made, made.state.make_restorer()
+
+    def run(replicas=1, start=0, calls_of=None, **options):
+        made, put_back = trained(replicas, tuple(options.items()))
+        put_back()
+        made.jump(start)
+        made.train(Masks.STEPS, calls_of)
+        return np.stack(made.copies(made.trainer.masks))
+
+    return run
 
 
-def test_dropout_differs_by_replica_step_layer_and_sample(bench):
-    sampled, _ = masks(bench, replicas=2)
+def test_dropout_differs_by_replica_step_layer_and_sample(masks):
+    sampled = masks(replicas=2)
     rows = {row.tobytes() for row in sampled.reshape(-1, Masks.UNITS)}
     # 128 rows of 8 fair coins: of 256 possible rows about 100.7 different ones, 4 standard deviations below: 88.
     assert len(rows) > 88
@@ -201,13 +215,13 @@ def test_dropout_differs_by_replica_step_layer_and_sample(bench):
 @pytest.mark.parametrize(
     ("replicas", "jit"), [*(pytest.param(1, jit, marks=pytest.mark.slow) for jit in (False, True)), (2, False)]
 )
-def test_dropout_is_the_same_after_a_restart_and_wherever_calls_are_cut(bench, replicas, jit):
-    sampled, _ = masks(bench, replicas, jit=jit)
-    np.testing.assert_array_equal(masks(bench, replicas, calls_of=3, jit=jit)[0], sampled)
-    np.testing.assert_array_equal(masks(bench, replicas, start=5, jit=jit)[0][:, 5:], sampled[:, 5:])
+def test_dropout_is_the_same_after_a_restart_and_wherever_calls_are_cut(masks, replicas, jit):
+    sampled = masks(replicas, jit=jit)
+    np.testing.assert_array_equal(masks(replicas, calls_of=3, jit=jit), sampled)
+    np.testing.assert_array_equal(masks(replicas, start=5, jit=jit)[:, 5:], sampled[:, 5:])
 
 
-def test_dropout_follows_the_seed_and_one_replica_is_the_first_of_many(bench):
-    sampled, _ = masks(bench, replicas=2)
-    np.testing.assert_array_equal(masks(bench)[0][0], sampled[0])
-    assert not np.array_equal(masks(bench, seed=1)[0][0], sampled[0])
+def test_dropout_follows_the_seed_and_one_replica_is_the_first_of_many(masks):
+    sampled = masks(replicas=2)
+    np.testing.assert_array_equal(masks()[0], sampled[0])
+    assert not np.array_equal(masks(seed=1)[0], sampled[0])

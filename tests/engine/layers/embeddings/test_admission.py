@@ -9,7 +9,6 @@ import tensorflow as tf
 from crankshaft.engine.hooks.tensorboard.probe import Probe
 from crankshaft.engine.layers.embeddings import Embedding, hashing, zeros
 from tests.arrays import assert_same
-from tests.bench import assert_resumes
 from tests.engine.trainers import Pull
 
 WIDTH = 3
@@ -166,18 +165,6 @@ def test_what_stands_in_for_examples_that_a_replica_lacks_gets_no_row(bench):
     made.train(4)
     assert figures(made.trainer.table) == (7, 0)
     assert rows_of(made.trainer.table, [0])[0] == 0
-
-
-@pytest.mark.parametrize(("replicas", "shards"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
-def test_a_run_resumes_to_the_same_bits_with_its_ids_and_counts(bench, tmp_path, replicas, shards):
-    def new():
-        adam = {"optimizer": "adam", "learning_rate": 0.1}
-        return bench(pull(admit_after=3, shards=shards), power_law(180), 30, replicas, **adam)
-
-    _, second = assert_resumes(new, tmp_path, 4, 9)
-    variables = second.checkpoints(tmp_path).latest().variables
-    assert f"trainer/table/admissions/{shards - 1}/counts/.ATTRIBUTES/VARIABLE_VALUE" in variables
-    assert 0 < figures(second.trainer.table)[0] < 32
 
 
 def test_ids_of_a_space_of_2_to_the_40_take_the_memory_of_the_rows_that_there_are(bench):
