@@ -131,7 +131,8 @@ class Embedding(tf.Module):
                 "tf.math.ndtri(samples)"
             ) from None
         if self.evict_after is not None and (self.evict_after < 1 or self.admit_after is None):
-            cure = "use 1 or more steps" if self.evict_after < 1 else "set admit_after, by which training assigns rows"
+            assigns = "set admit_after (of a model that comes with Crankshaft, table_capacity)"
+            cure = "use 1 or more steps" if self.evict_after < 1 else assigns
             raise UsageError(f"embedding {self.name}: evict_after={self.evict_after} frees no row; {cure}")
         if self.admit_after is not None:
             self._check_admission()

@@ -325,6 +325,28 @@ def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(i
     assert (served != other).all()
 
 
+def test_a_run_gets_and_loses_the_eviction_of_ids_as_another_configuration(inside, tmp_path):
+    common = (*CLICKS, "--model_arg=table_capacity=300", f"--run_dir={tmp_path}/run")
+    evicting = (*common, "--model_arg=evict_after=4", "--train_steps=20")
+    inside(*common, "--train_steps=11").ok()
+    assert "model_arg" in inside(*evicting).error
+    inside(*evicting, "--allow_changed_config").ok()
+    tables = runs.result(tmp_path / "run")["tables"]
+    assert tables["embedding/rows_freed"] > 0
+    events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    windows = [event for event in events if event["event"] == "window"]
+    assert {name: windows[-1][f"tables/{name}"] for name in tables} == tables
+    inside(*evicting, "--mode=export").ok()
+    inside(*common, "--train_steps=22", "--allow_changed_config").ok()
+    assert "embedding/rows_freed" not in runs.result(tmp_path / "run")["tables"]
+    alone = inside(*CLICKS, "--model_arg=evict_after=4")
+    assert alone.code == 2
+    assert "evict_after=4 frees no row; set admit_after (of a model that comes with Crankshaft" in alone.error
+    replicas = ("--strategy=mirrored", "--num_virtual_devices=2", "--sync_every_steps=2")
+    apart = inside(*evicting, *replicas, f"--run_dir={tmp_path}/apart")
+    assert "evict_after=4 frees rows of all replicas, and sync_every_steps=2" in apart.error
+
+
 def test_tables_are_taken_from_another_run(inside, tmp_path):
     inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=9").ok()
     flags = ("--optimizer=sgd", "--learning_rate=0", "--train_steps=1", f"--init_from={tmp_path}/first", "--seed=7")

@@ -113,8 +113,8 @@ def test_counts_are_halved_before_a_stream_of_new_ids_fills_them():
     assert rows_of(made, [1])[0] > 0
 
 
-def pull(rows=64, admit_after=1, shards=1):
-    return Pull(rows, admit_after=admit_after, num_shards=shards, initializer=zeros())
+def pull(rows=64, admit_after=1, shards=1, **more):
+    return Pull(rows, admit_after=admit_after, num_shards=shards, initializer=zeros(), **more)
 
 
 def power_law(examples=200, spread=True):
@@ -197,14 +197,18 @@ def test_micro_batches_give_rows_on_one_replica_and_are_refused_on_several(bench
         bench(pull(), power_law(), 30, 2, accumulate_steps=3)
 
 
-@pytest.mark.parametrize(("replicas", "micro_batches", "admit_after"), [(1, 3, 2), (2, 1, 2), (2, 1, 1)])
-def test_a_skipped_step_gives_no_rows_and_counts_nothing(bench, replicas, micro_batches, admit_after):
+@pytest.mark.parametrize(
+    ("replicas", "micro_batches", "admit_after", "evict_after"), [(1, 3, 2, 9), (2, 1, 2, None), (2, 1, 1, 9)]
+)
+def test_a_skipped_step_gives_no_rows_counts_and_stamps_nothing(
+    bench, replicas, micro_batches, admit_after, evict_after
+):
     """Two batches of 300 new ids, each twice. A label of the second, in which counts are halved, is NaN."""
     ids = np.repeat(np.random.default_rng(0).choice(FAR, [2, 300], replace=False), 2, 1).reshape(-1)
     labels = np.ones(1200, np.float32)
     labels[900] = np.nan
     options = {"accumulate_steps": micro_batches, "on_nonfinite": "skip", "shuffle": False}
-    made = bench(pull(400, admit_after), (ids, labels), 600, replicas, **options)
+    made = bench(pull(400, admit_after, evict_after=evict_after), (ids, labels), 600, replicas, **options)
     assert made.train(1)["skipped"] == (0, replicas)
     before = made.arrays()
     assert figures(made.trainer.table)[0] > 250
