@@ -22,7 +22,7 @@ class Dense(tf.keras.layers.Dense):
     On CPUs only. The inputs' gradient, dy W^T, is computed as a batch of one product: TensorFlow's plain product reads
     W across its rows, which takes two to three times as long. The kernel's gradient is computed after it, since
     updating W while it is being read would first copy it. The outputs are a batched product, too, if the CPU and the
-    width make the plain one slow (`benchmarks/products.py`): bits depend on the CPU, as for any kernel.
+    width make the plain one slow (`machine.cpus`): bits depend on the CPU, as for any kernel.
     """
 
     def call(self, inputs, training=None):

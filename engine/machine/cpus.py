@@ -53,8 +53,7 @@ def prefers_batched_matmul(row_bytes: int) -> bool:
     """Returns whether a float32 matrix product, with rows of this many bytes, is faster as a batch of one product.
 
     TensorFlow uses another oneDNN kernel for it. It is faster on Intel's CPUs from Sapphire Rapids on, which have AMX,
-    if rows are multiples of 8 KiB and conflict in the caches (`benchmarks/products.py`); an AMD EPYC was near its peak
-    with the plain product.
+    if rows are multiples of 8 KiB and conflict in the caches; an AMD EPYC was near its peak with the plain product.
     """
     return row_bytes % _CONFLICTING_BYTES == 0 and "amx_tile" in features()
 
