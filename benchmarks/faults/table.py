@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import loopback, machine
-from .loopback import Disturbance, Relay
+from ..links import Link, Loopback, lacks_loopback
+from . import machine
 
 SYNCHRONOUS = ("one_device", "two_workers", "mesh")
 SEVERAL = ("two_workers", "mesh", "servers")
@@ -125,13 +125,13 @@ def jump(seconds: int) -> Callable:
 
 
 def disturb(**kind: float) -> Callable:
-    """Returns a fault of all that tasks send each other, see `Disturbance`."""
-    return lambda job, injection: Relay(Disturbance(**kind)).close
+    """Returns a fault of all that tasks send each other, see `Link`."""
+    return lambda job, injection: Loopback(Link(**kind)).close
 
 
 def cut_off(job, injection: Injection) -> Callable[[], None]:
     """Lets no packet to or from a task's port through."""
-    return Relay(Disturbance(ports=tuple(job.ports(injection.target)))).close
+    return Loopback(Link(ports=tuple(job.ports(injection.target)))).close
 
 
 def speak_another_protocol(job, injection: Injection) -> Callable[[], None]:
@@ -243,7 +243,7 @@ NAN = "NaN in a batch"
 _ANY = ("task", "tasks", "supervisor")
 _TRAINING = ("training task",)
 _WORKERS = ("two_workers", "mesh")
-_LINK = {"targets": ("host",), "strategies": SEVERAL, "seconds": (1, 8), "lacks": loopback.lacks}
+_LINK = {"targets": ("host",), "strategies": SEVERAL, "seconds": (1, 8), "lacks": lacks_loopback}
 _DISK = {"targets": ("host",), "seconds": (0.5, 4), "leaves_gaps": True, "lacks": machine.enter}
 _DATA = {"targets": ("host",), "ends": True, "seconds": (4, 8), "files": True}
 _ROLLBACK, _RETURNS = ("--on_nonfinite=rollback",), "returns from step"
@@ -256,11 +256,11 @@ _ROWS = [
     Fault("no more memory", take_memory, ("task",)),
     Fault("clock jumps ahead", jump(86_400), _TRAINING, inside=True),
     Fault("clock jumps back", jump(-86_400), _TRAINING, inside=True),
-    Fault("partition", cut_off, ("task",), SEVERAL, seconds=(0.5, 40), lacks=loopback.lacks),
+    Fault("partition", cut_off, ("task",), SEVERAL, seconds=(0.5, 40), lacks=lacks_loopback),
     Fault("packet loss 10 %", disturb(loss=0.1), **_LINK),
     Fault("link of 1 Mbit/s", disturb(bits_per_sec=1e6), **_LINK),
     Fault("delay of 100 ms", disturb(delay_seconds=0.1), **_LINK),
-    Fault("partition of agents", cut_off, ("task",), ELASTIC, seconds=(0.5, 20), lacks=loopback.lacks),
+    Fault("partition of agents", cut_off, ("task",), ELASTIC, seconds=(0.5, 20), lacks=lacks_loopback),
     Fault("host lost", lose_host, ("task",), ELASTIC, seconds=(0.5, 20)),
     Fault("another protocol", speak_another_protocol, ("task",), SEVERAL, seconds=(1, 8)),
     Fault("disk full", fill_disk, **_DISK),
