@@ -18,7 +18,7 @@ from .data.position import Position
 from .errors import UsageError
 from .internals.graphs import Assignments
 from .internals.tensorflow import TrackableNode, variables_read
-from .internals.variables import state_key, tf_variable, variable_path
+from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing, Inventory
 from .optimizers import KerasOptimizer, Optimizer
 from .reduction import aggregation, per_replica
@@ -219,7 +219,7 @@ class TrainState:
             for path, owner in owners.items()
         }
 
-    def matching(self, manifest: Manifest, may_grow: bool = False) -> Matching:
+    def matching(self, manifest: Manifest) -> Matching:
         """Returns how this state matches by name a checkpoint of a run that may have trained other variables.
 
         A variable's slots are restored with its count of updates, or are new with a count of 0; an average that the
@@ -228,10 +228,7 @@ class TrainState:
 
         Args:
           manifest: of the checkpoint.
-          may_grow: whether tables, and their slots, may have more rows than in the checkpoint, if ids are their rows.
         """
-        tables = Inventory(self.trainer).tables.values() if may_grow else ()
-        growing = {id(shard) for table in tables if table.ids_are_rows for shard in table.shards}
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.key_prefix(("trainer", "reduction"))
         moved: dict[str, graph.Moved] = {}
@@ -247,14 +244,14 @@ class TrainState:
             ]
             together += [*_slot_prefixes(at, optimizer), graph.key_prefix((*at, "keras_optimizer"))]
             theirs = before.get(path, now[path])
-            moved |= _moved_slots(at, optimizer, theirs, now[path], growing)
+            moved |= _moved_slots(at, optimizer, theirs, now[path])
             if _by_table(theirs).keys() != _by_table(now[path]).keys():
                 moved[memory] = graph.Moved(())
             average = f"{path}.weight_average"
             for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
                 moved[_shadow_key(at, str(position))] = graph.Moved(tuple(_shadow_key(at, shadow) for shadow in there))
-        return Matching(moved, tuple(tops), together, one_form, self._reset_unrestored)
+        return Matching(moved, tuple(tops), together, one_form, self._reset_unrestored, self._reset_rows)
 
     def _reset_unrestored(self, is_new: Callable[[str], bool]) -> None:
         """Resets the counts of slots, and the averages, that were not restored."""
@@ -271,6 +268,14 @@ class TrainState:
         for path, averaged in Inventory(self.trainer).averaged.items():
             if is_new(graph.key_prefix(("trainer", *path.split(".")))):
                 averaged.reset()
+
+    def _reset_rows(self, shard: tf.Variable, rows: tf.Tensor, is_new: Callable[[str], bool]) -> None:
+        """Resets the slots of rows of a table's shard that were restored."""
+        for path, optimizer in Inventory(self.trainer).optimizers.items():
+            at = ("trainer", *path.split("."))
+            for variable, slots in zip(optimizer.all_variables, _slot_prefixes(at, optimizer), strict=True):
+                if variable is shard and not is_new(slots) and not is_new(graph.key_prefix((*at, "keras_optimizer"))):
+                    optimizer.reset_rows(shard, rows)
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
@@ -303,7 +308,7 @@ def _slot_prefixes(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
 
 
 def _moved_slots(
-    at: tuple[str, ...], optimizer: Optimizer, before: list[str], now: list[str], growing: Collection[int]
+    at: tuple[str, ...], optimizer: Optimizer, before: list[str], now: list[str]
 ) -> dict[str, graph.Moved]:
     """Returns where a checkpoint has the slots and counts of an optimizer's variables, by key prefixes here.
 
@@ -313,18 +318,18 @@ def _moved_slots(
       before: names of the variables of the checkpoint's optimizer, in its order; tables may have had another number of
         shards.
       now: names of this one's.
-      growing: `id`s of variables that may have more rows here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables
     counts, positions, moved = graph.checkpoint_key((*at, "update_counts")), [0] * len(now), {}
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
             variable, there = variables[number], theirs.get(name, [])
-            key, grows = state_key(variable, number), id(variable) in growing
+            key = state_key(variable, number)
             leaf = key.partition("_")[2]
             slots = tuple(graph.key_prefix((*at, "slots", f"{position:04d}_{leaf}")) for position in there)
-            if before != now or grows:
-                moved[graph.key_prefix((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers), may_grow=grows)
+            if before != now or is_shard(variable):
+                table = table_identity(variable)
+                moved[graph.key_prefix((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers), table=table)
             positions[number] = there[0] if there else None
     if before == now:
         return moved

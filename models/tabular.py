@@ -106,6 +106,11 @@ class Tabular(Trainer):
         return bool(self.hash_buckets or self.table_capacity)
 
     @property
+    def needs_capacity(self) -> bool:
+        """Whether rows of a checkpoint would be those of other ids with another `table_capacity`."""
+        return False
+
+    @property
     def table_rows(self) -> int:
         """The number of rows of the table."""
         return self.hash_buckets or self.table_capacity or sum(field.rows for field in self.fields)

@@ -90,6 +90,10 @@ class Model(Tabular):
             outputs += self.cross_table(self._crossed(features))
         return outputs[:, 0]
 
+    @property
+    def needs_capacity(self) -> bool:
+        return bool(self.crosses and self.table_capacity)  # by which they are hashed
+
     def _crossed(self, features: dict) -> tf.Tensor:
         """Returns a number for each pair of ids, int64 [batch, pairs]; no two pairs of fields share a number."""
         columns, number = self.columns(features), len(self.pairs)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import collections
 import difflib
+import functools
 import itertools
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
+from .. import logging
 from ..errors import CheckpointError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
 from ..layers.embeddings import Embedding
+from ..layers.embeddings.rehash import FREE, MOVED, Placement, rehash
 from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from . import slices
@@ -33,7 +37,7 @@ _VALUE = "VARIABLE_VALUE"
 _ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
 _COUNTER = "save_counter"  # a variable that TensorFlow adds at the first save; no part of the state
 COUNTER_KEY = f"{_COUNTER}/{_ATTRIBUTE}"
-Key = str | ShardRows | Picked
+Key = str | ShardRows | Picked | Callable[[], np.ndarray]
 
 
 class Moved(NamedTuple):
@@ -43,14 +47,14 @@ class Moved(NamedTuple):
       prefixes: of the checkpoint's keys.
       shard, number: see `slices.ShardRows`.
       positions: see `slices.Picked`; None reads all.
-      may_grow: whether the table may have more rows here; those that the checkpoint lacks stay as they are.
+      table: the identity of the variable's table here, see `variables.table_identity`.
     """
 
     prefixes: tuple[str, ...]
     shard: int = 0
     number: int = 1
     positions: tuple[int | None, ...] | None = None
-    may_grow: bool = False
+    table: int | None = None
 
 
 class Matching(NamedTuple):
@@ -62,6 +66,7 @@ class Matching(NamedTuple):
       together: prefixes of keys that are read all or not at all, such as those of a variable's slots.
       of_one_form: keys whose values have one shape on both sides, such as the counts of updates that slots depend on.
       initialize_new: called after the rest was read, with a function that returns whether a key's value was not read.
+      reset_rows: called where ids got other rows, with a table's shard, rows without an id, and that function.
     """
 
     moved: Mapping[str, Moved] = types.MappingProxyType({})
@@ -69,6 +74,25 @@ class Matching(NamedTuple):
     together: Sequence[str] = ()
     of_one_form: Sequence[str] = ()
     initialize_new: Callable[[Callable[[str], bool]], None] = lambda is_new: None
+    reset_rows: Callable[[tf.Variable, tf.Tensor, Callable[[str], bool]], None] = lambda shard, rows, is_new: None
+
+
+class _Table(NamedTuple):
+    """A table here, and where a checkpoint has it.
+
+    Attributes:
+      table: this one.
+      prefixes: of the checkpoint's keys of each shard.
+      admissions: of those of each shard's admission, if ids get other rows here.
+      place: returns where, computed at the first call.
+      may_grow: whether it may have more rows here; those that the checkpoint lacks stay as they are.
+    """
+
+    table: Embedding
+    prefixes: tuple[str, ...]
+    admissions: tuple[str, ...]
+    place: Callable[[], Placement]
+    may_grow: bool
 
 
 class _Difference(NamedTuple):
@@ -110,7 +134,7 @@ def restore(
     """
     matching = matching or Matching()
     try:
-        fitting, differences = _compare(prefix, root, at, matching.moved, may_grow)
+        fitting, differences, moving = _compare(prefix, root, at, matching.moved, may_grow)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     others = [
@@ -129,9 +153,17 @@ def restore(
         )
     lacking = [difference.key for difference in differences if difference.kind != _EXTRA]
     new = (*lacking, *(prefix for prefix in matching.together if any(key.startswith(prefix) for key in lacking)))
-    entries = [value for key, value in fitting.items() if not key.startswith(new)]
+
+    def is_new(key: str) -> bool:
+        return key.startswith(new)
+
+    entries = [value for key, value in fitting.items() if not is_new(key)]
     slices.read(prefix, [(variable, key) for _, variable, key in entries])
-    matching.initialize_new(lambda key: key.startswith(new))
+    for there in moving:
+        for number, (shard, values) in enumerate(zip(there.table.shards, there.place().values, strict=True)):
+            for rows in there.table.initialize_rows(number, tf.constant(np.flatnonzero(values["keys"] == FREE))):
+                matching.reset_rows(shard, rows, is_new)
+    matching.initialize_new(is_new)
     return [name for name, _, _ in entries], _message(differences)
 
 
@@ -215,15 +247,17 @@ def _nearest(name: str, others: Sequence[str]) -> str:
 
 def _compare(
     prefix: str, root, at: tuple[str, ...], moved: Mapping[str, Moved], may_grow: bool
-) -> tuple[dict[str, tuple[str, Any, Key]], list[_Difference]]:
+) -> tuple[dict[str, tuple[str, Any, Key]], list[_Difference], list[_Table]]:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
     Matches as TensorFlow will: the two graphs are walked together, by the names of children; variables in `moved` match
-    by key. A table's shards fit those of another number. Variables under the attributes that an object lists as
-    `optional_in_checkpoint` ("" for all) may be missing and extra, and are not listed.
+    by key. A table's shards fit those of another number, and with `admit_after` those of another size. Variables under
+    the attributes that an object lists as `optional_in_checkpoint` ("" for all) may be missing and extra, and are not
+    listed.
 
     Returns:
-      The matching variables by their key here: (name, variable, its key in the checkpoint); and the differences.
+      The matching variables by their key here: (name, variable, its key in the checkpoint); the differences; and the
+      tables whose ids get other rows here.
     """
     reader = tf.train.load_checkpoint(prefix)
     dtypes = reader.get_variable_to_dtype_map()
@@ -234,8 +268,21 @@ def _compare(
     if start is not None:
         reached = _breadth_first(root, start, lambda number, name: _stored_children(stored, number).get(name))
         together = {id(node): (path, number) for path, node, number in reached}
-    shards = _shards(walked, together, stored, forms, may_grow)
-    matched: set[str] = set()
+    tables = _tables(reader, walked, together, stored, forms, may_grow)
+    moving = [there for there in tables.values() if there.admissions]
+    shards = {
+        id(shard): Moved(there.prefixes, number, len(there.table.shards), table=identity)
+        for identity, there in tables.items()
+        for number, shard in enumerate(there.table.shards)
+    }
+    placed = {
+        id(variable): functools.partial(_placed_value, there, shard, name, variable)
+        for there in moving
+        for shard, admission in enumerate(there.table.admissions)
+        for name, variable in tracked_children(admission, is_root=False)
+    }
+    beside = tuple(prefix for there in moving for prefix in there.admissions)
+    matched = {key for key in forms if key.startswith(beside)}
     fitting: dict[str, tuple[str, Any, Key]] = {}
     missing, reshaped = [], []
     for path, node in walked:
@@ -243,27 +290,34 @@ def _compare(
             continue
         path, stored_id = together.get(id(node), (path, None))
         name, own_key = _readable(at + path), checkpoint_key(at + path)
+        if id(node) in placed:
+            fitting[own_key] = name, node, placed[id(node)]
+            continue
         keys, source = _keys_in(own_key, stored_id, stored, shards.get(id(node)), moved)
         keys = [key for key in keys if key in forms]
         if not keys:
             missing.append(_Difference(_MISSING, own_key, f"{name} {_form_here(node)}"))
             continue
         matched.update(keys)
+        table = tables.get(source.table)
+        grows, moves = (table.may_grow, bool(table.admissions)) if table else (False, False)
         if source.positions is not None:
             key: Key = Picked(keys[0], source.positions)
             shape, dtype = [len(source.positions)], forms[keys[0]][1]
-        elif len(keys) == source.number and not source.may_grow:
+        elif len(keys) == source.number and not (grows or moves):
             key = keys[source.shard]
             shape, dtype = forms[key]
         else:
-            key = ShardRows(tuple(keys), tuple(forms[part][0][0] for part in keys), source.shard, source.number)
-            shape, dtype = [key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
+            sizes = tuple(forms[part][0][0] for part in keys)
+            key = ShardRows(tuple(keys), sizes, source.shard, source.number, table.place if moves else None)
+            shape, dtype = [node.shape[0] if moves else key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
         if per_replica.differs(node):  # a row per replica, or none for one replica
             shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
         here, there = _form_here(node), _form(shape, dtype)
-        if source.may_grow and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
+        if grows and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
             name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
-        if here == there and not (isinstance(key, ShardRows) and variable_sharding(node)):
+        is_shared = variable_sharding(node) or per_replica.differs(node)
+        if here == there and not (isinstance(key, ShardRows) and is_shared):
             fitting[own_key] = name, node, key
         else:
             lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""
@@ -274,9 +328,8 @@ def _compare(
     optional = tuple(
         key_prefix((*at, *path)) + name for path, node in walked for name in getattr(node, "optional_in_checkpoint", ())
     )
-    return fitting, [
-        difference for difference in (*missing, *extra) if not difference.key.startswith(optional)
-    ] + reshaped
+    differences = [difference for difference in (*missing, *extra) if not difference.key.startswith(optional)]
+    return fitting, differences + reshaped, moving
 
 
 def _message(differences: Sequence[_Difference]) -> str:
@@ -289,19 +342,50 @@ def _message(differences: Sequence[_Difference]) -> str:
     return "; ".join(entries)
 
 
-def _shards(walked, together, stored, forms, may_grow: bool) -> dict[int, Moved]:
-    """Returns where a checkpoint has the shards of tables, by the ids of the tables' variables here."""
-    sources: dict[int, Moved] = {}
-    for table in [node for _, node in walked if isinstance(node, Embedding)]:
-        shards, grows = table.shards, may_grow and table.ids_are_rows
-        _, first = together.get(id(shards[0]), (None, None)) if shards else (None, None)
+def _tables(reader, walked, together, stored, forms, may_grow: bool) -> dict[int, _Table]:
+    """Returns where a checkpoint has the tables, by the ids of those here; not those that it lacks."""
+
+    def numbered(variable: tf.Variable, ending: str = "") -> tuple[str, ...]:
+        """Returns the keys' prefixes of all parts of a list, by a variable under its first one."""
+        _, first = together.get(id(variable), (None, None))
         key = "" if first is None else _stored_key(stored[first]) or ""
-        if not key.endswith(end := f"/0/{_ATTRIBUTE}"):
-            continue  # absent, or under another attribute than the table's
-        numbered = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
-        prefixes = tuple(itertools.takewhile(lambda prefix: prefix + _ATTRIBUTE in forms, numbered))
-        sources |= {id(v): Moved(prefixes, n, len(shards), may_grow=grows) for n, v in enumerate(shards)}
-    return sources
+        if not key.endswith(end := f"/0/{ending}{_ATTRIBUTE}"):
+            return ()  # absent, or under another attribute than the table's
+        prefixes = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
+        return tuple(itertools.takewhile(lambda prefix: prefix + ending + _ATTRIBUTE in forms, prefixes))
+
+    tables: dict[int, _Table] = {}
+    for table in [node for _, node in walked if isinstance(node, Embedding) and node.shards]:
+        if not (prefixes := numbered(table.shards[0])):
+            continue
+        sizes = [forms[prefix + _ATTRIBUTE][0][0] for prefix in prefixes]
+        admissions = numbered(table.admissions[0].keys, "keys/") if table.admissions else ()
+        if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
+            admissions = ()
+        place = functools.cache(functools.partial(_place, reader, table, admissions))
+        tables[id(table)] = _Table(table, prefixes, admissions, place, may_grow and table.ids_are_rows)
+    return tables
+
+
+def _place(reader, table: Embedding, admissions: Sequence[str]) -> Placement:
+    """Reads which ids have rows in a checkpoint, and gives them rows here."""
+    former = {
+        name: [reader.get_tensor(prefix + name + "/" + _ATTRIBUTE) for prefix in admissions]
+        for name in MOVED
+        if reader.has_tensor(f"{admissions[0]}{name}/{_ATTRIBUTE}")
+    }
+    placement = rehash(former, table.rows, len(table.shards))
+    logging.warning(
+        "embedding %s: %s ids move to %s rows in %d shards, %s find none there and share row 0, and sightings of ids "
+        "without a row are counted anew",
+        *(table.name, f"{placement.num_placed:,}", f"{table.rows:,}", len(table.shards), f"{placement.num_dropped:,}"),
+    )
+    return placement
+
+
+def _placed_value(there: _Table, shard: int, name: str, variable: tf.Variable) -> np.ndarray:
+    """Returns the value of an admission's variable; 0 if it begins again."""
+    return there.place().values[shard].get(name, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
 
 
 def _keys_in(

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.variables import tf_variable
+from ..layers.embeddings.rehash import Placement
 from ..mesh import shards
 from ..mesh.shards import Box
 from ..reduction import per_replica
@@ -70,12 +71,14 @@ class ShardRows(NamedTuple):
       sizes: the number of rows of each.
       shard: the number of the variable among those here.
       number: how many shards there are here.
+      place: returns where the checkpoint's rows are here, if not at the same number.
     """
 
     keys: tuple[str, ...]
     sizes: tuple[int, ...]
     shard: int
     number: int
+    place: Callable[[], Placement] | None = None
 
     @property
     def size_here(self) -> int:
@@ -254,8 +257,10 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
         yield batch
 
 
-def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> None:
+def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked | Callable[[], np.ndarray]]]) -> None:
     """Reads a checkpoint into variables, Keras's or TensorFlow's, given as (variable, key) of fitting shapes.
+
+    Instead of a key there may be a function that returns the value.
 
     A variable that differs by replica takes rows of an array; one sharded over a mesh, each replica's shard, on
     whatever mesh it was saved; one that is summed on read, a share of its sum.
@@ -268,6 +273,8 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked]]) -> 
             there = tf.train.load_checkpoint(prefix).get_tensor(key.key)
             picked = [0 if at is None else there[at] for at in key.positions]
             _assign(tf_variable(variable), tf.constant(picked, there.dtype))
+        elif callable(key):
+            _assign(tf_variable(variable), tf.constant(key()))
         elif shards.variable_sharding(variable):
             _read_shards(prefix, key, variable)
         else:
@@ -328,27 +335,31 @@ def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
     """Reads rows of a table from a checkpoint's shards, some at a time; rows that it lacks stay as they are."""
     width, stored = tuple(variable.shape[1:]), len(rows.keys)
     at_once = max(1, SLICE_BYTES // max(1, variable.dtype.size * math.prod(width)))
+    pieces = [
+        (there, range(first, min(first + at_once, size)))
+        for there, size in enumerate(rows.sizes)
+        for first in range(0, size, at_once)
+    ]
     for component in per_replica.components(variable):
-        for first in range(0, component.shape[0], at_once):
-            here = np.arange(first, min(first + at_once, component.shape[0]))
-            of_table = here * rows.number + rows.shard
-            for shard, (key, size) in enumerate(zip(rows.keys, rows.sizes, strict=True)):
-                there = of_table // stored
-                mine = np.flatnonzero((of_table % stored == shard) & (there < size))
-                if not len(mine):
-                    continue
-                begin, stop = int(there[mine[0]]), int(there[mine[-1]]) + 1
-                box = Box((begin, *(0 for _ in width)), (stop - begin, *width))
-                with tf.device(host_device(component.device)):
-                    (values,) = tf.raw_ops.RestoreV2(
-                        prefix=os.fspath(prefix),
-                        tensor_names=[key],
-                        shape_and_slices=[box.spec((size, *width))],
-                        dtypes=[variable.dtype],
-                    )
-                    values = tf.gather(values, there[mine] - begin)
-                with tf.device(component.device):
-                    tf.raw_ops.ResourceScatterUpdate(resource=component.handle, indices=here[mine], updates=values)
+        for there, piece in pieces:
+            of_table = np.arange(piece.start, piece.stop) * stored + there
+            if rows.place is not None:
+                of_table = rows.place().rows[of_table]
+            mine = np.flatnonzero((of_table >= 0) & (of_table % rows.number == rows.shard))
+            if not len(mine):
+                continue
+            box = Box((piece.start, *(0 for _ in width)), (len(piece), *width))
+            with tf.device(host_device(component.device)):
+                (values,) = tf.raw_ops.RestoreV2(
+                    prefix=os.fspath(prefix),
+                    tensor_names=[rows.keys[there]],
+                    shape_and_slices=[box.spec((rows.sizes[there], *width))],
+                    dtypes=[variable.dtype],
+                )
+                values = tf.gather(values, mine)
+            with tf.device(component.device):
+                here = of_table[mine] // rows.number
+                tf.raw_ops.ResourceScatterUpdate(resource=component.handle, indices=here, updates=values)
 
 
 def host_device(device: str) -> str:

@@ -139,7 +139,7 @@ class RunContext:
       options: of a step.
       num_classes: of the input's labels, or None.
       vocabulary: the number of ids of each id feature, by the feature's name; None if there are none.
-      num_servers: that variables were placed on when the run began; tables have as many shards.
+      num_servers: that variables are placed on; tables have as many shards.
       example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`);
         (features, None) for a saved run that only predicts.
       in_place: whether to train an existing model itself instead of a copy.

@@ -197,8 +197,9 @@ def build_state(
     options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
     trainer_class = config.trainer_class
     in_place = issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place(strategy.distribution)
-    # Tables are divided for as many servers as the run began with, as its checkpoints' shards are.
-    newest = RunDir(config.run_dir).newest() if config.run_dir else None
+    # What only reads a checkpoint has its shards, so that each id keeps its row.
+    trains = config.trains and not config.is_evaluator
+    newest = RunDir(config.run_dir).newest() if config.run_dir and not trains else None
     num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)

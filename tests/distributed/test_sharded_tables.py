@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from crankshaft.engine.layers.embeddings import rehash
 from tests import runs
 from tests.processes import Job, peak_mib
 from tests.waiting import PATIENCE
@@ -38,21 +39,62 @@ def test_shards_outlive_the_cluster_that_made_them(inside, start, tmp_path):
     assert runs.newest(tmp_path / "run") == 170
 
 
+def rows_by_id(run_dir) -> dict[int, np.ndarray]:
+    """A table's row and its Adagrad accumulator by id, after a check of where the keys are."""
+    kept, found = runs.tensors(run_dir), {}
+    updated = runs.manifests(run_dir)[-1]["about"]["updated"]["optimizer"]
+    names = [name for name in updated if name.startswith("trainer/embedding/shards/")]
+    for shard, name in enumerate(names):
+        rows = kept[f"{name}.ATTRIBUTES/VARIABLE_VALUE"]
+        slots = kept[f"trainer/optimizer/slots/{updated.index(name):04d}_shard/accum/.ATTRIBUTES/VARIABLE_VALUE"]
+        keys = kept[f"trainer/embedding/admissions/{shard}/keys/.ATTRIBUTES/VARIABLE_VALUE"]
+        bucket, column = np.nonzero(keys > np.iinfo(np.int64).min + 1)
+        ids, row = keys[bucket, column], bucket * keys.shape[1] + column
+        assert (rehash.two_buckets(ids, len(keys)) == bucket[:, None]).any(1).all()
+        assert (rehash.mixed(rehash.mixed(ids)) % np.uint64(len(names)) == shard).all()
+        assert (row < len(rows)).all()
+        assert row.min() >= int(shard == 0)
+        assert found.keys().isdisjoint(ids)
+        found |= dict(zip(ids.tolist(), np.concatenate([rows, slots], 1)[row], strict=True))
+    return found
+
+
+def unchanged(before: dict, after: dict) -> int:
+    """How many ids have what they had; fails if one has lost its row, or has another value with the same slot."""
+    assert before.keys() <= after.keys()
+    width = len(next(iter(before.values()))) // 2
+    same = [key for key in before if (before[key][width:] == after[key][width:]).all()]
+    assert all((before[key] == after[key]).all() for key in same)
+    return len(same)
+
+
 @pytest.mark.slow
 def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, start, tmp_path):
-    """Ids are sampled from 2^40, and most come to both workers at some time. One device then takes the table up."""
+    """Ids are sampled from 2^40, and most come to both workers at some time.
+
+    Three servers then take the table up from two, one of them is killed, two do with more rows, and one device does.
+    """
     run = (*CLICKS, "--input_arg=rows=1099511627776", "--model_arg=table_capacity=20000", "--model_arg=admit_after=2")
     run_dir = f"--run_dir={tmp_path}/run"
     start("run", *run, "--train_steps=120", script=()).ok()
-    keys = [x for name, x in runs.tensors(tmp_path / "run").items() if name.endswith("keys/.ATTRIBUTES/VARIABLE_VALUE")]
-    assert len(keys) == 2
-    ids = np.concatenate([x[x > np.iinfo(np.int64).min + 1] for x in keys])
-    assert len(ids) == len(set(ids))
-    given = {"embedding/rows_given": len(ids), "embedding/turned_away": 0}
+    first = rows_by_id(tmp_path / "run")
+    given = {"embedding/rows_given": len(first), "embedding/turned_away": 0}
     assert runs.result(tmp_path / "run")["tables"] == given
-    inside(*run, run_dir, "--train_steps=130").ok()
+    job = start("run", *run, "--train_steps=125", local=("--ps=3", "--max_restarts=1"), script=())
+    job.until(lambda: "ids move to 20,000 rows in 3 shards, 0 find none" in job.output)
+    job.kill("ps 1")
+    assert job.ok().starts() == 2
+    second = rows_by_id(tmp_path / "run")
+    assert unchanged(first, second) > len(first) / 2
+    larger = (*run, "--model_arg=table_capacity=25000", "--allow_changed_config")
+    assert "ids move to 25,000 rows in 2 shards" in start("run", *larger, "--train_steps=126", script=()).ok().output
+    third = rows_by_id(tmp_path / "run")
+    assert unchanged(second, third) > len(second) / 2
+    alone = inside(*run, run_dir, "--train_steps=130", "--allow_changed_config").ok()
+    assert "ids move to 20,000 rows in 1 shards" in alone.err
     further = runs.result(tmp_path / "run")["tables"]
-    assert further["embedding/rows_given"] > len(ids) > 1000
+    assert unchanged(third, rows_by_id(tmp_path / "run")) > len(third) / 2
+    assert further["embedding/rows_given"] > len(first) > 1000
     # The next day's clicks, on servers again: new ids get rows, and slots go on.
     begun = (f"--init_from={tmp_path}/run", "--init_optimizer", "--seed=1", "--learning_rate_schedule=cosine")
     assert start("next", *run, *begun, "--train_steps=60", script=()).ok().result["step"] == 60

@@ -17,11 +17,10 @@ from ...internals.variables import own_copy, server_device, variable_path
 from ...reduction.per_replica import components
 from ...step.context import step_context
 from . import hashing
+from .rehash import BUCKET, FREE, NOBODYS
 
 MAX_ADMIT_AFTER = 255  # higher counts are not reached between two halvings, in a small table
-_BUCKET = 16  # rows: 128 bytes of keys, read at once
-_FREE, _NOBODYS = tf.int64.min, tf.int64.min + 1  # keys of free rows, and of rows that no id may get
-SHARED_ROW_KEY = _NOBODYS  # of row 0, the one of them that is looked up: by all ids without a row
+SHARED_ROW_KEY = NOBODYS  # of row 0, the one of them that is looked up: by all ids without a row
 _SKETCH_DEPTH = 4
 _SKETCH_CELLS = 2  # per row of the shard; int32, since workers can't initialize smaller types equally
 _LEAST_CELLS = 1024
@@ -72,7 +71,7 @@ class Admission(tf.Module):
     def build(self, shard: tf.Variable, reserved: int) -> None:
         """Creates the variables, beside a shard [rows, width]. Its first `reserved` rows are never assigned."""
         rows, path = shard.shape[0], variable_path(shard)
-        self._buckets = -(-rows // _BUCKET)
+        self._buckets = -(-rows // BUCKET)
         self._cells = max(_LEAST_CELLS, _SKETCH_CELLS * rows)
         if "GPU" in (shard.device or ""):
             raise UsageError(
@@ -83,15 +82,15 @@ class Admission(tf.Module):
         self._server = server_device(shard)
 
         def keys() -> tf.Tensor:
-            parts = [(reserved, _NOBODYS), (rows - reserved, _FREE), (self._buckets * _BUCKET - rows, _NOBODYS)]
+            parts = [(reserved, NOBODYS), (rows - reserved, FREE), (self._buckets * BUCKET - rows, NOBODYS)]
             parts = [tf.fill([length], tf.constant(key, tf.int64)) for length, key in parts]
-            return tf.reshape(tf.concat(parts, 0), [self._buckets, _BUCKET])
+            return tf.reshape(tf.concat(parts, 0), [self._buckets, BUCKET])
 
         with tf.distribute.get_strategy().extended.colocate_vars_with(shard):
             self.keys = _variable(keys, f"{path}/keys")
             self.tally = _variable(lambda: tf.zeros([len(Tally._fields)], tf.int64), f"{path}/tally")
             if self.evict_after:
-                self.stamps = _variable(lambda: -tf.ones([self._buckets * _BUCKET], tf.int64), f"{path}/stamps")
+                self.stamps = _variable(lambda: -tf.ones([self._buckets * BUCKET], tf.int64), f"{path}/stamps")
                 self.freed = _variable(lambda: tf.zeros([], tf.int64), f"{path}/freed")
             if self.admit_after > 1:
                 cells = _SKETCH_DEPTH * self._cells
@@ -158,7 +157,7 @@ class Admission(tf.Module):
         """
         keys, stamps = own_copy(self.keys), own_copy(self.stamps)
         with tf.device(keys.device):
-            is_stale = (tf.reshape(keys, [-1]) > _NOBODYS) & (stamps < step - self.evict_after)
+            is_stale = (tf.reshape(keys, [-1]) > NOBODYS) & (stamps < step - self.evict_after)
             rows = tf.reshape(tf.where(is_stale), [-1])
         for freed in components(self.freed):
             freed.assign_add(rows.shape[0])
@@ -168,15 +167,15 @@ class Admission(tf.Module):
         """Lets other ids get rows, as found by `find_stale`, on all replicas of this process. Host code."""
         for keys, tally in zip(*map(components, (self.keys, self.tally)), strict=True):
             with tf.device(keys.device):
-                indices = tf.stack([rows // _BUCKET, rows % _BUCKET], 1)
-                updates = tf.fill(rows.shape, tf.constant(_FREE, tf.int64))
+                indices = tf.stack([rows // BUCKET, rows % BUCKET], 1)
+                updates = tf.fill(rows.shape, tf.constant(FREE, tf.int64))
                 tf.raw_ops.ResourceScatterNdUpdate(ref=keys.handle, indices=indices, updates=updates)
                 tally.assign_add(tf.constant(Tally(-rows.shape[0], 0, 0), tf.int64))
 
     def read_keys(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the keys and the numbers of those of the first `rows` rows that are not free. Host code."""
         keys = own_copy(self.keys).numpy().ravel()[:rows]
-        assigned = np.flatnonzero(keys != _FREE)
+        assigned = np.flatnonzero(keys != FREE)
         return keys[assigned], assigned
 
     def read_tally(self) -> Tally:
@@ -185,10 +184,10 @@ class Admission(tf.Module):
 
     def _find(self, ids: tf.Tensor) -> tf.Tensor:
         buckets = self._sketch_buckets(ids)
-        same = tf.reshape(tf.equal(self._keys_in(buckets), ids[:, None, None]), [-1, 2 * _BUCKET])
+        same = tf.reshape(tf.equal(self._keys_in(buckets), ids[:, None, None]), [-1, 2 * BUCKET])
         column = tf.argmax(same, 1)
-        bucket = tf.where(column < _BUCKET, buckets[:, 0], buckets[:, 1])
-        return tf.where(tf.reduce_any(same, 1), bucket * _BUCKET + column % _BUCKET, -1)
+        bucket = tf.where(column < BUCKET, buckets[:, 0], buckets[:, 1])
+        return tf.where(tf.reduce_any(same, 1), bucket * BUCKET + column % BUCKET, -1)
 
     def _assign(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
         """Assigns rows to the ids that should have one. Returns the number of assigned rows."""
@@ -206,7 +205,7 @@ class Admission(tf.Module):
         Returns the ids that may still get a row.
         """
         buckets = self._sketch_buckets(ids)
-        free = tf.cast(tf.equal(self._keys_in(buckets), _FREE), tf.int32)
+        free = tf.cast(tf.equal(self._keys_in(buckets), FREE), tf.int32)
         emptier = tf.argmax(tf.reduce_sum(free, 2), 1)
         bucket, free = (tf.gather(x, emptier, batch_dims=1) for x in (buckets, free))
         room = tf.reduce_any(free > 0, 1)
@@ -274,7 +273,7 @@ def as_key(ids: tf.Tensor) -> tf.Tensor:
     """
     if ids.dtype == tf.string:
         return hashing.bucket(ids, 2**63 - 1)
-    return tf.maximum(tf.cast(ids, tf.int64), _NOBODYS + 1)
+    return tf.maximum(tf.cast(ids, tf.int64), NOBODYS + 1)
 
 
 def _note(variable: tf.Variable, rows: tf.Tensor) -> None:

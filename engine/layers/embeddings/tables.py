@@ -177,16 +177,10 @@ class Embedding(tf.Module):
                 name=f"{self.name}/shard_{shard}",
             )
             if number > 1 and isinstance(variable, tf.distribute.DistributedValues):
-                if self.num_shards:
-                    problem = (
-                        f"num_shards={number}, and each replica has a copy of all; leave it out, or use one device"
-                    )
-                else:
-                    problem = (
-                        f"its ids have rows in {number} shards, one for each parameter server that the run began with, "
-                        "and each replica has all rows in one; use one device, or parameter servers"
-                    )
-                raise UsageError(f"embedding {self.name}: {problem}")
+                raise UsageError(
+                    f"embedding {self.name}: {number} shards, by num_shards or by the checkpoint to read, and each "
+                    "replica has a copy of all rows; leave num_shards out, or use one device or parameter servers"
+                )
             if tf.executing_eagerly():  # a rehearsal is in a graph that never runs: a large table has many pieces
                 for piece in self._pieces(shape[0]):
                     self._initialize(variable, tf.range(piece.start, piece.stop, dtype=tf.int64), shard, number)
@@ -221,12 +215,17 @@ class Embedding(tf.Module):
         """
         for number, (shard, assigned) in enumerate(zip(self.shards, self.admissions, strict=True)):
             stale = assigned.find_stale(step)
-            for piece in self._pieces(stale.shape[0]):
-                with tf.device(stale.device):
-                    rows = stale[piece.start : piece.stop]
-                self._initialize(shard, rows, number, len(self.shards))
+            for rows in self.initialize_rows(number, stale):
                 yield shard, rows
             assigned.free(stale)
+
+    def initialize_rows(self, shard: int, rows: tf.Tensor) -> Iterator[tf.Tensor]:
+        """Gives rows [n], int64, of a shard their first values, and yields them, some at a time. Host code."""
+        for piece in self._pieces(rows.shape[0]):
+            with tf.device(rows.device):
+                some = rows[piece.start : piece.stop]
+            self._initialize(self.shards[shard], some, shard, len(self.shards))
+            yield some
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:

@@ -170,6 +170,7 @@ def check_same_run(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` where a checkpoint is of a run of another configuration, as its manifest has it."""
     path = manifest.path
     checks.check_same_run(run.config, path, saved_config.check(path, manifest.about))
+    weights.check_capacity(run.trainer, manifest)
 
 
 def check_position(run: BaseRun, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ....engine import Trainer
 from ....engine.build import prepare
-from ....engine.checkpoints import graph, load_weights, read_newest
+from ....engine.checkpoints import Manifest, graph, load_weights, read_newest
 from ....engine.checkpoints import manifest as manifests
 from ....engine.checkpoints.run_dir import RunDir
 from ....engine.data import form
@@ -130,7 +130,7 @@ def _load_with_optimizer(run: BaseRun, prefix: str) -> list[str]:
     rates = [rate for whole in wholes for rate in per_replica.components(whole)]
     first = [rate.numpy() for rate in rates]
     why_not = f"init_optimizer: {prefix} does not fit this model; use the same model and model_arg as that run"
-    matching, changed = run.state.matching(manifest, may_grow=True), run.config.allow_changed_config
+    matching, changed = run.state.matching(manifest), run.config.allow_changed_config
     names, differences = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
     for rate, value in zip(rates, first, strict=True):
         rate.assign(value)
@@ -168,10 +168,23 @@ def _weights_by_path(trainer: Trainer) -> list[tuple[str, Any]]:
     return [*weights, *((table.name, table) for table in inventory.tables.values())]
 
 
+def check_capacity(trainer: Trainer, manifest: Manifest) -> None:
+    """Raises `UsageError` if a checkpoint's rows would be those of other ids with this `table_capacity`."""
+    capacity = manifest.about.get("deciding", {}).get("model_arg", {}).get("table_capacity")
+    if isinstance(trainer, Tabular) and trainer.needs_capacity and capacity not in (None, trainer.table_capacity):
+        raise UsageError(
+            f"{manifest.path} has rows of crosses that are hashed by table_capacity={capacity}, and "
+            f"table_capacity={trainer.table_capacity} gives crosses others; keep it, or begin a run without crosses"
+        )
+
+
 def _check_source(run: BaseRun, prefix: str) -> None:
     """Raises `UsageError` where weights of --init_from are of other features, or of ids that are numbered otherwise."""
     config, manifest = run.config, manifests.manifest_at(prefix)
-    if manifest is None or config.allow_changed_config:
+    if manifest is None:
+        return
+    check_capacity(run.trainer, manifest)
+    if config.allow_changed_config:
         return
     fingerprints.check_begun(config, manifest, run.data_info.ids)
     try:

@@ -347,6 +347,38 @@ def test_a_run_gets_and_loses_the_eviction_of_ids_as_another_configuration(insid
     assert "evict_after=4 frees rows of all replicas, and sync_every_steps=2" in apart.error
 
 
+def test_a_table_of_ids_continues_with_another_capacity(inside, tmp_path):
+    """At a learning rate that ruins it, so that it ends with the best weights, which have the former capacity."""
+    one = tuple(word for word in CLICKS if "crosses" not in word)
+    common = (*one, f"--run_dir={tmp_path}/run", "--eval_every_steps=8", "--restore_best")
+    inside(*common, "--model_arg=table_capacity=300", "--train_steps=16").ok()
+    before = load_model(tmp_path / "run", "best").predict(split="eval", verbose=0)
+    grown = (*common, "--model_arg=table_capacity=700", "--train_steps=24", "--learning_rate=9")
+    assert "table_capacity: 300 -> 700" in inside(*grown).mistake
+    wider = (word.replace("width=4", "width=5") for word in grown)
+    error = inside(*wider, "--allow_changed_config").error
+    assert "trainer.embedding.shards[0]: [700, 6] float32 here, [700, 5] float32 in the checkpoint" in error
+    found = inside(*grown, "--allow_changed_config").ok().err
+    assert found.count("ids move to 700 rows in 1 shards, 0 find none there") == 2
+    best = runs.result(tmp_path / "run")["best"]
+    assert best["step"] <= 16
+    shards = [x for name, x in runs.tensors(tmp_path / "run").items() if "embedding/admissions/0/keys" in name]
+    assert [x.shape for x in shards] == [(44, 16)]
+    inside(*grown, "--allow_changed_config", "--mode=predict", f"--output={tmp_path}/best.npz").ok()
+    with np.load(tmp_path / "best.npz") as file:
+        np.testing.assert_allclose(file["probability"], 1 / (1 + np.exp(-before)), rtol=1e-5)
+    begun = (*one, f"--init_from={tmp_path}/run", "--init_optimizer", "--train_steps=1", "--learning_rate=0")
+    smaller = inside(*begun, "--model_arg=table_capacity=20", f"--run_dir={tmp_path}/small").ok()
+    assert "19 ids move to 20 rows in 1 shards, 68 find none there" in smaller.err
+
+
+@pytest.mark.parametrize("begun", ["--run_dir", "--init_from"])
+def test_crosses_that_are_hashed_by_a_capacity_are_not_read_with_another(inside, tmp_path, begun):
+    inside(*CLICKS, f"--run_dir={tmp_path}", "--model_arg=table_capacity=300", "--train_steps=1").ok()
+    grown = (*CLICKS, f"{begun}={tmp_path}", "--model_arg=table_capacity=700", "--train_steps=2")
+    assert "crosses that are hashed by table_capacity=300" in inside(*grown, "--allow_changed_config").mistake
+
+
 def test_tables_are_taken_from_another_run(inside, tmp_path):
     inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=9").ok()
     flags = ("--optimizer=sgd", "--learning_rate=0", "--train_steps=1", f"--init_from={tmp_path}/first", "--seed=7")

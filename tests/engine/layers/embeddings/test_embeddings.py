@@ -331,7 +331,7 @@ def test_updates_are_numpys_and_touch_no_other_row(bench, rule, replicas, shards
 
 
 def test_replicas_with_a_copy_each_take_no_shards(bench):
-    with pytest.raises(ValueError, match="num_shards=2, and each replica has a copy"):
+    with pytest.raises(ValueError, match=r"table: 2 shards, by num_shards or .*each replica has a copy"):
         bench(pull(2), power_law(), BATCH, 2)
 
 
