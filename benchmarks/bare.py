@@ -1,6 +1,6 @@
 """Nothing but calls of the inner loop, for comparisons: a run as `crankshaft train` makes it, and its rate.
 
-As a program it is a peer that takes turns (`turns.py`): `python -m benchmarks.bare` with flags of launch.train.
+As a program it is a peer that takes turns (`peer.py`): `python -m benchmarks.bare` with flags of launch.train.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make(run_dir: str, *more: str) -> Run:
     checks.check(configuration)
     strategy = building.make_strategy(configuration)
     allocator.keep_freed_memory_with_tensorflow()
-    with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`turns.py`)
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`peer.py`)
         made = building.build_run(configuration, load(configuration), strategy)
         print(choose_jit(made))
     return made
@@ -55,7 +55,7 @@ def rate(made: Run, steps: int, program: Program | None = None) -> float:
 
 
 def main() -> None:
-    from .turns import take_turns
+    from .peer import take_turns
 
     tune()
     with tempfile.TemporaryDirectory() as run_dir:

@@ -20,18 +20,27 @@ def build(name: str, data: Data) -> keras.Model:
     if name == "wide_deep":
         return _wide_deep(data.train[0]["categories"].shape[1], data.vocabulary["categories"])
     images = _layers.Input(WORKLOADS[name].shape)
-    bodies = {"cnn": _cnn, "resnet20": _resnet20}
+    bodies = {"cnn": _cnn, "cnn_bfloat16": _cnn, "resnet20": _resnet20}
     body = bodies[name](images) if name in bodies else _mlp(images, WORKLOADS[name].units)
     return keras.Model(images, _layers.Dense(data.num_classes, dtype="float32")(body))
 
 
-def compile(model: keras.Model, name: str, **settings) -> None:
-    """Compiles a model with Adam, the workload's loss and its metric; `settings` are `Model.compile`'s."""
+def compiled(name: str, **settings) -> tuple[keras.Model, Data]:
+    """Builds and compiles a workload's model with Adam, its loss and its metric; returns its data, too.
+
+    `settings` are those of `Model.compile`.
+    """
+    precision = WORKLOADS[name].precision
+    keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
+    keras.utils.set_random_seed(0)
+    data = WORKLOADS[name].load()
+    model = build(name, data)
     if WORKLOADS[name].metric == "auc":
         loss, metric = keras.losses.BinaryCrossentropy(from_logits=True), keras.metrics.AUC(from_logits=True)
     else:
         loss, metric = keras.losses.SparseCategoricalCrossentropy(from_logits=True), "accuracy"
     model.compile(optimizer="adam", loss=loss, metrics=[metric], **settings)
+    return model, data
 
 
 def _mlp(x, widths: tuple[int, ...]):

@@ -31,7 +31,7 @@ from crankshaft.engine.strategies.parameter_server.strategy import connect
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.plan.simulation import Scenario, leased_seconds
 
-from .race import run_script
+from .processes import run_script
 
 METRICS = 3  # rows of sums, as of a loss and two metrics
 WAIT = "benchmarks/wait"

@@ -39,8 +39,8 @@ from crankshaft.launch.benchmark.measure.rounds import timed_round
 from crankshaft.launch.run import hooks, metrics
 from crankshaft.launch.run.base import BaseRun
 
-from . import bare, turns
-from .language_model import FLAGS as LANGUAGE_MODEL
+from . import bare
+from .rounds import interval
 from .workloads import WORKLOADS as MODELS
 
 # Name: hidden units; steps of a piece and pieces of a round for benchmark mode, and the same for hooks and checkpoints.
@@ -53,7 +53,11 @@ WORKLOADS = {
 # For snapshots: steps of a piece, pieces of a round, and the flags.
 LARGE = {
     "mlp 784-2048-2048-10": (100, 6, MODELS["wide"].flags),
-    "language model": (3, 3, (*LANGUAGE_MODEL, f"--data_dir={sysconfig.get_path('stdlib')}/*.py")),
+    "language model": (
+        3,
+        3,
+        (*MODELS["language_model"].flags, "--global_batch_size=12", f"--data_dir={sysconfig.get_path('stdlib')}/*.py"),
+    ),
 }
 
 FLAGS = ["--model=mlp", "--input=synthetic", "--input_arg=examples=60032"]
@@ -184,8 +188,8 @@ def print_snapshots(name: str, rounds: int, folder: str, more: Sequence[str]) ->
         own = statistics.median(map(min, newest))
         period = max(LEAST_SECONDS, own / COST)
         if made.config.is_chief:
-            sure = "{:.1f} to {:.1f}".format(*(1000 * each for each in turns.interval(costs)))
-            share = "{:.2%} to {:.2%}".format(*(each / period for each in turns.interval(costs)))
+            sure = "{:.1f} to {:.1f}".format(*(1000 * each for each in interval(costs)))
+            share = "{:.2%} to {:.2%}".format(*(each / period for each in interval(costs)))
             cost = statistics.median(costs)
             cells = [name, f"{1000 * cost:.1f} ({sure})", f"{1000 * own:.1f}", f"{period:.1f}"]
             print("|", " | ".join([*cells, f"{cost / period:.2%} ({share})"]), "|", flush=True)
@@ -198,7 +202,7 @@ def print_rows(name: str, measured: dict[str, list[float]]) -> None:
         beside = alone[number :: len(measured)]
         costs = [a / b - 1 for a, b in zip(beside, with_it, strict=True)]
         rates = f"{statistics.median(with_it):,.0f} | {statistics.median(beside):,.0f}"
-        sure = "{:.1%} to {:.1%}".format(*turns.interval(costs))
+        sure = "{:.1%} to {:.1%}".format(*interval(costs))
         print(f"| {name}, {title} | {rates} | {statistics.median(costs):.1%} ({sure}) |", flush=True)
 
 

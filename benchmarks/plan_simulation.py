@@ -16,7 +16,7 @@ from pathlib import Path
 from crankshaft.launch.plan.simulation import Scenario, simulate
 
 from .markdown import table
-from .race import ROOT, run_script
+from .processes import ROOT, run_script
 
 HOUR, DAY = 3600.0, 86_400.0
 STEP_SECONDS, JITTER, STEPS = 0.2, 0.25, 100

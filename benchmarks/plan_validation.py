@@ -32,28 +32,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .children import Process, run_together
 from .links import Hosts, Link
 from .markdown import number, table
-from .race import run_script
+from .processes import Process, read_result, run_script, run_together
 from .workloads import BATCH_SIZE, WORKLOADS
 
 _POLL_SECONDS = 0.02
 _FIRST_PORT = 12_000
 _CRANKSHAFT = (sys.executable, "-m", "crankshaft")
 _COMMON = ("--jit=off", "--mode=train", "--progress=off", "--train_steps=12")
-_LANGUAGE_MODEL = (
-    *("--model=transformer_lm", "--input=text", "--input_arg=context=256"),
-    *("--model_arg=layers=6", "--model_arg=width=384", "--model_arg=heads=6"),
-)
 _NOTHING = ("--model=logistic", "--input=synthetic", "--input_arg=shape=1", "--input_arg=examples=1024")
 _FILE = Path(__file__).with_name("memory_models.py")
 _SEQUENCES = ("--input=synthetic", "--input_arg=shape=128,128", "--input_arg=examples=1024")
-_MODELS = {
-    "language_model": _LANGUAGE_MODEL,
-    **{kind: (f"--model={_FILE}", f"--model_arg=kind={kind}", *_SEQUENCES) for kind in ("gru", "lstm", "attention")},
-}
-_NAMES = (*WORKLOADS, *_MODELS)
+_MODELS = {kind: (f"--model={_FILE}", f"--model_arg=kind={kind}", *_SEQUENCES) for kind in ("gru", "lstm", "attention")}
+_NAMES = ("mlp", "wide", "cnn", "resnet20", "wide_deep", "language_model", *_MODELS)
 _MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=2")
 
 
@@ -90,7 +82,7 @@ TASKS = {
 def flags(workload: str, tasks: Tasks) -> tuple[str, ...]:
     """Returns a workload's flags of train, with a batch for these tasks."""
     model_flags = _MODELS[workload] if workload in _MODELS else WORKLOADS[workload].flags
-    batch_size = 12 if workload == "language_model" else BATCH_SIZE
+    batch_size = BATCH_SIZE if workload in _MODELS else WORKLOADS[workload].batch
     return (*model_flags, *_COMMON, *tasks.flags, f"--global_batch_size={batch_size * tasks.shares}")
 
 
@@ -199,8 +191,8 @@ def _result(words: Sequence[str], processes: Callable[[Sequence[str]], Sequence[
     words = [word for word in words if word != "--mode=train" and not word.startswith("--train_steps")]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "result.json")
-        run_together(processes([*_CRANKSHAFT, *words, f"--result_json={path}"]), environment=os.environ)
-        return json.loads(path.read_text(encoding="utf-8"))
+        run_together(processes([*_CRANKSHAFT, *words, f"--result_json={path}"]))
+        return read_result(path)
 
 
 def with_links(machine: str, link: Link, folder: Path) -> list[str]:
@@ -215,7 +207,7 @@ def with_links(machine: str, link: Link, folder: Path) -> list[str]:
     )
     with Hosts(2, link) as hosts:
         processes = on_hosts(hosts, TASKS["two_workers"], [sys.executable, "-m", "crankshaft.launch.plan.links"])
-        rows = json.loads(run_together(processes, environment=os.environ)[0][-1])
+        rows = json.loads(run_together(processes)[0][-1])
     (_, latency), *others = sorted((float(size), seconds) for size, seconds in rows.items())
     measured = ((0.0, latency), *others)
     shown = [

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,9 +25,8 @@ import numpy as np
 
 from crankshaft.launch.cluster.children import Children
 
-from .children import Process
-from .race import PYTHON, ROOT, run_script
-from .turns import add_turns, compare
+from . import rounds
+from .processes import ROOT, Process, run_script
 
 PEER = "-m", "benchmarks.peers.reading"
 EXAMPLES, COLD_EXAMPLES, PICTURES, WINDOWS, BATCH = 60_000, 120_000, 512, 20_000, 64
@@ -39,12 +39,20 @@ FEATURES = ("--input_arg=features=image:uint8:28x28x1,label:int64", "--input_arg
 
 def peer(way: str, folder: str, *flags: str, cold: bool = False, times: int = 1) -> Process:
     more = [f"--times={times}", *(["--cold"] if cold else []), *MORE]
-    return Process([PYTHON, *PEER, f"--way={way}", f"--folder={folder}", *more, "--", *flags])
+    return Process([sys.executable, *PEER, f"--way={way}", f"--folder={folder}", *more, "--", *flags])
 
 
 def ours(folder: str, *flags: str, cold: bool = False, times: int = 1) -> Process:
     flags = (f"--data_dir={folder}", f"--global_batch_size={BATCH}", *flags)
     return peer("crankshaft", folder, *flags, cold=cold, times=times)
+
+
+def compare(title: str, processes: dict[str, Process], steps: int, turns: int) -> None:
+    """Measures pieces of so many steps in turn, and prints the last one beside each other."""
+    *others, ours = processes
+    with rounds.residents(processes, dict.fromkeys(processes, BATCH), steps=steps, folder=ROOT) as peers:
+        measured = rounds.measure(title, peers, turns)
+    print(rounds.speed_table([(measured, [(ours, {other: other for other in others})])]))
 
 
 # -- Rows -------------------------------------------------------------------------------------------------------------
@@ -105,7 +113,7 @@ def training(model: str, steps: int) -> Callable[[str, int], None]:
         write_records(folder, EXAMPLES)
         common = [f"--model={model}", f"--data_dir={folder}", f"--global_batch_size={BATCH}", "--jit=off"]
         common += ["--input=tfrecord", *FEATURES]
-        bare = [PYTHON, "-m", "benchmarks.bare", *common]
+        bare = [sys.executable, "-m", "benchmarks.bare", *common]
         peers = {"from memory, as it comes": Process(bare), "from files": Process([*bare, "--resident_data_mb=0"])}
         compare(f"{model}, training", peers, steps, turns)
 
@@ -254,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default=",".join(ROWS), help="some of %(default)s")
     parser.add_argument("--folder", help="where files are made, on the disk that is measured [a temporary one]")
-    add_turns(parser, 10)
+    parser.add_argument("--turns", type=rounds.count, default=10, help="pieces of each (%(default)s)")
     parser.add_argument("--cpu", action="store_true", help="rates by CPU time: for a machine that others use, no grain")
     args = parser.parse_args()
     MORE.extend(["--cpu"] if args.cpu else [])

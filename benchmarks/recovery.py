@@ -31,14 +31,13 @@ from pathlib import Path
 
 from crankshaft.launch.cluster.resources import free_ports, usable_cores
 
-from .children import untuned
 from .faults.campaign import Happened, costs
 from .faults.job import variables
 from .faults.plan import PLAN, Notes
 from .faults.table import Injection
 from .markdown import number, table
-from .race import ROOT, cpu_model, runs_with
-from .turns import interval
+from .processes import ROOT, find_versions, untuned
+from .rounds import FEWEST, cpu_model, interval
 from .workloads import BATCH_SIZE, WORKLOADS
 
 WORKERS = 2
@@ -72,7 +71,7 @@ class Program:
         self.began = time.monotonic()
         self._notes = [Notes(self.folder, f"worker {worker}") for worker in range(WORKERS)]
         self._seen = self._highest = 0
-        variables = {**untuned(os.environ), PLAN: str(self.folder), "PYTHONPATH": str(ROOT)}
+        variables = {**untuned(), PLAN: str(self.folder), "PYTHONPATH": str(ROOT)}
         with (self.folder / "log").open("wb") as log:
             self._processes = [
                 subprocess.Popen(
@@ -239,7 +238,7 @@ def _table(found: dict[str, list[dict]]) -> str:
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return "–"
-    sure = " ({} to {})".format(*map(number, interval(values))) if len(values) >= 6 else ""
+    sure = " ({} to {})".format(*map(number, interval(values))) if len(values) >= FEWEST else ""
     return f"{number(statistics.median(values))}{sure}, {number(max(values))}"
 
 
@@ -269,8 +268,8 @@ def main() -> None:
     parser.add_argument("--starts", type=int, help="measure so many starts of four workers instead")
     parser.add_argument("flags", nargs="*", help="of Crankshaft's training, after --")
     arguments = parser.parse_args()
-    if arguments.torch_python and not runs_with(arguments.torch_python, "torch", "numpy"):
-        parser.error(f"--torch_python={arguments.torch_python} can't import torch and numpy")
+    if arguments.torch_python:
+        find_versions(arguments.torch_python, ["torch", "numpy"])
     with tempfile.TemporaryDirectory(prefix="crankshaft-recovery-") as folder:
         print(f"{cpu_model()}, {len(usable_cores())} cores, load {os.getloadavg()[0]:.2f}\n", flush=True)
         if arguments.starts:

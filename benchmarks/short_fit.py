@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import crankshaft
 
-from .turns import add_turns, ratio
+from .rounds import count, ratio
 
 _FITS: dict[str, Callable[..., Any]] = {"keras": tf.keras.Model.fit, "crankshaft": crankshaft.fit}
 _BATCH_SIZE = 32
@@ -28,7 +28,7 @@ _BATCH_SIZE = 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_turns(parser, 20)
+    parser.add_argument("--turns", type=count, default=20, help="(%(default)s)")
     turns = parser.parse_args().turns
     for workload, make in _MODELS.items():
         seconds: dict[str, list[list[float]]] = {name: [] for name in _FITS}

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-# All but the tables that `benchmarks.standard` writes.
-GUIDES = [README, *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "benchmarks")]
-PAGES = [*GUIDES, *sorted((ROOT / "docs" / "benchmarks").glob("*.md")), *sorted(ROOT.glob("[A-Z]*.md"))]
+GUIDES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*GUIDES, *sorted(ROOT.glob("[A-Z]*.md"))]
 
 _PART = re.compile(r'^## ([^\n]*)$|^```(\w*)(?: title="([^"\n]*)")?\n(.*?)^```$', re.M | re.S)
 

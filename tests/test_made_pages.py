@@ -8,13 +8,12 @@ import sys
 from tests.pages import ROOT
 
 OTHER_LIBRARIES = {
-    "ddp",
     "ddp_recovering",
     "nanogpt",
     "tensor_parallel",
+    "torch_loop",
     "jax_scan",
-    "keras_jax_fit",
-}  # PyTorch, JAX; Keras on another
+}  # PyTorch, JAX
 CODE = """
 import importlib, runpy, sys
 sys.argv, names = sys.argv[1:3], sys.argv[3:]
@@ -27,7 +26,7 @@ for name in names:
 def test_made_pages_are_current_and_scripts_that_compare_can_be_imported(tmp_path):
     paths = [path for path in (ROOT / "benchmarks").rglob("*.py") if path.stem not in OTHER_LIBRARIES]
     names = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
-    assert {"benchmarks.bits", "benchmarks.sweep", "benchmarks.peers.keras_fit"} <= set(names)
+    assert {"benchmarks.bits", "benchmarks.compare", "benchmarks.peers.keras_fit"} <= set(names)
     command = [sys.executable, "-c", CODE, ROOT / "docs" / "make_pages.py", tmp_path, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # where it is 0, what TensorFlow says as it starts

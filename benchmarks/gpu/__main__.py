@@ -31,7 +31,8 @@ from crankshaft.launch.cluster.children import Child, Children
 from crankshaft.launch.cluster.output import last_lines
 
 from ..markdown import number, table
-from ..race import ROOT, run_script, write_result
+from ..peer import write_result
+from ..processes import ROOT, run_script
 from .rows import Row, rows
 
 _START_SECONDS = 60.0  # of a process, until its first row begins

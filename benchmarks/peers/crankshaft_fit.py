@@ -1,11 +1,7 @@
-"""`crankshaft.fit` that trains a piece of its steps at each request: a peer of `turns.py`, a process itself.
-
-`python -m benchmarks.peers.crankshaft_fit --workload=mlp`: on the compiled model and the data of `keras_fit`.
-"""
+"""`crankshaft.fit` on the compiled model and the data of `keras_fit`: a peer that takes turns."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import queue
@@ -16,8 +12,7 @@ import time
 import crankshaft
 from crankshaft.engine.hooks import Hook
 
-from .. import keras_peer
-from ..turns import take_turns
+from ..peer import parse_arguments, take_turns
 from ..workloads import WORKLOADS
 
 
@@ -49,11 +44,8 @@ class InPieces(Hook):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    arguments = parser.parse_args()
-    answers, pieces = sys.stdout, InPieces()
+    arguments = parse_arguments(__doc__, WORKLOADS)
+    workload, answers, pieces = WORKLOADS[arguments.workload], sys.stdout, InPieces()
 
     def answer():
         take_turns(pieces.rate, answers)
@@ -61,8 +53,10 @@ def main() -> None:
 
     threading.Thread(target=answer, daemon=True).start()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        model, data, options = keras_peer.prepare(arguments.workload, "fit", arguments.precision)
-        crankshaft.fit(model, *data.train, epochs=1_000_000, hooks=[pieces], **options)
+        from .. import keras_models  # starts TensorFlow
+
+        model, data = keras_models.compiled(arguments.workload)
+        crankshaft.fit(model, *data.train, epochs=1_000_000, hooks=[pieces], batch_size=workload.batch)
 
 
 if __name__ == "__main__":

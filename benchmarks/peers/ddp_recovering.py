@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..faults.plan import PLAN, Notes
 from ..workloads import BATCH_SIZE, WORKLOADS
-from .ddp import make_model, to_tensors
+from .torch_loop import make_model, to_tensors
 
 NOTED_EVERY_STEPS = 10
 _COST = 0.005  # the part of the time that snapshots may take
@@ -73,7 +73,7 @@ def main() -> None:
         if rank == 0 and time.monotonic() > next_save:
             took = save(snapshot, step + 1, model, optimizer)
             next_save = time.monotonic() + took / _COST
-    os._exit(0)  # see `ddp`
+    os._exit(0)  # see `torch_loop`
 
 
 if __name__ == "__main__":

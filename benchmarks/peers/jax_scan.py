@@ -1,4 +1,4 @@
-"""Training as one writes it in JAX: many steps in one jitted scan, data on the device. In a process of its own.
+"""Training as one writes it in JAX: many steps in one jitted scan, data on the device. A peer that takes turns.
 
 Parameters and Adam's state are donated, batches are gathered within the scan from arrays that live on the device, in an
 order that is shuffled again each epoch. Needs JAX, optax and NumPy, no TensorFlow.
@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..race import parse_peer_arguments, write_result
-from ..turns import take_turns
+from ..peer import parse_arguments, take_turns
 from ..workloads import BATCH_SIZE, WORKLOADS, Workload
 
 OPTIMIZER = optax.adam(0.001, eps=1e-7)  # Keras's epsilon
@@ -78,7 +77,8 @@ def batches(examples: int) -> Iterator[np.ndarray]:
 
 
 def main() -> None:
-    arguments = parse_peer_arguments(__doc__, steps_per_call=50, unroll=1, turns=0)
+    count = {"type": int, "default": 1}
+    arguments = parse_arguments(__doc__, WORKLOADS, steps_per_call=count, unroll=count)
     splits = WORKLOADS[arguments.workload].load()
     data = jax.device_put(splits.train)
     params = init(WORKLOADS[arguments.workload], 0)
@@ -96,17 +96,14 @@ def main() -> None:
         jax.block_until_ready(carry)
         return calls * arguments.steps_per_call / (time.perf_counter() - before)
 
-    run(arguments.quality_steps)
-    x, y = jax.device_put(splits.evaluation)
-    logits = jax.jit(forward)(carry[0], x)
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    quality = {"loss": float(loss), "accuracy": float((logits.argmax(-1) == y).mean())}
-    run(arguments.warm_up_steps)
-    if arguments.turns:
-        take_turns(run)
-        return
-    versions = {"jax": jax.__version__, "optax": optax.__version__}
-    write_result(arguments.result_json, {"steps_per_sec": run(arguments.steps), **quality, "versions": versions})
+    quality = None
+    if arguments.quality_steps:
+        run(arguments.quality_steps)
+        x, y = jax.device_put(splits.evaluation)
+        logits = jax.jit(forward)(carry[0], x)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        quality = {"loss": float(loss), "accuracy": float((logits.argmax(-1) == y).mean())}
+    take_turns(run, quality=quality)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Keras fit that trains a piece of its steps at each request: a peer of `turns.py`, a process of its own.
+"""Keras `fit` as people write it, or with many steps per call: a peer that takes turns.
 
-`python -m benchmarks.peers.keras_fit --workload=mlp --setting=fit_tuned`. What Keras prints goes nowhere.
+On JAX if KERAS_BACKEND=jax. Needs Keras, NumPy and the backend. What Keras prints goes nowhere.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import queue
@@ -13,14 +12,18 @@ import sys
 import threading
 import time
 
-import tensorflow as tf
+from ..peer import parse_arguments, take_turns
 
-from .. import keras_peer
-from ..turns import take_turns
-from ..workloads import WORKLOADS
+_BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
+from ..workloads import WORKLOADS  # noqa: E402, Crankshaft, which makes TensorFlow the backend
+
+os.environ["KERAS_BACKEND"] = _BACKEND
+import keras  # noqa: E402
+
+from .. import keras_models  # noqa: E402
 
 
-class InPieces(tf.keras.callbacks.Callback):
+class InPieces(keras.callbacks.Callback):
     """Holds fit, which runs in another thread, at the end of each piece until the next request."""
 
     def __init__(self, steps_per_call: int):
@@ -38,7 +41,7 @@ class InPieces(tf.keras.callbacks.Callback):
         self._at_most += self._steps_per_call  # an epoch's last call does fewer; to ask the optimizer each time costs
         if self._at_most < self._end:
             return
-        self._at_most = int(self.model.optimizer.iterations)  # waits for them
+        self._at_most = self._done()
         if self._at_most < self._end:
             return
         if self._end:
@@ -46,19 +49,40 @@ class InPieces(tf.keras.callbacks.Callback):
         steps = self._requests.get()
         self._first, self._end, self._began = self._at_most, self._at_most + steps, time.perf_counter()
 
+    def _done(self) -> int:
+        """Waits for the steps, and returns how many there have been."""
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        return int(self.model.optimizer.iterations)
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--setting", choices=keras_peer.SETTINGS, required=True)
-    arguments = parser.parse_args()
-    answers = sys.stdout
+    arguments = parse_arguments(
+        __doc__,
+        WORKLOADS,
+        steps_per_call={"type": int, "default": 1},
+        jit={"choices": ("auto", "on", "off"), "default": "auto"},
+    )
+    workload, steps = WORKLOADS[arguments.workload], arguments.steps_per_call
+    answers, quality = sys.stdout, None
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        model, data, shown = keras_peer.prepare(arguments.workload, arguments.setting, "float32")
-        pieces = InPieces(keras_peer.SETTINGS[arguments.setting].get("steps_per_execution", 1))
+        settings = {
+            "steps_per_execution": steps,
+            "jit_compile": {"auto": "auto", "on": True, "off": False}[arguments.jit],
+        }
+        model, data = keras_models.compiled(arguments.workload, **settings)
+        x, y = data.train
+        shown = {"batch_size": workload.batch, "verbose": "auto" if steps == 1 else 2}  # a bar has its price
+        if few := arguments.quality_steps * workload.batch:
+            model.fit(
+                {name: ids[:few] for name, ids in x.items()} if isinstance(x, dict) else x[:few], y[:few], **shown
+            )
+            loss, metric = model.evaluate(*data.evaluation, batch_size=workload.batch, verbose=0)
+            quality = {"loss": float(loss), workload.metric: float(metric)}
+        pieces = InPieces(steps)
         more = {"epochs": 1_000_000, "callbacks": [pieces], **shown}
-        threading.Thread(target=model.fit, args=data.train, kwargs=more, daemon=True).start()
-        take_turns(pieces.rate, answers)
+        threading.Thread(target=model.fit, args=(x, y), kwargs=more, daemon=True).start()
+        take_turns(pieces.rate, answers, quality)
     answers.flush()
     os._exit(0)  # fit has no end of its own
 

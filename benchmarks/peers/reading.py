@@ -1,4 +1,4 @@
-"""Batches that are read and used for nothing, by one way of reading: a peer of `turns.py`, a process of its own.
+"""Batches that are read and used for nothing, by one way of reading: a peer that takes turns (`peer.py`).
 
 `python -m benchmarks.peers.reading --way=crankshaft --folder=F -- --input=tfrecord ...`, flags of `crankshaft train`
 after the dashes. `--cold` drops the files' pages before each piece.
@@ -12,14 +12,16 @@ import glob
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from .. import pages
-from ..turns import take_turns
+from crankshaft.engine.machine.files import open_regular
+
+from ..peer import take_turns
 
 BATCH, SHUFFLE = 64, 10_000
 TOKENS, TEXT_BATCH = 256, 32
 SIZE = 224
+_PIECE_BYTES = 8 << 20
 
 
 def crankshaft(folder: str, flags: list[str]) -> Callable[[int], None]:
@@ -141,7 +143,7 @@ def grain(folder: str, flags: list[str]) -> Callable[[int], None]:
 def end_to_end(folder: str, flags: list[str]) -> Callable[[int], None]:
     """Reads all files once from end to end, however many steps that is said to be."""
     del flags
-    return lambda steps: pages.read_through(_files(folder))
+    return lambda steps: read_through(_files(folder))
 
 
 WAYS: dict[str, Callable[[str, list[str]], Callable[[int], None]]] = {
@@ -158,6 +160,29 @@ WAYS: dict[str, Callable[[str, list[str]], Callable[[int], None]]] = {
 
 def _files(folder: str) -> list[str]:
     return [path for path in sorted(glob.glob(f"{folder}/**/*", recursive=True)) if os.path.isfile(path)]
+
+
+def drop(paths: Sequence[str]) -> None:
+    """Has the system forget the pages of files; those that another process maps stay."""
+    for path in paths:
+        descriptor = open_regular(path)
+        try:
+            os.fsync(descriptor)  # what is not written yet can't be dropped
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def read_through(paths: Sequence[str]) -> None:
+    """Reads files from end to end, in large pieces."""
+    piece = bytearray(_PIECE_BYTES)
+    for path in paths:
+        descriptor = open_regular(path)
+        try:
+            while os.readv(descriptor, [piece]):
+                pass
+        finally:
+            os.close(descriptor)
 
 
 def main() -> None:
@@ -177,7 +202,7 @@ def main() -> None:
     def rate(steps: int) -> float:
         nonlocal cpu_before
         if args.cold:
-            pages.drop(_files(args.folder))
+            drop(_files(args.folder))
         began = time.perf_counter()
         steps *= args.times
         read_batches(steps)

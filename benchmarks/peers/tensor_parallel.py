@@ -7,16 +7,15 @@ MASTER_ADDR and MASTER_PORT say which worker this is, as torchrun sets them. Nee
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+
+from ..peer import TIMED, parse_arguments, timed, write_result
+from ..workloads import WORKLOADS
 
 
 class Enter(torch.autograd.Function):
@@ -96,19 +95,15 @@ class Decoder(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", type=json.loads, required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--result_json", required=True)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__, WORKLOADS, **TIMED)
+    workload = WORKLOADS[arguments.workload]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = Decoder(**arguments.shape)
+    model = Decoder(**workload.decoder)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    size = arguments.batch, arguments.shape["context"] + 1
-    windows = torch.randint(arguments.shape["vocabulary"], size, generator=torch.Generator().manual_seed(0))
+    size = workload.batch, workload.decoder["context"] + 1
+    windows = torch.randint(workload.decoder["vocabulary"], size, generator=torch.Generator().manual_seed(0))
 
     def train(steps: int) -> None:
         for _ in range(steps):
@@ -116,15 +111,16 @@ def main() -> None:
             model(windows[:, :-1], windows[:, 1:]).backward()
             optimizer.step()
 
-    train(5)
-    dist.barrier()
-    began = time.perf_counter()
-    train(arguments.steps)
-    rate = arguments.steps / (time.perf_counter() - began)
+    def agree(steps: int) -> int:
+        tensor = torch.tensor(steps)
+        dist.broadcast(tensor, 0)
+        return int(tensor)
+
+    rate = timed(train, arguments.seconds, agree)
     if dist.get_rank() == 0:
-        Path(arguments.result_json).write_text(json.dumps({"steps_per_sec": rate}), encoding="utf-8")
+        write_result(arguments.result_json, {"steps_per_sec": rate, "examples_per_sec": rate * workload.batch})
     dist.destroy_process_group()
-    os._exit(0)  # PyTorch aborts now and then as the interpreter takes its threads down
+    os._exit(0)  # see `torch_loop`
 
 
 if __name__ == "__main__":

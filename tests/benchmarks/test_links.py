@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.children import run_together
 from benchmarks.links import Hosts, Link
 from benchmarks.plan_validation import TASKS, on_hosts
+from benchmarks.processes import run_together
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +113,7 @@ def test_leases_over_a_slow_link_are_more_than_steps(tmp_path):
     words = ("train", "--model=logistic", "--input=digits", "--mode=train", "--train_steps=40", "--jit=off")
     command = (sys.executable, "-m", "crankshaft", *words, *tasks.flags, f"--result_json={path}")
     with Hosts(2, Link(delay_seconds=0.05)) as hosts:
-        run_together(on_hosts(hosts, tasks, command), environment=os.environ)
+        run_together(on_hosts(hosts, tasks, command))
     result = json.loads(path.read_text())
     assert (result["step"], result["leases"]["retried"]) == (40, 0)
     assert result["leases"]["done"] <= 20

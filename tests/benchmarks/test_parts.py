@@ -1,7 +1,5 @@
 """A step's parts by themselves: what each does, on one device and on two replicas."""
 
-import os
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -36,52 +34,6 @@ def run(made, part, steps):
     return sums.values()["loss"].value()
 
 
-def exhausted(*_):
-    raise AssertionError("the input was read")
-
-
-def test_step_trains_on_one_whole_batch_and_reads_no_input(made, monkeypatch):
-    made = made(2)
-    feed = made.strategy.training.feed
-    made.jump(2)  # the epoch's last batch, which is smaller
-    part = parts.step(made.strategy, made.state, feed, jit=False)
-    monkeypatch.setattr(feed, "call_input", exhausted)
-    first, later = run(made, part, 1), run(made, part, 30)
-    assert later < first  # that batch is learned
-    assert part.feed.order.examples_before(30) == 30 * BATCH
-
-
-def test_a_users_dataset_is_timed_by_itself_and_left_out_of_the_step(bench):
-    images, labels = np.ones([20, 4, 4], np.float32), np.zeros([20], np.int64)
-    read = tf.Variable(0, dtype=tf.int64)
-
-    def counted(*example):
-        with tf.control_dependencies([read.assign_add(1)]):
-            return tf.nest.map_structure(tf.identity, example)
-
-    source = tf.data.Dataset.from_tensor_slices((images, labels)).map(counted)
-    made = bench(mlp.Model(hidden_units=(16,)), source, BATCH, 2, num_classes=3, shuffle=False)
-    feed = made.strategy.training.feed
-    part = parts.input(made.strategy, made.state, feed, jit=False)
-    assert run(made, part, 4) == pytest.approx(1.0)  # a pixel, and a label of 0
-    assert read.numpy() >= 20 + BATCH
-    part = parts.step(made.strategy, made.state, feed, jit=False)
-    run(made, part, 1)
-    held = part.feed.call_input(0, 1).operands
-    assert tf.nest.flatten(made.strategy.distribution.experimental_local_results(held[0]))[0].shape[0] == BATCH // 2
-
-
-@pytest.mark.parametrize(("replicas", "jit"), [(1, True), (2, False)])
-def test_input_changes_nothing(made, replicas, jit):
-    made = made(replicas)
-    before = made.arrays()
-    part = parts.input(made.strategy, made.state, made.strategy.training.feed, jit)
-    assert 0 <= run(made, part, 9) <= 3  # the mean of a pixel, in 0 to 1, and a label, 0 to 2
-    counters = [variable is made.state.step_variable for variable in made.state.variables()]
-    for same, now, is_counter in zip(before, made.arrays(), np.repeat(counters, replicas), strict=True):
-        assert is_counter or np.array_equal(same, now)
-
-
 def test_update_applies_the_gradients_that_are_there(made):
     made = made(1)
     variables = parts.dense_variables(made.trainer)
@@ -105,13 +57,6 @@ def test_reduce_sums_what_replicas_hold(made):
     assert run(made, part, 3) == pytest.approx(2 * sum(firsts) + 2, rel=1e-5)
 
 
-def test_the_latency_of_a_sum_is_timed_beside_its_rates(made):
-    made = made(2)
-    found = parts.figures_of_sums(made.strategy, made.state, made.strategy.training.feed, ms_per_step=2.0)
-    assert found["bytes"] == 4 * (16 * 16 + 16 + 16 * 3 + 3)
-    assert found["latency_ms"] > 0
-
-
 def test_rates_of_a_sum_by_hand():
     # 1000 values of four bytes in 2 ms are 2 MB/s; of four replicas each link carries 2 x 3/4 of it.
     variables = [tf.Variable(tf.zeros([1000]))]
@@ -120,11 +65,6 @@ def test_rates_of_a_sum_by_hand():
     # An all-gather: each link carries the three others' two bytes a value.
     found = parts.rates_of_sums(Reduction("bfloat16"), variables, 4, 2.0)
     assert found == {"bytes": 2000, "gb_per_sec": pytest.approx(1e-3), "bus_gb_per_sec": pytest.approx(3e-3)}
-
-
-def test_reduce_says_why_there_is_none(made):
-    assert "one replica" in parts.without_sums(made(1).strategy, made(1).state)
-    assert parts.without_sums(made(2).strategy, made(2).state) is None
 
 
 def test_shares_by_hand():
@@ -150,15 +90,3 @@ def test_parts_are_timed_in_turn_and_leave_no_trace(made):
     assert made.state.step == step
     for same, now in zip(before, made.arrays(), strict=True):
         np.testing.assert_array_equal(now, same)
-
-
-def test_checkpoint_is_written_and_read_while_training_goes_on(made, tmp_path):
-    made = made(2)
-    with made.state.restoring():
-        part = parts.step(made.strategy, made.state, made.strategy.training.feed, jit=False)
-        found = parts.checkpoint(made.strategy, made.state, part, str(tmp_path))
-    assert [name for name in os.listdir(tmp_path) if name.endswith(".manifest.json")]
-    assert len(found["samples"]) == found["repeats"] == 3
-    for name in ("mb", "write_mb_per_sec", "restore_mb_per_sec", "blocked_ms"):
-        assert found[name] > 0
-        assert min(each[name] for each in found["samples"]) <= found[name] <= max(e[name] for e in found["samples"])
