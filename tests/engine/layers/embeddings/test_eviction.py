@@ -213,7 +213,11 @@ def test_what_cannot_begin_again_by_rows_is_refused_before_the_first_step(made):
         ValueError, match=r"rows of table/shard_0 can't .* Keras optimizer by_columns: \S+ is not by row"
     ):
         run.loop([], 1)
-    assert run.state.step == 0
+    shared = made(trainer=ByKeras)
+    shared.trainer.optimizer.use_locking = True  # as on parameter servers
+    with pytest.raises(ValueError, match="Keras optimizer adagrad: servers can't refuse a late update by it"):
+        shared.loop([], 1)
+    assert run.state.step == shared.state.step == 0
     local = LocalSgd(4, optimizers.outer())
     with pytest.raises(ValueError, match="evict_after=8 frees rows of all replicas, and sync_every_steps=4"):
         made(2, reduction=local)
