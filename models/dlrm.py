@@ -42,10 +42,6 @@ class Model(Tabular):
         self.bottom_units = bottom_units
         self.top_units = top_units
 
-    @classmethod
-    def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
-        return not table_capacity  # a table that assigns rows must see a batch only once
-
     def build_tables(self) -> None:
         rows = self.table_rows if self.accepts_any_id else self.table_rows / len(self.fields)
         self.embedding = self.table("embedding", self.width, initializer=embeddings.uniform(rows**-0.5))

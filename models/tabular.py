@@ -73,6 +73,10 @@ class Tabular(Trainer):
         self.admit_after = admit_after
         self.evict_after = evict_after
 
+    @classmethod
+    def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
+        return not table_capacity  # a table that assigns rows must see a batch only once
+
     def build(self) -> None:
         classes = self.run_context.num_classes or 0
         if classes > 2 and self.task != "ratings" and not (self.task == "auto" and self._has_ratings_names):

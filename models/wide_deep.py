@@ -51,10 +51,6 @@ class Model(Tabular):
         self.crosses = crosses
         self.cross_buckets = cross_buckets
 
-    @classmethod
-    def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
-        return not table_capacity  # a table that assigns rows must see a batch only once
-
     def build_tables(self) -> None:
         self.pairs = self._find_pairs()
         deep = embeddings.uniform()

@@ -36,8 +36,8 @@ class Eviction(Periodic):
 
     def begin(self, status: Status) -> None:
         for table in self.tables:
-            table.begin_stamps(status.step)
-            for shard in table.shards:
+            for shard, admission in zip(table.shards, table.admissions, strict=True):
+                admission.begin_stamps(status.step)
                 self._reset(shard, tf.zeros([0], tf.int64))  # raises now what it would raise in a sweep
 
     def act(self, status: Status) -> None:

@@ -3,6 +3,8 @@
 Built on the host in a strategy's scope, applied in replica code.
 """
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from ..errors import UsageError
@@ -44,7 +46,7 @@ class KerasOptimizer(Optimizer):
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
         self.keras_optimizer = None
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
-        self._slots_by_id = {}.get  # of an optimizer that the program has built, none are known
+        self._slots_by_id: Callable = {}.get  # of an optimizer that the program has built, none are known
         self._refused = _ENGINE_OPTIONS.keys() - (_COMPILE_OPTIONS if as_compiled else ())
         is_optimizer = isinstance(optimizer, tf.keras.optimizers.Optimizer)
         if not is_optimizer and not callable(optimizer):

@@ -150,27 +150,24 @@ class Admission(tf.Module):
                 before = stamps.read_value()
                 stamps.assign(tf.where((before < 0) | (before >= step), tf.constant(step, tf.int64), before))
 
-    def find_stale(self, step: int) -> tf.Tensor:
-        """Returns the rows, int64 [n], of ids that none of the last `evict_after` steps before `step` has looked up.
+    def free_stale(self, step: int) -> tf.Tensor:
+        """Frees the rows of ids that none of the last `evict_after` steps before `step` has looked up.
 
-        Counts them as freed, so that no step that began before updates them (`Readings.freed`). Host code.
+        Host code, for all replicas of this process; returns the rows, int64 [n].
         """
         keys, stamps = own_copy(self.keys), own_copy(self.stamps)
         with tf.device(keys.device):
             is_stale = (tf.reshape(keys, [-1]) > NOBODYS) & (stamps < step - self.evict_after)
             rows = tf.reshape(tf.where(is_stale), [-1])
-        for freed in components(self.freed):
-            freed.assign_add(rows.shape[0])
-        return rows
-
-    def free(self, rows: tf.Tensor) -> None:
-        """Lets other ids get rows, as found by `find_stale`, on all replicas of this process. Host code."""
-        for keys, tally in zip(*map(components, (self.keys, self.tally)), strict=True):
+            free = tf.fill(rows.shape, tf.constant(FREE, tf.int64))
+        # No step finds the rows any more once they are counted, and none that has found them updates them.
+        for keys, tally, freed in zip(*map(components, (self.keys, self.tally, self.freed)), strict=True):
             with tf.device(keys.device):
                 indices = tf.stack([rows // BUCKET, rows % BUCKET], 1)
-                updates = tf.fill(rows.shape, tf.constant(FREE, tf.int64))
-                tf.raw_ops.ResourceScatterNdUpdate(ref=keys.handle, indices=indices, updates=updates)
+                tf.raw_ops.ResourceScatterNdUpdate(ref=keys.handle, indices=indices, updates=free)
                 tally.assign_add(tf.constant(Tally(-rows.shape[0], 0, 0), tf.int64))
+                freed.assign_add(rows.shape[0])
+        return rows
 
     def read_keys(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the keys and the numbers of those of the first `rows` rows that are not free. Host code."""

@@ -202,22 +202,15 @@ class Embedding(tf.Module):
                 samples = hashing.uniform(rows * number + shard, self.width, self._seed, zlib.crc32(self.name.encode()))
                 tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=self.initializer(samples))
 
-    def begin_stamps(self, step: int) -> None:
-        """Stamps rows that have no stamp yet, or another run's, with a step. Host code, with `evict_after`."""
-        for shard in self.admissions:
-            shard.begin_stamps(step)
-
     def free_rows(self, step: int) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
         """Frees the rows of ids that training has not looked up for `evict_after` steps, and gives them first values.
 
-        Host code, with `evict_after`, while no step computes. Yields (shard, rows [n] int64), some at a time: the
-        caller resets their optimizer state before new ids may get them.
+        Host code, with `evict_after`, while no step computes. Yields (shard, rows [n] int64), some at a time, for the
+        caller to reset their optimizer state.
         """
         for number, (shard, assigned) in enumerate(zip(self.shards, self.admissions, strict=True)):
-            stale = assigned.find_stale(step)
-            for rows in self.initialize_rows(number, stale):
+            for rows in self.initialize_rows(number, assigned.free_stale(step)):
                 yield shard, rows
-            assigned.free(stale)
 
     def initialize_rows(self, shard: int, rows: tf.Tensor) -> Iterator[tf.Tensor]:
         """Gives rows [n], int64, of a shard their first values, and yields them, some at a time. Host code."""
