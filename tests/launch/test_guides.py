@@ -32,6 +32,8 @@ RUNNING = {
 # fails it.
 HOLDS = {
     "README.md": "open('runs/first/events.jsonl').read().count('\"row\"') == 10",  # an epoch each
+    "docs/click_models.md": "np.array_equal(vectors, np.concatenate(trainer.embedding(ids, training=False)))"
+    " and result_of('runs/clicks')['eval']['auc'] > 0.8 and result_of('runs/clicks')['tables']['embedding/rows_freed']",
     # Prices vary by 2.6, rows by 0.6.
     "docs/data.md": "done.result['eval']['loss'] < 1 and weighed.result['eval']['loss'] < 1"
     " and result_of('runs/rows')['eval']['loss'] < 0.1",
@@ -62,12 +64,10 @@ HOLDS = {
     "Detection with padded boxes": "detection.result['eval']['loss'] < 1",
     "Translation": "translation.result['eval']['loss'] < 2",
     "Ranking": "ranking.result['eval']['first'] > 0.8",
-    "Click logs, a file per day": "today.result['eval']['auc'] > 0.95 and today.result['tables']",
-    "A search by successive halving": "step == 80 and loss_at(step, *rates) < 0.01",
 }
 # Whole runs of minutes together, of several processes some of them.
 SLOW = {"data", "files", "language_models", "keras", "parameter_servers", "mesh", "model", "workers"}
-SLOW |= {"monitoring", "resume", "benchmark", "from_keras", "plan"}
+SLOW |= {"click_models", "monitoring", "resume", "benchmark", "from_keras", "plan"}
 PAGES = [pytest.param(n, marks=pytest.mark.slow) if RUNNING[n].stem in SLOW else n for n in RUNNING]
 RECIPES = dict.fromkeys(block.section for block in blocks(COOKBOOK) if block.section and block.language == "python")
 

@@ -285,9 +285,10 @@ class Embedding(tf.Module):
                 resource=own_copy(self.shards[shard]).handle, indices=rows, dtype=tf.float32
             )
 
-        at_once = max(1, _PIECE_BYTES // (4 * self.width))
-        for piece in np.split(np.argsort(keys), range(at_once, len(keys), at_once)):
-            yield keys[piece], self._on_shards(rows[piece] % number, lookup, rows[piece] // number).numpy()
+        order = np.argsort(keys)
+        for piece in self._pieces(len(keys)):
+            at = order[piece.start : piece.stop]
+            yield keys[at], self._on_shards(rows[at] % number, lookup, rows[at] // number).numpy()
 
     def lookup_rows(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
         """Returns the row of each id, int64; arbitrary if `there` is False. `admits`: whether ids may get rows."""

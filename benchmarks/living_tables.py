@@ -1,0 +1,120 @@
+"""Tables whose ids come and go: AUC by day, memory and steps per second, with eviction and without; a sweep's seconds.
+
+Each day 500 new items come and the oldest leave; 2,000 are alive. Three tables train in turn on each day's clicks: one
+that is soon full, the same with `evict_after`, and one with room for all ids. Then the rows of a large table are freed.
+Run it from the repository: `python -m benchmarks.living_tables`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import crankshaft
+from crankshaft.engine import Embedding
+from crankshaft.engine.machine import environment
+from crankshaft.engine.metrics.means import auc
+
+from .markdown import spread, table
+from .race import run_script
+
+NEW_ITEMS, DAYS_ALIVE, BATCH, STEPS, TURN_STEPS = 500, 4, 64, 250, 25
+TABLES = {
+    "4,096 rows": {"rows": 4096},
+    "4,096 rows, evict_after=500": {"rows": 4096, "evict_after": 500},
+    "32,768 rows": {"rows": 32768},
+}
+
+
+class Clicks(crankshaft.Trainer):
+    """A dense network on an item's row, whose first number counts by itself, too."""
+
+    table: dict
+
+    def build_model(self):
+        self.items = Embedding("items", width=9, admit_after=1, **self.table)
+        layers = tf.keras.layers
+        return tf.keras.Sequential([layers.Input([9]), layers.Dense(16, "relu"), layers.Dense(1)])
+
+    def forward(self, features, training):
+        rows = self.items(features, training=training)
+        return self.model(rows, training=training)[:, 0] + rows[:, 0]
+
+    def loss(self, outputs, batch):
+        return crankshaft.mean(tf.nn.sigmoid_cross_entropy_with_logits(batch[1], outputs))
+
+    def metrics(self, outputs, batch):
+        return {"auc": auc(batch[1], outputs)}
+
+
+def open_run(example: tuple, **arguments) -> crankshaft.Run:
+    """Opens a run of `Clicks` with a table."""
+    flags = {"mode": "train", "global_batch_size": BATCH, "optimizer": "adagrad", "learning_rate": 0.3}
+    trainer = type("Clicks", (Clicks,), {"table": arguments})
+    return crankshaft.open_run(trainer, data=(example, None), **flags, jit="off", progress="off")
+
+
+def train_in_turn(days: int) -> None:
+    """Prints each table's AUC by day, on fresh clicks, the process's memory, and then steps per second."""
+    rng = np.random.default_rng(0)
+    effects = rng.normal(0, 1.5, (days + DAYS_ALIVE) * NEW_ITEMS)
+    ids = rng.integers(2**40, 2**62, len(effects))
+
+    def clicks(day: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        items = NEW_ITEMS * day + rng.integers(0, NEW_ITEMS * DAYS_ALIVE, count)
+        return ids[items], np.float32(rng.random(count) < 1 / (1 + np.exp(-effects[items])))
+
+    rates: dict[str, list[float]] = {name: [] for name in TABLES}
+    with contextlib.ExitStack() as stack:
+        runs = {name: stack.enter_context(open_run(clicks(0, BATCH), **how)) for name, how in TABLES.items()}
+        print(f"| day | {' | '.join(f'AUC of {name}' for name in TABLES)} | MB |\n|---:|---:|---:|---:|---:|")
+        for day in range(days):
+            fresh = clicks(day, 8000)
+            for turn in range(STEPS // TURN_STEPS):
+                new = clicks(day, TURN_STEPS * BATCH)
+                for name in sorted(runs, reverse=bool(turn % 2)):
+                    before = time.perf_counter()
+                    float(runs[name].train(epochs=1, data=new)["loss"])
+                    rates[name].append(TURN_STEPS / (time.perf_counter() - before))
+            scores = [f"{runs[name].evaluate(fresh)['auc']:.3f}" for name in runs]
+            print(f"| {day + 1} | {' | '.join(scores)} | {environment.rss_mb():,.0f} |", flush=True)
+    rates = {name: np.array(values[STEPS // TURN_STEPS :]) for name, values in rates.items()}  # the first day compiles
+    rows = []
+    for name, values in rates.items():
+        ratios = values / rates["32,768 rows"]
+        medians = np.median(rng.choice(ratios, [1000, len(ratios)]), 1)  # bootstrap
+        low, high = np.quantile(medians, [0.025, 0.975])
+        rows.append([name, spread(values.tolist()), f"{np.median(ratios):.3f} ({low:.3f} to {high:.3f})"])
+    print(f"\n{table(['table', 'steps/s: median (least–most)', 'against 32,768 rows (95 %)'], rows)}")
+
+
+def sweep(rows: int) -> None:
+    """Prints how long it takes to free all rows of a table whose rows are all assigned, and their optimizer state."""
+    with open_run((np.arange(BATCH), np.zeros(BATCH, np.float32)), rows=rows, evict_after=4) as run:
+        run.train(steps=1)
+        (assigned,) = run.trainer.items.admissions
+        assigned.keys.assign(tf.reshape(tf.range(tf.size(assigned.keys), dtype=tf.int64), assigned.keys.shape))
+        assigned.stamps.assign(tf.zeros_like(assigned.stamps))
+        before, freed = time.perf_counter(), 0
+        for shard, some in run.trainer.items.free_rows(10):
+            run.trainer.optimizer.reset_rows(shard, some)
+            freed += len(some)
+        seconds = time.perf_counter() - before
+        print(f"\n{freed:,} rows freed in {seconds:.1f} s, {freed / seconds:,.0f} per second")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--days", type=int, default=30, help="of clicks (%(default)s)")
+    parser.add_argument("--rows", type=int, default=10**7, help="that a sweep frees (%(default)s)")
+    arguments = parser.parse_args()
+    train_in_turn(arguments.days)
+    sweep(arguments.rows)
+
+
+if __name__ == "__main__":
+    run_script(main)
