@@ -20,7 +20,6 @@ from crankshaft.engine.machine import environment
 from crankshaft.engine.metrics.means import auc
 
 from .markdown import spread, table
-from .race import run_script
 
 NEW_ITEMS, DAYS_ALIVE, BATCH, STEPS, TURN_STEPS = 500, 4, 64, 250, 25
 TABLES = {
@@ -117,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    main()
