@@ -266,7 +266,7 @@ def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
     warnings = []
     logging.logger.addFilter(lambda record: warnings.append(record.getMessage()))
     board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=20)
-    loop.train(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 60)
+    loop.train(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 40)
     return {"figures": window.window.totals.workers(), "warnings": [line for line in warnings if "is slow" in line]}
 
 

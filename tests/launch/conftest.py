@@ -1,8 +1,9 @@
 """What tests of the launcher share: `crank`, the program as a process, `inside`, the same main in this process,
-`digits_run`, a run that has ended, `terminal`, one to write to, and `small_probe`, small sizes for a probe."""
+`finished`, runs to read, `terminal`, one to write to, and `small_probe`, small sizes for a probe."""
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -11,7 +12,6 @@ import pty
 import runpy
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import threading
@@ -21,9 +21,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+from tests import runs
 from tests.launch.local_tasks import TASK
 from tests.processes import ROOT, Outcome, Program
-from tests.waiting import PATIENCE
 
 DIGITS = ("--input=digits", "--jit=off")
 MLP = ("--model=mlp", "--model_arg=hidden_units=16", *DIGITS)
@@ -137,27 +137,47 @@ def inside(capfd, monkeypatch):
     tf.keras.config.set_dtype_policy("float32")
 
 
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run that has ended; whoever goes on with it or damages it copies its folder.
+
+    Attributes:
+      folder: its run_dir.
+      result: of its result.json.
+      tensors: every variable of its newest checkpoint.
+      out: what it printed.
+    """
+
+    folder: pathlib.Path
+    result: dict
+    tensors: dict
+    out: str
+
+
+@pytest.fixture(scope="module")
+def _finished_runs():
+    return {}
+
+
+@pytest.fixture
+def finished(inside, _finished_runs, tmp_path_factory):
+    """`finished(*flags)`: the module's run of `crankshaft train` with these flags, to be read."""
+
+    def find(*flags: str) -> Finished:
+        if flags not in _finished_runs:
+            folder = tmp_path_factory.mktemp("finished") / "run"
+            out = inside(*flags, f"--run_dir={folder}").ok().out
+            _finished_runs[flags] = Finished(folder, runs.result(folder), runs.tensors(folder), out)
+        return _finished_runs[flags]
+
+    return find
+
+
 @pytest.fixture
 def script_flags():
     """`absl.flags`; what a test defines with it, as a script does, is removed."""
     with flagsaver.flagsaver():
         yield flags
-
-
-@pytest.fixture(scope="module")
-def digits_run(tmp_path_factory):
-    """A finished run of 50 steps, two epochs of 23 and a bit: (run_dir, standard output). A process, as users have."""
-    run_dir = tmp_path_factory.mktemp("runs") / "deep" / "er"
-    command = [sys.executable, "-m", "crankshaft", "train", *MLP, "--train_steps=50", "--checkpoint_every_steps=20"]
-    done = subprocess.run(
-        [*command, f"--run_dir={run_dir}", f"--result_json={run_dir}/copy.json", "--summary_every_steps=10"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return run_dir, done
 
 
 @pytest.fixture

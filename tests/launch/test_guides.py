@@ -6,6 +6,7 @@ nothing. What can't run in a test stands in a ```console block, whose flags test
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from crankshaft.launch.command_line.flags import Flags
 from tests.pages import GUIDES, ROOT, blocks, words
 from tests.waiting import PATIENCE
 
-COOKBOOK = ROOT / "docs" / "cookbook.md"
+COOKBOOK, FROM_KERAS = ROOT / "docs" / "cookbook.md", ROOT / "docs" / "from_keras.md"
 RUNNING = {
     path.relative_to(ROOT).as_posix(): path
     for path in GUIDES
@@ -167,8 +168,20 @@ def test_recipe_runs(title, reader, capfd):
     assert "evaluation at step" in capfd.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_trainer_trains_what_the_tape_loop_before_it_trains(reader, monkeypatch):
+    """On examples in one order; rounding of 1e-7 in 160 steps of Adam at 0.02 and less."""
+    monkeypatch.setitem(Flags.__init__.__kwdefaults__, "shuffle_buffer", 0)
+    person, names = reader
+    arrays, loop, trainer = [block for block in blocks(FROM_KERAS) if block.section == "From a tape loop"][:3]
+    for block in (arrays, dataclasses.replace(loop, text=loop.text.replace(".shuffle(800)", "")), trainer):
+        person.follow(FROM_KERAS, block)
+    for mine, expected in zip(names["after"].model.get_weights(), names["model"].get_weights(), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-4)
+
+
 def test_a_program_that_comes_from_elsewhere_is_at_most_as_long_as_before():
-    found = blocks(ROOT / "docs" / "from_keras.md")
+    found = blocks(FROM_KERAS)
     for title in ("From a tape loop", "From PyTorch"):
         *_, before, after = (len(each.text.splitlines()) for each in found if each.section == title)
         assert after <= before / 2, title

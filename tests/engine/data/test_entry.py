@@ -15,6 +15,7 @@ from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import FileStream
 from crankshaft.engine.errors import UsageError
 from tests.arrays import assert_same
+from tests.processes import assert_says
 
 N = 10
 X = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
@@ -186,6 +187,71 @@ def test_weights_that_are_none_are_ones():
 def test_what_cannot_be_one_is_one_line(data, rules, says):
     with pytest.raises(UsageError, match=says):
         entry.split("x", data, rules)
+
+
+def batches_or_examples():
+    """Elements of four rows, which are four examples or one."""
+    rows = dataset(np.ones([12, 4], np.float32), np.ones([12, 4], np.float32))
+    tiled = rows.flat_map(lambda *parts: dataset(*(tf.tile(part[None], [4, 1]) for part in parts)).batch(4, True))
+    return tiled.map(lambda x, y: (x[:, 0], y[:, 0]))
+
+
+def arrays_of_a_generator():
+    return tf.data.Dataset.from_generator(lambda: iter([np.ones([8, 3])]), output_signature=tf.TensorSpec([8, 3]))
+
+
+# The data, and what the line says: what is wrong and the cure.
+MISTAKES = [
+    (
+        lambda: Data(X, Y),
+        "the train data is a ndarray; give (features, labels) ... ((features, labels), None) is train",
+    ),
+    (lambda: Data((X, Y), 3), "the eval data is a int; give (features, labels)"),
+    (lambda: Data((X, Y, Y, 1)), "the train data is 4 values; give (features, labels)"),
+    (lambda: Data((X, Y), (X,)), "the train data has labels, and the eval data has features; give both in"),
+    (lambda: Data({"a": X}, {"b": X}), "the train data has features['a'], and the eval data has features['b']"),
+    (lambda: Data((X, Y, -W)), "a weight of the train data is negative or not finite; give numbers of"),
+    (lambda: Data((X, Y, 0 * W)), "all weights of the train data are 0"),
+    (lambda: Data((X, Y, X)), "the weights of the train data, its third part, are of shape [2] an"),
+    (lambda: Data((X, Y, W[1:])), "the train data has arrays of 10, 10, 9 examples"),
+    (lambda: Data((X, Y, W.astype(str))), "the weights of the train data, its third part, are of type"),
+    (lambda: Data((X.astype(object), Y)), "has an array of Python objects (features), a float among them"),
+    (lambda: Data(({"a": X.astype("M8[s]")}, Y)), "has an array of datetime64[s] (features['a']), which"),
+    (lambda: Data((X, Y), ({"a": X, "b": X[:3]}, Y)), "the eval data has arrays of 10, 3, 10"),
+    (lambda: Data((X, Y), (X[:0], Y[:0])), "the eval data has no examples"),
+    (lambda: Data((X, 3)), "the train data"),
+    (lambda: Data((X, "label")), "the train data"),
+    (lambda: Data((X + 1j, Y)), "the train data holds complex numbers (complex64)"),
+    (lambda: Data(dataset(X, Y).take(0)), "the train data is an empty dataset"),
+    (lambda: Data(dataset(X + 1j, Y)), "the train data holds complex numbers (complex64)"),
+    (
+        lambda: Data(tf.data.Dataset.from_tensor_slices(X), dataset(X, Y)),
+        "the eval data has labels, and the train data has features; give",
+    ),
+    (lambda: Data(dataset(X, Y, Y, Y)), "the train dataset's elements are 4 values; give (features"),
+    (lambda: Data(dataset(X, Y, X)), "the weights of the train data, its third part, are of shape"),
+    (
+        lambda: Data(dataset(X, Y).map(lambda x, y: (tf.py_function(lambda x: x, [x], tf.float32), y))),
+        "the train dataset's examples are of unknown rank (features); use tf.ensure_shape in map",
+    ),
+    (
+        lambda: Data(dataset(X[:, 0], Y).map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x[None], [1]), y))),
+        "the train dataset holds a RaggedTensorSpec; give dense tensors: in dataset.map, pad a ragged x to one shape",
+    ),
+    (
+        lambda: Data(batches_or_examples()),
+        "elements have 4 rows in each component, which are 4 examples or one ... unbatch(); if ... with batch(1)",
+    ),
+    (lambda: Data(arrays_of_a_generator()), "elements have 8 rows in each component, which are 8 examples or one"),
+]
+
+
+@pytest.mark.parametrize("row", range(len(MISTAKES)))
+def test_data_that_cannot_be_used_is_described(row):
+    make, says = MISTAKES[row]
+    with pytest.raises(UsageError) as caught:
+        entry.enter(make())
+    assert_says(caught.value.message, says)
 
 
 @pytest.mark.parametrize("make", ["tensor", "scipy"])

@@ -11,8 +11,8 @@ from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.command_line.flags import FIELDS
 from crankshaft.launch.errors import UsageError
 
-LOCAL = "config init_from output result_json baseline".split()
-FLAGS = [*LOCAL, "run_dir", "data_dir", "eval_data_dir"]
+FLAGS = "config init_from output result_json baseline run_dir data_dir eval_data_dir".split()
+KINDS = ("config", "run_dir", "data_dir")  # a local path, one that may be remote, paths of files
 NONE = dict.fromkeys(FLAGS)
 
 
@@ -28,24 +28,22 @@ def parsed(**values: str) -> dict:
     return {**NONE, **{name: rules.coerce(FIELDS[name], value) for name, value in values.items()}}
 
 
-@pytest.mark.parametrize("name", LOCAL)
-@pytest.mark.parametrize("path", ["gs://bucket/run", "s3://bucket", "file:///tmp/run"])
-def test_a_bucket_is_no_folder(name, path):
+def test_a_bucket_is_no_folder():
     cure = "it is not a path of a mounted file system; mount the bucket or give a local folder; see --help"
-    assert refusal(name, path) == f"{name}={path} can't be used: {cure}"
+    assert refusal("config", "gs://bucket/run") == f"config=gs://bucket/run can't be used: {cure}"
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_an_empty_path_is_not_taken_for_none(name):
     cure = "give a path, or leave it out"
     assert refusal(name, "") == f"{name} is empty (a variable that is not set?); {cure}"
 
 
 @pytest.mark.parametrize("name", ["run_dir", "init_from"])
-@pytest.mark.parametrize("character", r"[]\*?{}")
-def test_a_path_where_tensorflow_reads_no_checkpoint_is_refused(name, character):
-    with pytest.raises(UsageError, match=re.escape(f"{name}=/runs/a{character}b has a {character} in it")):
-        paths.check({**NONE, name: f"/runs/a{character}b"})
+def test_a_path_where_tensorflow_reads_no_checkpoint_is_refused(name):
+    for character in r"[]\*?{}":
+        with pytest.raises(UsageError, match=re.escape(f"{name}=/runs/a{character}b has a {character} in it")):
+            paths.check({**NONE, name: f"/runs/a{character}b"})
 
 
 def test_a_relative_path_is_judged_with_the_working_directory(tmp_path, monkeypatch):
@@ -62,7 +60,7 @@ def test_each_flag_of_a_path_is_checked():
     assert {name for name, field in FIELDS.items() if isinstance(field.metadata["info"].kind, kinds)} == set(FLAGS)
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_home_is_found_as_by_a_shell(name, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     here = os.getcwd()
@@ -70,12 +68,12 @@ def test_a_home_is_found_as_by_a_shell(name, monkeypatch):
         assert parsed(**{name: given})[name] == meant
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for given, meant in ((".", ""), ("a/./b", "/a/b"), ("link/../a", "/link/../a"), ("a/", "/a/")):
         assert parsed(**{name: given})[name] == f"{tmp_path}{meant}"
-    if name.endswith("data_dir"):
+    if name == "data_dir":
         assert parsed(**{name: "a/*,gs://b/c,/d"})[name] == f"{tmp_path}/a/*,gs://b/c,/d"
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -85,7 +83,7 @@ def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, m
     assert parsed(**{name: "/a"})[name] == "/a"
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
     """No JSON file can name it, nor TensorFlow's Python interface; a relative path may be one by its folder."""
     why = "can't be used: it has {} in it, which is not UTF-8; rename it, or use another; see --help"

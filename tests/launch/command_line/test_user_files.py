@@ -367,7 +367,7 @@ class Rows(tf.keras.Model):
     ("shape", "names"),
     [
         (lambda mean, spread: {"mean": mean, "spread": spread}, ["mean", "spread"]),
-        (lambda mean, spread: (mean, spread), ["outputs_0", "outputs_1"]),
+        pytest.param(lambda mean, spread: (mean, spread), ["outputs_0", "outputs_1"], marks=pytest.mark.slow),
     ],
     ids=["named", "pair"],
 )

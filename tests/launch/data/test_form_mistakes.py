@@ -183,7 +183,7 @@ def test_text_keeps_xla_away(inside, results, tmp_path):
 # -- no evaluation data
 
 
-@pytest.mark.parametrize("form", ["none", "dataset"])
+@pytest.mark.parametrize("form", [pytest.param("none", marks=pytest.mark.slow), "dataset"])
 def test_training_data_may_be_all_there_is(inside, results, tmp_path, form):
     whole = (FEATURES, LABELS)
     data = {"none": (whole, None), "dataset": dataset(*whole)}[form]
@@ -283,7 +283,10 @@ ROUTES = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
+SLOW = {"by chunks", "kept"}
+
+
+@pytest.mark.parametrize("route", [pytest.param(r, marks=[pytest.mark.slow] if r in SLOW else []) for r in ROUTES])
 def test_what_a_source_raises_ends_the_run_and_names_its_place(inside, route):
     outcome = inside(*RUN, *ROUTES[route], trainer=Line, data=lambda: (Lines(_raise), None))
     assert outcome.mistake.startswith(f"KeyError: 'missing', at {location_of(_raise)}")
@@ -314,9 +317,6 @@ class Hanging(Lines):
     def read(self, indices):
         self.over.wait()
         return super().read(indices)
-
-
-SLOW = {"by chunks", "kept"}
 
 
 @pytest.mark.parametrize("route", [pytest.param(r, marks=[pytest.mark.slow] if r in SLOW else []) for r in ROUTES])

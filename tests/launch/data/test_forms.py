@@ -231,7 +231,7 @@ def means(data, where, epochs=3):
 
 @pytest.mark.parametrize(
     ("where", "last"),
-    [({}, SIZE), (STREAMED, 2), ({"shuffle_buffer": 0}, 2)],
+    [pytest.param({}, SIZE, marks=pytest.mark.slow), (STREAMED, 2), ({"shuffle_buffer": 0}, 2)],
     ids=["in memory", "too large", "its own order"],
 )
 def test_each_epoch_reads_each_batch_again(where, last):

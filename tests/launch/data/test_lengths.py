@@ -69,7 +69,7 @@ class Count(varying.Mean):
         return super().forward(features, training)
 
 
-@pytest.mark.parametrize("kind", ["source", "dataset"])
+@pytest.mark.parametrize("kind", [pytest.param("source", marks=pytest.mark.slow), "dataset"])
 def test_what_orders_an_epoch_changes_where_it_ends(kind, tmp_path):
     Count.steps.clear()
     bounded = {"source": ":48", "dataset": ""}[kind]
@@ -261,9 +261,9 @@ def assert_close(run, expected):
 @pytest.mark.parametrize(
     ("form", "where"),
     [
-        *((form, TWO) for form in FORMS),
+        *(("arrays", TWO), ("streams", TWO), ("arrays", {"jit": "on"})),
         *(pytest.param(form, {}, marks=pytest.mark.slow) for form in FORMS),
-        *(("arrays", {"jit": "on"}), pytest.param("read", {"jit": "on"}, marks=pytest.mark.slow)),
+        *(pytest.param("read", where, marks=pytest.mark.slow) for where in (TWO, {"jit": "on"})),
     ],
 )
 def test_each_mean_is_over_its_own_batch_also_where_epochs_end(form, where):
@@ -279,7 +279,8 @@ def test_each_mean_is_over_its_own_batch_also_where_epochs_end(form, where):
 
 
 @pytest.mark.parametrize(
-    ("form", "where"), [("streams", TWO), ("read", {}), pytest.param("arrays", TWO, marks=pytest.mark.slow)]
+    ("form", "where"),
+    [("streams", {}), *(pytest.param(form, TWO, marks=pytest.mark.slow) for form in ("arrays", "read", "streams"))],
 )
 def test_a_run_that_is_resumed_in_the_middle_of_both_epochs_ends_on_the_same_bits(form, where, tmp_path):
     logical_cpus.make_four()

@@ -55,7 +55,7 @@ class Lowers(keras.callbacks.Callback):
 
 def test_keras_and_crankshaft_train_one_model_in_turn(tmp_path):
     theirs, ours = model(), model()
-    for turn in range(4):
+    for turn in (1, 2, 3):
         theirs.fit(X, Y, epochs=2, callbacks=[Lowers()], **HOW)
         kept = {"run_dir": str(tmp_path / str(turn))} if turn % 2 else {}
         FITS[turn % 2](ours, X, Y, epochs=2, callbacks=[Lowers()], **HOW, **kept)
@@ -173,7 +173,7 @@ def test_a_model_without_weights_to_train_only_measures(dtype):
     assert crankshaft.fit(made, x, x + 1, **HOW).history.history == {"loss": [1.0]}
 
 
-@pytest.mark.parametrize("stride", [1, 3, 9])
+@pytest.mark.parametrize("stride", [3, *(pytest.param(stride, marks=pytest.mark.slow) for stride in (1, 9))])
 def test_batch_methods_have_keras_numbers(stride):
     seen = ([], [])
     for fit, numbers in zip(FITS, seen, strict=True):
@@ -227,7 +227,9 @@ EPOCHS = {  # of five batches
 }
 
 
-@pytest.mark.parametrize("name", EPOCHS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("all", "dataset") else []) for name in EPOCHS]
+)
 def test_epochs_of_so_many_steps_end_where_the_data_does(name):
     how = {"x": X, "y": Y, "batch_size": 4, "shuffle": False, "verbose": 0, "epochs": 5, **EPOCHS[name]}
     if how["y"] is None:
@@ -312,7 +314,7 @@ class Endless(keras.utils.PyDataset):
         return X, Y
 
 
-@pytest.mark.parametrize("data", [lambda: batches(6), Endless])
+@pytest.mark.parametrize("data", [lambda: batches(6), pytest.param(Endless, marks=pytest.mark.slow)])
 def test_batches_that_python_makes_are_read_once(data, caplog):
     theirs, ours = model(), model()
     how = {"steps_per_epoch": 2, "epochs": 3, "verbose": 0}
@@ -372,7 +374,7 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("form", SPARSE)
+@pytest.mark.parametrize("form", ["array", pytest.param("dataset", marks=pytest.mark.slow), "generator"])
 def test_sparse_data_trains_as_dense(form):
     dense, (ours, theirs) = np.where(X > 0, X, 0), (model(), model())
     how = {"shuffle": False, "verbose": 0, **({"batch_size": 8} if form == "array" else {})}

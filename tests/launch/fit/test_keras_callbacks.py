@@ -161,7 +161,9 @@ def test_on_replicas_callbacks_have_a_keras_model_and_what_they_set_is_the_runs(
         fitted("ours", "adam", [Trains()], **two)
 
 
-@pytest.mark.parametrize("where", [pytest.param("after the scope", marks=pytest.mark.slow), "within it", "a copy"])
+@pytest.mark.parametrize(
+    "where", ["within it", *(pytest.param(where, marks=pytest.mark.slow) for where in ("after the scope", "a copy"))]
+)
 def test_a_model_made_in_the_scope_of_replicas_is_trained_by_them_as_a_copy_of_another_is(where):
     """What a callback sets, and SwapEMAWeights, is as in Keras on one device; Keras's own fit goes on."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -205,7 +207,10 @@ class Setting(callbacks.Callback):
 
 @pytest.mark.parametrize(
     ("optimizer", "values"),
-    [("SGD", {"momentum": 0.5}), ("AdamW", {"weight_decay": 0.3, "beta_1": 0.5})],
+    [
+        pytest.param("SGD", {"momentum": 0.5}, marks=pytest.mark.slow),
+        ("AdamW", {"weight_decay": 0.3, "beta_1": 0.5}),
+    ],
     ids=["momentum", "decay"],
 )
 def test_what_a_callback_sets_in_the_optimizer_takes_effect_and_is_kept(tmp_path, optimizer, values):

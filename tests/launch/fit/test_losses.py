@@ -61,7 +61,7 @@ def labels(part=slice(None)):
 
 @pytest.mark.parametrize("weights", [None, pytest.param(WEIGHTS, marks=pytest.mark.slow)], ids=["", "weighed"])
 def test_two_replicas_minimize_what_keras_minimizes_on_one_device(weights):
-    plain, validation = model(), (X[:7], labels(slice(7)))
+    plain, validation = model(), (X[:5], labels(slice(5)))
     right = plain.fit(X, labels(), sample_weight=weights, validation_data=validation, validation_batch_size=5, **HOW)
     two = {"strategy": "mirrored", "num_virtual_devices": 2, "validation_batch_size": 5}
     run = fit(model, X, labels(), sample_weight=weights, validation_data=validation, **HOW, **two)
@@ -120,7 +120,9 @@ def test_a_part_of_a_batch_is_no_batch():
         )
 
 
-@pytest.mark.parametrize("by_output", [True, False], ids=["of outputs", "of examples"])
+@pytest.mark.parametrize(
+    "by_output", [pytest.param(True, marks=pytest.mark.slow), False], ids=["of outputs", "of examples"]
+)
 def test_labels_that_are_missing_count_for_nothing_where_their_weight_is_zero(by_output):
     """Not in the loss, its gradient or a weighted metric; labels of two tasks, NaN or infinite."""
     counts = {name: (np.arange(29) % every > 0).astype("float32") for name, every in (("one", 3), ("two", 4))}
@@ -181,20 +183,22 @@ def own(is_mean=True):
 
 
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
+# On one device the tests of models and losses below train too.
+WHERE = [pytest.param({}, marks=pytest.mark.slow), TWO, {"accumulate_steps": 2}]
 FITS = (keras.Model.fit, fit)
 
 
-@pytest.mark.parametrize("how", [{}, TWO, {"accumulate_steps": 2}], ids=["one device", "replicas", "micro-batches"])
+@pytest.mark.parametrize("how", WHERE, ids=["one device", "replicas", "micro-batches"])
 @pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), WEIGHTS], ids=["", "weighed"])
 @pytest.mark.parametrize("is_mean", [True, False], ids=["a mean", "no mean"])
 def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is_mean, weights, how):
     theirs, ours = own(is_mean), own(is_mean)
     arguments = {"sample_weight": weights, "validation_data": (X[:24], Y[:24]), **HOW}
-    expected = theirs.fit(X, Y, **arguments).history
     if "accumulate_steps" in how and not is_mean:
         with pytest.raises(UsageError, match="compute_loss is a loss of a batch as a whole"):
             fit(ours, X, Y, **arguments, **how)
         return
+    expected = theirs.fit(X, Y, **arguments).history
     found = fit(ours, X, Y, **arguments, **how).history.history
     assert list(found) == list(expected)
     assert_same_weights(ours, theirs)
@@ -225,7 +229,7 @@ class OfExamples(keras.Model):
         return keras.ops.mean(squares) + super().compute_loss(x, y, y_pred, sample_weight)
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighed"])
+@pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), WEIGHTS], ids=["", "weighed"])
 def test_a_loss_of_the_models_own_is_called_once_per_step_with_metrics_of_examples(weights):
     models = []
     for _ in FITS:
@@ -256,7 +260,7 @@ class Measures(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("how", [{}, TWO, {"accumulate_steps": 2}], ids=["one device", "replicas", "micro-batches"])
+@pytest.mark.parametrize("how", WHERE, ids=["one device", "replicas", "micro-batches"])
 def test_metrics_that_layers_update_are_reported(how):
     def made():
         keras.utils.set_random_seed(2)
@@ -297,7 +301,12 @@ class OfPresent(keras.Sequential):
 
 @pytest.mark.parametrize(
     ("kind", "missing"),
-    [(OfPresent, -1.0), (keras.Sequential, 7.5), (keras.Sequential, np.nan), (keras.Model, -9.0)],
+    [
+        (OfPresent, -1.0),
+        pytest.param(keras.Sequential, 7.5, marks=pytest.mark.slow),
+        (keras.Sequential, np.nan),
+        pytest.param(keras.Model, -9.0, marks=pytest.mark.slow),
+    ],
     ids=["own", "function", "nan", "by example"],
 )
 def test_a_loss_that_leaves_missing_labels_out_is_keras_on_replicas_too(kind, missing):

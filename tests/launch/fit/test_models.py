@@ -1,7 +1,4 @@
-"""`crankshaft.fit` of models that differ from what their configuration says, or make layers late.
-
-Kinds of example that Keras's pages have, written on made data: `fit` of each is one changed line.
-"""
+"""`crankshaft.fit` of models that differ from what their configuration says, make layers late, or take ragged data."""
 
 from __future__ import annotations
 
@@ -197,8 +194,11 @@ class Several(keras.Model):
         return {"a": a, "b": b, "none": None} if self.by_name else (None, a, b)
 
 
-@pytest.mark.parametrize("how", [{}, TWO], ids=["one device", "two replicas"])
-@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "in order"])
+@pytest.mark.parametrize(
+    ("by_name", "how"),
+    [(True, {}), (False, TWO), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, TWO), (False, {})))],
+    ids=["by name, one device", "in order, two replicas", "by name, two replicas", "in order, one device"],
+)
 def test_outputs_and_labels_may_be_none_as_in_keras(by_name, how):
     def trained(fit, **more):
         model = Several(by_name)
@@ -231,147 +231,6 @@ def test_prediction_names_what_it_cannot_take_or_give():
     run = crankshaft.fit(several, X, {"height": Y}, **how)
     with pytest.raises(crankshaft.UsageError, match=r"output temperature is one number, of no example; leave it out"):
         run.predict(X)
-
-
-GENERATOR = np.random.default_rng(0)
-
-
-def images():
-    """Convolutions on images, with augmentation and dropout."""
-    y = GENERATOR.integers(0, 3, 96)
-    x = np.eye(3)[y][:, :, None, None].repeat(4, 2).reshape(96, 12, 1, 1) + GENERATOR.normal(size=(96, 12, 12, 1)) / 4
-    model = keras.Sequential(
-        [keras.Input([12, 12, 1]), layers.RandomTranslation(0.0, 0.1), layers.Conv2D(8, 3, activation="relu")]
-    )
-    for layer in (layers.MaxPooling2D(), layers.Flatten(), layers.Dropout(0.2), layers.Dense(3, "softmax")):
-        model.add(layer)
-    model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
-    return model, x, np.eye(3)[y]
-
-
-def text():
-    """Words looked up within the model, averaged."""
-    y = GENERATOR.integers(0, 2, 96).astype("float32")
-    x = np.array([" ".join(GENERATOR.choice([["bad", "dull"], ["good", "fine"]][int(each)], 4)) for each in y])
-    words = layers.TextVectorization(output_sequence_length=6)
-    words.adapt(x)
-    x = tf.constant(x)
-    inputs = keras.Input([], dtype="string")
-    hidden = layers.GlobalAveragePooling1D()(layers.Embedding(10, 4)(words(inputs)))
-    model = keras.Model(inputs, layers.Dense(1, "sigmoid")(hidden))
-    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()])
-    return model, x, y
-
-
-class Sampling(layers.Layer):
-    """Samples around a mean, and adds the divergence from a normal distribution to the loss."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seeds = keras.random.SeedGenerator(1)
-
-    def call(self, inputs):
-        mean, log_variance = inputs
-        self.add_loss(0.01 * keras.ops.mean(keras.ops.square(mean) + keras.ops.exp(log_variance) - log_variance))
-        sampled = keras.random.normal(keras.ops.shape(mean), seed=self.seeds)
-        return mean + keras.ops.exp(0.5 * log_variance) * sampled
-
-
-def variational():
-    x = GENERATOR.normal(size=(96, 1)).astype("float32") @ GENERATOR.normal(size=(1, 6)).astype("float32")
-    inputs = keras.Input([6])
-    sampled = Sampling()(
-        [layers.Dense(2)(inputs), layers.Dense(2, bias_initializer=keras.initializers.Constant(-3))(inputs)]
-    )
-    model = keras.Model(inputs, layers.Dense(6)(sampled))
-    model.compile(keras.optimizers.Adam(0.02), "mse")
-    return model, x, x
-
-
-def contrastive(y_true, y_pred):
-    return y_true * tf.square(y_pred) + (1 - y_true) * tf.square(tf.maximum(1.0 - y_pred, 0.0))
-
-
-def siamese():
-    """One tower for two inputs, and a loss of one's own."""
-    tower = keras.Sequential([keras.Input([5]), layers.Dense(8, "tanh"), layers.Dense(2)], name="tower")
-    pair = [keras.Input([5]), keras.Input([5])]
-    away = layers.Subtract()([tower(each) for each in pair])
-    distance = layers.Lambda(lambda x: keras.ops.norm(x, axis=1, keepdims=True), output_shape=(1,))(away)
-    model = keras.Model(pair, distance)
-    model.compile(keras.optimizers.Adam(0.02), contrastive)
-    x = GENERATOR.normal(size=(96, 5)).astype("float32")
-    same = GENERATOR.integers(0, 2, [96, 1]).astype("float32")
-    other = np.where(same, x + 0.1 * GENERATOR.normal(size=x.shape), GENERATOR.normal(size=x.shape)).astype("float32")
-    return model, [x, other], same
-
-
-class Positions(layers.Layer):
-    def __init__(self, length, words, size):
-        super().__init__()
-        self.words, self.places = layers.Embedding(words, size), layers.Embedding(length, size)
-        self.config = {"length": length, "words": words, "size": size}
-
-    def call(self, x):
-        return self.words(x) + self.places(keras.ops.arange(self.config["length"]))
-
-    def get_config(self):
-        return self.config
-
-
-def transformer():
-    """Attention over tokens, with a layer of one's own that is registered nowhere."""
-    x = GENERATOR.integers(0, 6, [96, 5])
-    inputs = keras.Input([5], dtype="int32")
-    hidden = Positions(5, 6, 8)(inputs)
-    hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 4)(hidden, hidden))
-    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
-    model.compile(keras.optimizers.AdamW(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model, x, x[:, 0] // 3
-
-
-def segmentation():
-    """A class for each pixel, by convolutions down and up again."""
-    x = GENERATOR.normal(size=(48, 8, 8, 1)).astype("float32")
-    inputs = keras.Input([8, 8, 1])
-    down = layers.BatchNormalization()(layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(inputs))
-    up = layers.Concatenate()([inputs, layers.Conv2DTranspose(4, 3, strides=2, padding="same")(down)])
-    model = keras.Model(inputs, layers.Conv2D(2, 1, activation="softmax")(up))
-    model.compile(
-        keras.optimizers.Adam(0.02),
-        "sparse_categorical_crossentropy",
-        metrics=[keras.metrics.MeanIoU(2, sparse_y_pred=False)],
-    )
-    return model, x, (x > 0).astype("int32")
-
-
-def transfer():
-    """A new head on frozen layers, which stay as they are."""
-    base = keras.Sequential([keras.Input([6]), layers.Dense(8, "relu"), layers.BatchNormalization()], name="base")
-    base.trainable = False
-    model = keras.Sequential([keras.Input([6]), base, layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.05, nesterov=True, momentum=0.9), "mae")
-    x = GENERATOR.normal(size=(96, 6)).astype("float32")
-    return model, x, x[:, :1]
-
-
-QUICK = (images, text, transfer)
-SLOW = (variational, siamese, transformer, segmentation)
-
-
-@pytest.mark.parametrize("example", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
-def test_an_example_of_keras_learns_by_one_changed_line(example):
-    keras.utils.set_random_seed(3)
-    model, x, y = example()
-    frozen = [weight.numpy() for weight in model.non_trainable_weights] if example is transfer else []
-    run = crankshaft.fit(model, x, y, batch_size=16, epochs=6, verbose=0, jit="off")
-    losses = run.history.history["loss"]
-    assert losses[-1] < 0.9 * losses[0]
-    shown = model.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
-    assert shown["loss"] < losses[0]
-    assert set(run.history.history) <= {*shown, "val_loss"}
-    for before, after in zip(frozen, model.non_trainable_weights, strict=bool(frozen)):
-        np.testing.assert_array_equal(before, after)
 
 
 ROWS = tf.ragged.constant([[*range(1, 1 + length)] for length in (2, 3, 0, 4, 7, 1, 2, 2, 9)], dtype=tf.int32)
@@ -409,8 +268,11 @@ class Lengths(keras.Model):
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("arrays", TWO), ("dataset", {}), ("PyDataset", {})]
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("arrays", {}), ("dataset", TWO), ("generator", {}))],
+    [("arrays", TWO), ("dataset", {})]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (("arrays", {}), ("dataset", TWO), ("PyDataset", {}), ("generator", {}))
+    ],
     ids=str,
 )
 def test_a_model_gets_ragged_tensors_as_from_keras(kind, how):
@@ -452,7 +314,10 @@ class OfLengths(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"), [("dataset", {}), ("generator", {}), ("PyDataset", {}), ("PyDataset", TWO)], ids=str
+    ("kind", "how"),
+    [("dataset", {}), ("PyDataset", TWO)]
+    + [pytest.param(kind, {}, marks=pytest.mark.slow) for kind in ("generator", "PyDataset")],
+    ids=str,
 )
 def test_batches_may_differ_in_length_as_in_keras(kind, how):
     def batches():

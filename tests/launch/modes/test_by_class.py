@@ -72,7 +72,7 @@ def test_an_evaluation_of_three_replicas_reports_each_class_and_one_finds_the_sa
     assert kept.result["by_class"] == again.result["by_class"] == done.result["by_class"]
 
 
-@pytest.mark.parametrize("form", ["sparse", "categorical"])
+@pytest.mark.parametrize("form", [pytest.param("sparse", marks=pytest.mark.slow), "categorical"])
 def test_a_compiled_classifier_has_a_report_and_other_models_none(form):
     model = tf.keras.Sequential([tf.keras.layers.Input([4]), tf.keras.layers.Dense(4, "softmax")])
     model.compile("sgd", f"{'sparse_' * (form == 'sparse')}categorical_crossentropy")

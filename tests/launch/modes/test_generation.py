@@ -295,8 +295,8 @@ def without_cache(model, row, count, temperature):
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_are_those_without_a_cache(trained_on_text, whole, temperature):
     for row in ([SEPARATOR], [SEPARATOR, *PROMPT.encode()], [*range(97, 117)] * 2):
-        expected = without_cache(whole, row, 60, temperature)
-        assert trained_on_text.generate(row, tokens=60, temperature=temperature, top_k=0) == expected
+        expected = without_cache(whole, row, 40, temperature)  # with the row, more than a context
+        assert trained_on_text.generate(row, tokens=40, temperature=temperature, top_k=0) == expected
         assert temperature == 0 or len(set(expected)) > 10
 
 

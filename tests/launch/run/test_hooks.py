@@ -388,7 +388,7 @@ def rollback_of(run_dir, step: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("data", "devices"), [(of_arrays, MIRRORED), pytest.param(of_stream, {}, marks=pytest.mark.slow)]
+    ("data", "devices"), [(of_arrays, {}), pytest.param(of_stream, MIRRORED, marks=pytest.mark.slow)]
 )
 def test_steps_with_nan_are_left_out_and_all_others_are_those_of_a_run_that_skips_them(tmp_path, data, devices):
     """The example with a NaN comes once per epoch of 8 steps. A run that stops and is resumed has the same bits."""

@@ -80,7 +80,7 @@ def test_a_model_that_is_not_for_the_mesh_or_the_data_is_one_line(inside, flags,
 
 
 def test_a_run_in_python_hands_its_model_out_whole(text):
-    given = (flag for flag in (*FLAGS, *MESH, *text) if "checkpoint" not in flag)
+    given = (flag for flag in (*FLAGS, *PAIR, *text) if "checkpoint" not in flag)
     names = (flag.removeprefix("--").split("=", 1) for flag in given)
     asked = {}
     for name, value in names:

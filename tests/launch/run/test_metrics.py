@@ -106,7 +106,10 @@ def events_of(run_dir, kind):
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {**TWO, "eval_batch_size": 7}, pytest.param({"eval_batch_size": 60}, marks=pytest.mark.slow)],
+    [
+        {**TWO, "eval_batch_size": 7},
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ({}, {"eval_batch_size": 60})),
+    ],
     ids=str,
 )
 def test_a_metric_of_all_examples_is_monitored_and_recorded(more, tmp_path):

@@ -402,7 +402,7 @@ def test_a_rate_that_is_set_in_the_optimizer_is_the_next_updates():
             opened.trainer.optimizer.beta_1 = 0.5
 
 
-@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("restores", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path, restores):
     (x, y), _ = data()
     stopping = {"early_stopping": {"patience": 2}, "mode": "train_and_eval", "eval_every_steps": 1, "run_dir": tmp_path}
@@ -521,7 +521,9 @@ class Ranked(Trainer):
         return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
-@pytest.mark.parametrize("where", [{}, {**TWO, "mesh": "model:2"}], ids=["one", "mesh"])
+@pytest.mark.parametrize(
+    "where", [pytest.param({}, marks=pytest.mark.slow), {**TWO, "mesh": "model:2"}], ids=["one", "mesh"]
+)
 def test_weights_that_a_program_sets_are_in_every_shard_and_replica_and_in_the_next_checkpoint(where, tmp_path):
     logical_cpus.make_four()
     rng, users = np.random.default_rng(0), np.arange(5, dtype=np.int32)
@@ -680,7 +682,7 @@ def fails_once(status, metrics, seen=[]):  # noqa: B006
         raise OSError("the disk was away")
 
 
-@pytest.mark.parametrize("where", ["hook", "own data", "given data"])
+@pytest.mark.parametrize("where", ["hook", pytest.param("own data", marks=pytest.mark.slow), "given data"])
 def test_a_program_that_catches_an_error_goes_on_and_loses_no_step(where, tmp_path):
     """The hooks after one that failed see its step too: the checkpoint that was due there is written."""
     hooks = [every_steps(4, fails_once)] if where == "hook" else []

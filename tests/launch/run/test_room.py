@@ -9,7 +9,8 @@ from crankshaft import Trainer, UsageError, mean, run
 from crankshaft.engine.machine import files, memory
 from tests.runs import assert_equal_bits
 
-CLICKS = ("--model=wide_deep", "--input=synthetic_clicks", "--input_arg=examples=500", "--train_steps=3", "--jit=off")
+CLICKS = ("--model=wide_deep", "--input=synthetic_clicks", "--input_arg=examples=500")
+CLICKS += ("--mode=train", "--train_steps=3", "--jit=off")
 
 
 def test_a_table_larger_than_the_memory_is_refused_before_it_is_made(inside, tmp_path):

@@ -1,4 +1,4 @@
-"""Runs that train, as a user sees them: what is printed, written and resumed.
+"""Runs that train: what they print, write and refuse, and how they are resumed.
 
 Micro-batches in parallel: how many there are, and that a run of them is exact when it resumes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -22,67 +23,15 @@ from tests.launch.conftest import MLP
 from tests.runs import assert_equal_bits
 
 
-def test_a_first_run_prints_what_it_does_and_nothing_else(digits_run):
-    run_dir, done = digits_run
-    assert "dense (Dense)" in done.stdout
-    assert "mlp: 1,437 examples, 23 steps an epoch of 64, 50 steps; one_device, 1 replica" in done.stdout
-    assert "XLA off, as configured" in done.stdout
-    assert re.search(r"step 50/50  loss \d\.\d+  accuracy \d\.\d+  epoch 2.17  [\d,]+ examples/s  0s left", done.stdout)
-    assert re.search(r"step 46/50  evaluation  loss \d\.\d+  accuracy \d\.\d+", done.stdout)
-    assert f"The run's files: {run_dir}" in done.stdout
-    assert f"tensorboard.main --logdir {run_dir}/tensorboard" in done.stdout
-    assert done.stderr == ""
-
-
-def test_a_runs_folder_has_all_that_it_is_said_to_have(digits_run):
-    run_dir, _ = digits_run
-    assert runs.steps(run_dir) == [20, 40, 50]
-    assert runs.steps(run_dir, "best") == [50]
-    for part in ("train", "eval"):
-        assert list((run_dir / "tensorboard" / part).glob("events.out.tfevents.*"))
-    config = json.loads((run_dir / "config.json").read_text())
-    assert config["flags"]["train_steps"] == 50
-    assert config["deciding"]["model_arg"] == {"hidden_units": [16], "dropout": 0.0, "class_weight": None}
-
-
-def test_the_result_has_its_documented_keys(digits_run):
-    run_dir, _ = digits_run
-    found = runs.result(run_dir)
-    assert json.loads((run_dir / "copy.json").read_text()) == found
-    expected = {"mode": "train_and_eval", "model": "mlp", "input": "digits", "strategy": "one_device"}
-    assert {**expected, "num_replicas": 1, "step": 50}.items() <= found.items()
-    for split in ("train", "eval"):
-        assert {"loss", "accuracy"} == set(found[split])
-    assert found["eval"]["accuracy"] > 0.4  # by chance: 0.1
-    # An epoch is 22 batches of 64 and one of 29: two of the 50 steps are such last ones. The first call is left out,
-    # whose few steps are full ones.
-    assert found["examples_per_sec"] == pytest.approx((48 * 64 + 2 * 29) / 50 * found["steps_per_sec"], rel=0.02)
-    assert found["wall_seconds"] > 0
-
-
-def test_a_second_call_of_a_complete_run_says_so_and_shows_its_evaluation(digits_run, inside, tmp_path):
-    run_dir, _ = digits_run
-    before = runs.tensors(run_dir)
-    again = inside(*MLP, "--train_steps=50", f"--run_dir={run_dir}", f"--result_json={tmp_path}/again.json").ok()
-    assert "resumed at step 50: this run is complete" in again.out
-    assert re.search(r"evaluation at step 50: accuracy \d\.\d+, loss \d\.\d+", again.out.split("complete")[1])
-    found = json.loads((tmp_path / "again.json").read_text())
-    assert found["eval"] == runs.result(run_dir)["eval"]
-    assert found["steps_per_sec"] is None  # no step was done
-    after = runs.tensors(run_dir)
-    assert all(np.array_equal(after[name], before[name]) for name in before)
-
-
-def test_train_mode_evaluates_nothing(inside, tmp_path):
-    outcome = inside(*MLP, "--mode=train", "--train_steps=25", f"--run_dir={tmp_path}").ok()
-    assert "evaluation" not in outcome.out
-    found = runs.result(tmp_path)
-    assert found["mode"] == "train"
-    assert "eval" not in found
-    assert found["train"]["loss"] < 2.2  # ten classes by chance: 2.3
-    assert runs.steps(tmp_path) == [25]
-    assert runs.steps(tmp_path, "best") == []
-    assert found["steps_per_sec"] > 0
+def test_train_mode_evaluates_nothing(finished):
+    run = finished(*MLP, "--mode=train", "--train_steps=25")
+    assert "evaluation" not in run.out
+    assert run.result["mode"] == "train"
+    assert "eval" not in run.result
+    assert run.result["train"]["loss"] < 2.2  # ten classes by chance: 2.3
+    assert runs.steps(run.folder) == [25]
+    assert runs.steps(run.folder, "best") == []
+    assert run.result["steps_per_sec"] > 0
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [("1.101", 111), ("1e-05", 1)])
@@ -156,9 +105,9 @@ def test_an_evaluation_loss_that_is_not_finite_fails_a_run_and_an_evaluation_of_
         assert "error: evaluation at step 1: loss is nan; look in the evaluation data for inf" in outcome.err
 
 
-def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allowed(inside, tmp_path):
+def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allowed(finished, inside, tmp_path):
+    shutil.copytree(finished(*MLP, "--mode=train", "--train_steps=2").folder, tmp_path, dirs_exist_ok=True)
     run = (*MLP, "--mode=train", f"--run_dir={tmp_path}")
-    inside(*run, "--train_steps=2").ok()
     (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
     record = json.loads(path.read_text())
     assert record["host_state"]["state"]["rules"] == RULES

@@ -233,7 +233,9 @@ class Count(Trainer):
         return mean(outputs[..., 0])
 
 
-@pytest.mark.parametrize(("form", "devices"), [("arrays", TWO), ("dataset", ())])
+@pytest.mark.parametrize(
+    ("form", "devices"), [("arrays", ()), *(pytest.param(form, TWO, marks=pytest.mark.slow) for form in FORMS)]
+)
 def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside, tmp_path, form, devices):
     """100 in batches of 10, then in six of 16 and one of 4."""
     ends = []

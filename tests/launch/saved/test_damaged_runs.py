@@ -10,7 +10,7 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from crankshaft import load_model, run
+from crankshaft import load_model
 from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.command_line import saved_config
 from crankshaft.launch.errors import UsageError
@@ -24,6 +24,7 @@ from tests.runs import steps
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
 QUIET = ("--jit=off", "--progress=plain")
+TRAIN = (*RUN, *QUIET, "--mode=train")
 OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]
 # What another call does not take from the run's flags, whatever they say.
 UNREAD = set(saved_config.PER_CALL_FLAGS)
@@ -73,10 +74,13 @@ def test_each_changed_value_of_a_configuration_is_one_line_or_harmless(run_dir):
     before = json.loads(path.read_text())
     refused = set()
     calls = [("--mode=eval", f"--run_dir={run_dir}"), (*RUN, f"--run_dir={run_dir}")]
+    values = [(), *((other,) for other in OTHERS)]
     for index, place in enumerate(places(before)):
-        for number, value in enumerate([(), *((other,) for other in OTHERS)]):
+        for number, value in enumerate(values):
+            if index % 2 != number % 2 and place[0] == "flags":
+                continue  # each of some hundred flags meets half of the values, and each value half of the flags
             path.write_text(json.dumps(changed(before, place, *value)))
-            line = problem(*calls[(index + number) % 2])  # each kind of value is met by both
+            line = problem(*calls[(index // 2 + number // 2) % 2])  # each kind of value is met by both
             if line is None:
                 continue
             refused.add(place)
@@ -148,23 +152,13 @@ def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
         model_file.read(str(tmp_path))
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Runs of two seeds, finished."""
-    folder = tmp_path_factory.mktemp("runs")
-    for seed in (0, 5):
-        how = {"model_arg": {"hidden_units": [4]}, "input_arg": {"examples": 200}, "jit": "off", "progress": "off"}
-        run(model="mlp", input="synthetic", train_steps=4, mode="train", seed=seed, run_dir=folder / str(seed), **how)
-    return folder
-
-
 def test_another_runs_checkpoint_is_not_gone_on_with(finished, inside, tmp_path, caplog):
     """Its manifest says which run it is of, as config.json does."""
-    shutil.copytree(finished / "0", tmp_path / "0")
-    for path in (finished / "5" / "checkpoints").glob("ckpt-4.*"):
+    shutil.copytree(finished(*TRAIN).folder, tmp_path / "0")
+    for path in (finished(*TRAIN, "--seed=5").folder / "checkpoints").glob("ckpt-4.*"):
         shutil.copy(path, tmp_path / "0" / "checkpoints")
     manifest, own = f"{tmp_path}/0/checkpoints/ckpt-4.manifest.json", ("--mode=eval", f"--run_dir={tmp_path}/0")
-    for call in ((*RUN[:-1], "--mode=train", own[1], "--train_steps=6"), own, ("--mode=export", own[1])):
+    for call in ((*TRAIN, own[1], "--train_steps=6"), own, ("--mode=export", own[1])):
         inside(*call).refused(f"{manifest} is a run of another configuration (seed: 5 -> 0);")
     inside(*own, "--allow_changed_config").ok()
     load_model(tmp_path / "0")
@@ -172,7 +166,7 @@ def test_another_runs_checkpoint_is_not_gone_on_with(finished, inside, tmp_path,
 
 
 def test_a_models_arguments_of_another_type_are_named(finished, inside, tmp_path):
-    shutil.copytree(finished / "0", tmp_path / "run")
+    shutil.copytree(finished(*TRAIN).folder, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     before = json.loads(path.read_text())
     for value in ("x", ["x"], 1.5, [[4]]):

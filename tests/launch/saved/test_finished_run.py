@@ -1,4 +1,4 @@
-"""What is done with a run that is there: it is evaluated, exported, and gives its weights to another."""
+"""A run as a user has it: what it prints and leaves. It is evaluated, exported, and gives its weights to another."""
 
 from __future__ import annotations
 
@@ -30,6 +30,73 @@ for batch in np.split(np.load(sys.argv[2]), [1]):
     print(*serve(features=tf.constant(batch))["outputs"].numpy().ravel(), sep="\\n")
 import crankshaft
 """
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """A finished run of 50 steps, two epochs of 23 and a bit: (run_dir, standard output). A process, as users have."""
+    run_dir = tmp_path_factory.mktemp("runs") / "deep" / "er"
+    command = [sys.executable, "-m", "crankshaft", "train", *MLP, "--train_steps=50", "--checkpoint_every_steps=20"]
+    done = subprocess.run(
+        [*command, f"--run_dir={run_dir}", f"--result_json={run_dir}/copy.json", "--summary_every_steps=10"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return run_dir, done
+
+
+def test_a_first_run_prints_what_it_does_and_nothing_else(digits_run):
+    run_dir, done = digits_run
+    assert "dense (Dense)" in done.stdout
+    assert "mlp: 1,437 examples, 23 steps an epoch of 64, 50 steps; one_device, 1 replica" in done.stdout
+    assert "XLA off, as configured" in done.stdout
+    assert re.search(r"step 50/50  loss \d\.\d+  accuracy \d\.\d+  epoch 2.17  [\d,]+ examples/s  0s left", done.stdout)
+    assert re.search(r"step 46/50  evaluation  loss \d\.\d+  accuracy \d\.\d+", done.stdout)
+    assert f"The run's files: {run_dir}" in done.stdout
+    assert f"tensorboard.main --logdir {run_dir}/tensorboard" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_runs_folder_has_all_that_it_is_said_to_have(digits_run):
+    run_dir, _ = digits_run
+    assert runs.steps(run_dir) == [20, 40, 50]
+    assert runs.steps(run_dir, "best") == [50]
+    for part in ("train", "eval"):
+        assert list((run_dir / "tensorboard" / part).glob("events.out.tfevents.*"))
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["flags"]["train_steps"] == 50
+    assert config["deciding"]["model_arg"] == {"hidden_units": [16], "dropout": 0.0, "class_weight": None}
+
+
+def test_the_result_has_its_documented_keys(digits_run):
+    run_dir, _ = digits_run
+    found = runs.result(run_dir)
+    assert json.loads((run_dir / "copy.json").read_text()) == found
+    expected = {"mode": "train_and_eval", "model": "mlp", "input": "digits", "strategy": "one_device"}
+    assert {**expected, "num_replicas": 1, "step": 50}.items() <= found.items()
+    for split in ("train", "eval"):
+        assert {"loss", "accuracy"} == set(found[split])
+    assert found["eval"]["accuracy"] > 0.4  # by chance: 0.1
+    # An epoch is 22 batches of 64 and one of 29: two of the 50 steps are such last ones. The first call is left out,
+    # whose few steps are full ones.
+    assert found["examples_per_sec"] == pytest.approx((48 * 64 + 2 * 29) / 50 * found["steps_per_sec"], rel=0.02)
+    assert found["wall_seconds"] > 0
+
+
+def test_a_second_call_of_a_complete_run_says_so_and_shows_its_evaluation(digits_run, inside, tmp_path):
+    run_dir = shutil.copytree(digits_run[0], tmp_path / "run")
+    before = runs.tensors(run_dir)
+    again = inside(*MLP, "--train_steps=50", f"--run_dir={run_dir}", f"--result_json={tmp_path}/again.json").ok()
+    assert "resumed at step 50: this run is complete" in again.out
+    assert re.search(r"evaluation at step 50: accuracy \d\.\d+, loss \d\.\d+", again.out.split("complete")[1])
+    found = json.loads((tmp_path / "again.json").read_text())
+    assert found["eval"] == runs.result(run_dir)["eval"]
+    assert found["steps_per_sec"] is None  # no step was done
+    after = runs.tensors(run_dir)
+    assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("which", ["latest", "best", "all", "20"])

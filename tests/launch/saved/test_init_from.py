@@ -59,11 +59,11 @@ def expected():
 @pytest.mark.parametrize(
     ("trainer", "first", "then"),
     [
-        (Line, {"ema_decay": DECAY}, {"ema_decay": DECAY}),
+        pytest.param(Line, {"ema_decay": DECAY}, {"ema_decay": DECAY}, marks=pytest.mark.slow),
         (Line, {"ema_decay": DECAY, **TWO}, {"ema_decay": DECAY, **TWO, "shard_optimizer": True}),
         (Line, {**TWO, "shard_optimizer": True}, {}),
         (ByKeras, {}, TWO),
-        (OfKeras, {"learning_rate": None, "learning_rate_schedule": None}, {}),
+        pytest.param(OfKeras, {"learning_rate": None, "learning_rate_schedule": None}, {}, marks=pytest.mark.slow),
     ],
     ids=["average", "average, sharded", "from shards", "Keras's rule", "Keras's schedule"],
 )
@@ -122,7 +122,7 @@ def after_two_days(folder, first, then, **more):
     return found
 
 
-@pytest.mark.parametrize("more", [{}, TWO], ids=["one device", "two replicas"])
+@pytest.mark.parametrize("more", [{}, pytest.param(TWO, marks=pytest.mark.slow)], ids=["one device", "two replicas"])
 def test_a_table_and_its_slots_grow_with_the_next_days_ids(tmp_path, more):
     expected = after_two_days(tmp_path / "whole", tables(13, 1), tables(13, 1))
     grown = (tables(9, 1), tables(13, 1)) if more else (tables(9, 2), tables(13, 3))
@@ -164,7 +164,7 @@ class Taught(Line):
         self.teacher = Averaged(self.model, decay=0.9)
 
 
-@pytest.mark.parametrize("where", [{}, TWO], ids=["one device", "two replicas"])
+@pytest.mark.parametrize("where", [pytest.param({}, marks=pytest.mark.slow), TWO], ids=["one device", "two replicas"])
 def test_a_teacher_is_the_source_s_or_begins_at_the_model_and_a_line_says_so(tmp_path, capsys, where):
     common = {"data": (DAYS[0], None), "global_batch_size": 16, "jit": "off", **where}
     for trainer in (Taught, Line):

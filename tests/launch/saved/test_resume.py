@@ -131,7 +131,7 @@ def test_the_first_line_of_a_resumed_run_has_the_mean_since_the_last_line(inside
 
 
 def test_a_run_that_stops_at_steps_has_the_schedule_and_the_bits_of_one_that_does_not(inside, tmp_path):
-    run = (*MLP, *TWO, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
+    run = (*MLP, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
     run += ("--early_stopping=patience=3", "--checkpoint_every_steps=23")
     first, second, third = (inside(*run, f"--stop_at_step={n}", f"--run_dir={tmp_path}/run").ok() for n in (10, 30, 20))
     assert "stopped at step 10: stop_at_step=10" in first.out
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_
 
 
 def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_path):
-    run = (*MLP, *TWO, *RUN, "--jit=off")
+    run = (*MLP, *RUN, "--jit=off")
     inside(*run, f"--run_dir={tmp_path}/straight").ok()
     often = ("--steps_per_loop=4", "--eval_every_steps=13", "--checkpoint_every_steps=9", "--summary_every_steps=5")
     inside(*run, *often, "--histogram_every_steps=20", f"--run_dir={tmp_path}/often").ok()
