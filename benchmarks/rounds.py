@@ -71,7 +71,7 @@ class Resident:
         folder: str | Path | None = None,
     ):
         self._process = dataclasses.replace(process, variables={**_SHARED, **process.variables})
-        self.children, self._folder = children, folder
+        self._children, self._folder = children, folder
         self._batch, self._seconds, self._steps = batch, seconds, steps
         self.child: Child | None = None
         self._quality: Result = {}
@@ -87,7 +87,7 @@ class Resident:
         """Starts it, and warms it up with pieces of growing length."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, it stays as long as this does
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
-        self.child = self._process.start(self.children, self._folder, **pipes)
+        self.child = self._process.start(self._children, self._folder, **pipes)
         word, _, losses = self._answer().partition(" ")
         if word != READY:
             raise self._failed(f"it printed {word!r} instead of {READY!r}")
@@ -130,10 +130,12 @@ def residents(processes: Mapping[str, Process], batches: Mapping[str, int], **op
     """Yields programs as peers that stay until the end of the context. `options` are those of `Resident`."""
     with Children() as children:
         peers = {name: Resident(children, process, batches[name], **options) for name, process in processes.items()}
-        yield peers
-        for peer in peers.values():
-            peer.end_input()
-        wait([peer.child for peer in peers.values() if peer.child], _SECONDS_TO_END)
+        try:
+            yield peers
+        finally:
+            for peer in peers.values():
+                peer.end_input()
+            wait([peer.child for peer in peers.values() if peer.child], _SECONDS_TO_END)
 
 
 # -- Rounds and statistics --------------------------------------------------------------------------------------------
