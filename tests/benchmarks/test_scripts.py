@@ -30,6 +30,7 @@ SMALLEST = {
     "faults": ["--strategy=one_device --faults=1"],
     "leases": ["--workers=2 --leases=10", "--workers=2 --step_ms=1 --join_steps=50"],
     "lengths": ["--turns=1"],
+    "living_tables": ["--days=2 --rows=10000"],
     "mesh_memory": ["--mebibytes=48"],
     "monitor_page": ["--workers=3 --windows=10"],
     "open_run_calls": ["--calls=5 --opens=1"],
@@ -52,6 +53,7 @@ SMALLEST = {
 IN_A_BROWSER = {"monitor_page", "screenshots"}
 
 
+@pytest.mark.slow
 def test_every_script_that_is_listed_is_tried():
     listed = {line.split()[0] for line in benchmarks.__main__.lines()}
     assert listed == {*SMALLEST, *BY_OTHERS, *ELSEWHERE}
