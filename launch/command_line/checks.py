@@ -296,6 +296,8 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     then, now = before["deciding"], config.deciding()
     if "keras" in before:  # else of a run before they were kept
         then, now = then | {"keras": before["keras"]}, now | {"keras": config.keras_defaults}
+    for name in ("model_arg", "input_arg"):  # an argument that did not exist when the run began has its default
+        then = {**then, name: {**plain(config.entry(name).defaults), **then[name]}}
     if "script_flags" not in then:
         now.pop("script_flags", None)  # of a run before they were kept
     # Of generating, the seed is of the samples alone. What the data decides is compared when it is restored.

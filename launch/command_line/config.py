@@ -237,7 +237,7 @@ class Config(Flags):
         if not values and flag in registry.ENTRIES:
             return {}
         try:
-            return registry.coerce_arguments(flag, values, self._entry(flag))
+            return registry.coerce_arguments(flag, values, self.entry(flag))
         except UsageError as error:
             if flag not in self.from_run:
                 raise
@@ -245,9 +245,10 @@ class Config(Flags):
 
     def arguments(self, flag: str) -> dict[str, Any]:
         """Returns `configured_arguments`, and the defaults of the others."""
-        return {**self._entry(flag).defaults, **self.configured_arguments(flag)}
+        return {**self.entry(flag).defaults, **self.configured_arguments(flag)}
 
-    def _entry(self, flag: str) -> registry.Entry:
+    def entry(self, flag: str) -> registry.Entry:
+        """Returns what a NAME=VALUE flag's arguments are passed to. Raises `UsageError`."""
         if flag == "model_arg":
             return self.model_entry
         if flag == "input_arg":

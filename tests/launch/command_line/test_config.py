@@ -104,6 +104,16 @@ def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, w
         checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data")
 
 
+def test_a_run_whose_model_has_got_an_argument_goes_on_with_its_default(run_dir):
+    path = run_dir / "config.json"
+    before = json.loads(path.read_text())
+    del before["deciding"]["model_arg"]["dropout"]
+    path.write_text(json.dumps(before))
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}")
+    with pytest.raises(UsageError, match=r"another configuration \(model_arg dropout: 0.0 -> 0.5\)"):
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--model_arg=dropout=0.5")
+
+
 @pytest.mark.parametrize(("was", "goes_on"), [(0.0, True), (0.5, False)])
 def test_a_run_with_a_flag_that_is_gone_goes_on_where_the_flag_was_off(run_dir, was, goes_on):
     path = run_dir / "config.json"
