@@ -187,6 +187,7 @@ def folders(tmp_path):
     return f"--data_dir={tmp_path}/train", f"--eval_data_dir={tmp_path}/eval"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_on_files_of_text_is_one_on_text_in_memory_that_was_not(inside, tmp_path):
     data = folders(tmp_path)
     for steps, name in ((14, "parts"), (30, "parts"), (30, "whole")):  # an epoch is 18 steps

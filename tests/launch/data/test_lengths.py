@@ -261,9 +261,10 @@ def assert_close(run, expected):
 @pytest.mark.parametrize(
     ("form", "where"),
     [
-        *(("arrays", TWO), ("streams", TWO), ("arrays", {"jit": "on"})),
+        *(("arrays", TWO), ("streams", TWO)),
         *(pytest.param(form, {}, marks=pytest.mark.slow) for form in FORMS),
-        *(pytest.param("read", where, marks=pytest.mark.slow) for where in (TWO, {"jit": "on"})),
+        pytest.param("read", TWO, marks=pytest.mark.slow),
+        *(pytest.param(form, {"jit": "on"}, marks=pytest.mark.slow) for form in ("arrays", "read")),
     ],
 )
 def test_each_mean_is_over_its_own_batch_also_where_epochs_end(form, where):

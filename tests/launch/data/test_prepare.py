@@ -289,6 +289,7 @@ def test_several_processes_write_what_one_writes_and_a_source_is_written_as_it_r
     assert len([*(tmp_path / "again" / "train").glob("*.tfrecord")]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_on_shards_of_text_says_what_one_on_the_text_says(prepared, inside, tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "books").mkdir()

@@ -593,7 +593,15 @@ def test_forms_of_data_train_alike():
 @pytest.mark.parametrize(
     "how",
     [
-        {"validation_data": (sample(8), classes(3)), "validation_freq": 2, "validation_steps": 2, "initial_epoch": 4},
+        pytest.param(
+            {
+                "validation_data": (sample(8), classes(3)),
+                "validation_freq": 2,
+                "validation_steps": 2,
+                "initial_epoch": 4,
+            },
+            marks=pytest.mark.slow,
+        ),
         # Examples that are split off have no weights of their classes.
         {"class_weight": {0: 0.2, 1: 5.0}, "validation_split": 0.3, "initial_epoch": 5},
     ],

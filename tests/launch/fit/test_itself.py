@@ -83,7 +83,11 @@ def test_callbacks_have_the_model_and_an_error_leaves_it_trained_so_far():
     check_alike(ours, theirs)
 
 
-@pytest.mark.parametrize("where", [{}, {"strategy": "mirrored", "num_virtual_devices": 2}], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param({}, marks=pytest.mark.slow), {"strategy": "mirrored", "num_virtual_devices": 2}],
+    ids=["one", "two"],
+)
 def test_an_open_run_s_model_has_its_weights_after_each_call_and_each_error(where, tmp_path):
     def fails(status, metrics):
         if status.step == 3:
@@ -462,6 +466,7 @@ def test_a_function_makes_its_model_with_the_program_s_dtype_policy_and_logging(
     assert not any(logs)
 
 
+@pytest.mark.slow
 def test_float8_trains_as_in_keras():
     def make():
         keras.utils.set_random_seed(3)
@@ -533,7 +538,10 @@ def check_same_training(one, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize(("replicas", "jit"), [(1, "off"), (2, "off"), pytest.param(1, "auto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("replicas", "jit"),
+    [(1, "off"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "off"), (1, "auto")))],
+)
 def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replicas, jit, traces):
     def made():
         keras.utils.set_random_seed(3)

@@ -300,6 +300,12 @@ def test_tokens_are_those_without_a_cache(trained_on_text, whole, temperature):
         assert temperature == 0 or len(set(expected)) > 10
 
 
+def test_a_loss_is_told_as_perplexity_and_in_bits_per_byte(trained_on_text):
+    found = trained_on_text.result["train"]
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
+
+
 def test_an_exported_model_is_served_by_tensorflow_alone(trained_on_text, inside):
     outcome = inside("--mode=export", f"--run_dir={trained_on_text.run_dir}").ok()
     assert "SavedModel of step 150" in outcome.out
@@ -362,6 +368,7 @@ def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
     inside(*RUN, text[0], "--train_steps=2", "--check_numerics").ok()
 
 
+@pytest.mark.slow
 def test_a_small_text_is_learned_by_heart(inside, tmp_path, text):
     # At 0.01 it is the kind of CPU that decides, by its rounding, which seeds are still on a plateau after 150 steps.
     flags = ("--train_steps=150", "--learning_rate=0.003", f"--run_dir={tmp_path}/run")
@@ -369,5 +376,3 @@ def test_a_small_text_is_learned_by_heart(inside, tmp_path, text):
     found = result(tmp_path / "run")["eval"]
     # The same 55 bytes, repeated: the bytes before one predict it, except at a window's beginning.
     assert found["loss"] < 0.5
-    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))

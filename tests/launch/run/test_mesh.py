@@ -292,6 +292,7 @@ class Steep(Mlp):
         return mean(4096.0 * losses)
 
 
+@pytest.mark.slow
 def test_the_same_steps_are_left_out(inside, tmp_path):
     """The scale is halved until nothing overflows: beside replicas that each update all."""
     flags = (*COMMON, *MIRRORED, "--precision=float16", "--optimizer=momentum", "--reduce_dtype=bfloat16")
