@@ -60,7 +60,7 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
         tally, freed = ((shard == 0) * np.sum(former.get(name, [0]), 0) for name in ("tally", "freed"))
         tally[0], tally[2] = len(found), 0  # assigned; sighted since the counts began
         values.append({"keys": keys_here.reshape([-1, BUCKET]), "tally": tally, "stamps": stamps_here, "freed": freed})
-    placed = np.count_nonzero(after > 0)
+    placed = int(np.count_nonzero(after > 0))
     return Placement(after, values, placed, len(before) - placed)
 
 
