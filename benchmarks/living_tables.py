@@ -1,14 +1,16 @@
-"""Tables whose ids come and go: AUC by day, memory and steps per second, with eviction and without; a sweep's seconds.
+"""Tables whose ids come and go: AUC by day, memory and steps per second, with and without eviction; sweeps and moves.
 
 Each day 500 new items come and the oldest leave; 2,000 are alive. Three tables train in turn on each day's clicks: one
-that is soon full, the same with `evict_after`, and one with room for all ids. Then the rows of a large table are freed.
-Run it from the repository: `python -m benchmarks.living_tables`.
+that is soon full, the same with `evict_after`, and one with room for all ids. Then the rows of a large table are freed,
+and the ids of another one, of width 32, move from two shards to three. Run it from the repository: `python -m
+benchmarks.living_tables`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import tempfile
 import time
 
 import numpy as np
@@ -16,6 +18,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine import Embedding
+from crankshaft.engine.layers.embeddings import rehash
 from crankshaft.engine.machine import environment
 from crankshaft.engine.metrics.means import auc
 
@@ -35,9 +38,9 @@ class Clicks(crankshaft.Trainer):
     table: dict
 
     def build_model(self):
-        self.items = Embedding("items", width=9, admit_after=1, **self.table)
+        self.items = Embedding("items", admit_after=1, **{"width": 9, **self.table})
         layers = tf.keras.layers
-        return tf.keras.Sequential([layers.Input([9]), layers.Dense(16, "relu"), layers.Dense(1)])
+        return tf.keras.Sequential([layers.Input([self.items.width]), layers.Dense(16, "relu"), layers.Dense(1)])
 
     def forward(self, features, training):
         rows = self.items(features, training=training)
@@ -50,11 +53,11 @@ class Clicks(crankshaft.Trainer):
         return {"auc": auc(batch[1], outputs)}
 
 
-def open_run(example: tuple, **arguments) -> crankshaft.Run:
+def open_run(example: tuple, run_dir: str | None = None, **arguments) -> crankshaft.Run:
     """Opens a run of `Clicks` with a table."""
     flags = {"mode": "train", "global_batch_size": BATCH, "optimizer": "adagrad", "learning_rate": 0.3}
     trainer = type("Clicks", (Clicks,), {"table": arguments})
-    return crankshaft.open_run(trainer, data=(example, None), **flags, jit="off", progress="off")
+    return crankshaft.open_run(trainer, data=(example, None), run_dir=run_dir, **flags, jit="off", progress="off")
 
 
 def train_in_turn(days: int) -> None:
@@ -106,13 +109,35 @@ def sweep(rows: int) -> None:
         print(f"\n{freed:,} rows freed in {seconds:.1f} s, {freed / seconds:,.0f} per second")
 
 
+def move(rows: int) -> None:
+    """Prints how long ids and their optimizer state take from a checkpoint with two shards to a table with three."""
+    example, capacity = (np.arange(BATCH), np.zeros(BATCH, np.float32)), rows * 5 // 4
+    ids = np.unique(np.random.default_rng(0).integers(2**62, size=rows))[: rows // rehash.BUCKET * rehash.BUCKET]
+    former = {"keys": [ids.reshape([-1, rehash.BUCKET])], "tally": [np.zeros(3, np.int64)]}
+    with tempfile.TemporaryDirectory() as folder:
+        with open_run(example, folder, rows=capacity, width=32, num_shards=2) as run:
+            values = rehash.rehash(former, capacity, 2).values
+            for assigned, value in zip(run.trainer.items.admissions, values, strict=True):
+                assigned.keys.assign(value["keys"])
+            before = run.trainer.items(ids[::1000], training=False).numpy()
+            run.train(steps=1)
+            run.save()
+        with open_run(example, folder, rows=capacity, width=32, num_shards=3) as run:
+            began = time.perf_counter()
+            run.restore("latest")
+            seconds = time.perf_counter() - began
+            np.testing.assert_array_equal(run.trainer.items(ids[::1000], training=False), before)
+    print(f"\n{len(ids):,} ids moved in {seconds:.1f} s, {len(ids) / seconds:,.0f} per second")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--days", type=int, default=30, help="of clicks (%(default)s)")
-    parser.add_argument("--rows", type=int, default=10**7, help="that a sweep frees (%(default)s)")
+    parser.add_argument("--rows", type=int, default=10**7, help="that a sweep frees, and that move (%(default)s)")
     arguments = parser.parse_args()
     train_in_turn(arguments.days)
     sweep(arguments.rows)
+    move(arguments.rows)
 
 
 if __name__ == "__main__":

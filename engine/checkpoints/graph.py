@@ -28,7 +28,7 @@ from ..layers.embeddings.rehash import FREE, MOVED, Placement, rehash
 from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from . import slices
-from .slices import Picked, ShardRows
+from .slices import ShardRows
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
 _LISTED = 8
@@ -37,7 +37,7 @@ _VALUE = "VARIABLE_VALUE"
 _ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
 _COUNTER = "save_counter"  # a variable that TensorFlow adds at the first save; no part of the state
 COUNTER_KEY = f"{_COUNTER}/{_ATTRIBUTE}"
-Key = str | ShardRows | Picked | Callable[[], np.ndarray]
+Key = str | ShardRows | Callable[[], np.ndarray]
 
 
 class Moved(NamedTuple):
@@ -46,7 +46,7 @@ class Moved(NamedTuple):
     Attributes:
       prefixes: of the checkpoint's keys.
       shard, number: see `slices.ShardRows`.
-      positions: see `slices.Picked`; None reads all.
+      positions: for each element of a vector here, its position there, or None to make it 0; None reads all.
       table: the identity of the variable's table here, see `variables.table_identity`.
     """
 
@@ -302,7 +302,7 @@ def _compare(
         table = tables.get(source.table)
         grows, moves = (table.may_grow, bool(table.admissions)) if table else (False, False)
         if source.positions is not None:
-            key: Key = Picked(keys[0], source.positions)
+            key: Key = functools.partial(_picked, reader, keys[0], source.positions)
             shape, dtype = [len(source.positions)], forms[keys[0]][1]
         elif len(keys) == source.number and not (grows or moves):
             key = keys[source.shard]
@@ -340,6 +340,12 @@ def _message(differences: Sequence[_Difference]) -> str:
             more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
             entries.append(f"{kind} ({len(lines)}): {'; '.join(lines[:_LISTED])}{more}")
     return "; ".join(entries)
+
+
+def _picked(reader, key: str, positions: Sequence[int | None]) -> np.ndarray:
+    """Returns elements of a vector, or 0."""
+    there = reader.get_tensor(key)
+    return np.array([0 if at is None else there[at] for at in positions], there.dtype)
 
 
 def _tables(reader, walked, together, stored, forms, may_grow: bool) -> dict[int, _Table]:

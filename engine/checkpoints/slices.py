@@ -86,18 +86,6 @@ class ShardRows(NamedTuple):
         return len(range(self.shard, sum(self.sizes), self.number))
 
 
-class Picked(NamedTuple):
-    """Some elements of a vector in a checkpoint, in another order.
-
-    Attributes:
-      key: the vector's.
-      positions: for each element here, its position there; None makes it 0.
-    """
-
-    key: str
-    positions: tuple[int | None, ...]
-
-
 def value_entry(value: tf.Tensor, key: str) -> SlicedVariable:
     """Returns the entry of a value that was read."""
     return SlicedVariable(key, [Slice("", host_device(value.device), lambda: value)])
@@ -257,7 +245,7 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
         yield batch
 
 
-def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked | Callable[[], np.ndarray]]]) -> None:
+def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], np.ndarray]]]) -> None:
     """Reads a checkpoint into variables, Keras's or TensorFlow's, given as (variable, key) of fitting shapes.
 
     Instead of a key there may be a function that returns the value.
@@ -269,10 +257,6 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Picked | Call
     for variable, key in pairs:
         if isinstance(key, ShardRows):
             _read_rows(prefix, key, variable)
-        elif isinstance(key, Picked):
-            there = tf.train.load_checkpoint(prefix).get_tensor(key.key)
-            picked = [0 if at is None else there[at] for at in key.positions]
-            _assign(tf_variable(variable), tf.constant(picked, there.dtype))
         elif callable(key):
             _assign(tf_variable(variable), tf.constant(key()))
         elif shards.variable_sharding(variable):
