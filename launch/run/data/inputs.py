@@ -260,10 +260,11 @@ def _position(config: Config, newest: Manifest, train: Split) -> dict[str, Any] 
 
 def _other_examples(newest: Manifest, train: Split) -> dict[str, int]:
     """Returns the `num_examples` of a checkpoint, if there are others now; not of buckets, or of data in sequence."""
+    if not isinstance(train, Source) or unknown_dimensions(train.element_spec):
+        return {}
     data = newest.about.get("data", {}).get("train")
     before = data.get("examples") if isinstance(data, dict) else None
-    is_plain = isinstance(train, Source) and not unknown_dimensions(train.element_spec)
-    return {"num_examples": before} if is_plain and before and before != len(train) else {}
+    return {"num_examples": before} if before and before != len(train) else {}
 
 
 def _changed_batches(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from ....input.tables.parquet_table import first_line, library
 from ...errors import UsageError
 
 FOLDER = "tables"
+# Keys [n] int64, ascending, vectors [n, width] float32, and whether the keys are gone, [n]; None if none is.
+Piece = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> str:
@@ -43,13 +45,14 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> st
         return ""
     os.mkdir(os.path.join(export, FOLDER))
     for name, table in tables.items():
-        earlier = _pieces(since, name, table.width) if since else None
-        all_rows = ((keys, vectors, np.zeros(len(keys), bool)) for keys, vectors in table.rows_by_key())
-        _write(export, name, table.width, all_rows)
-        if earlier is not None:
-            later = _pieces(export, name, table.width)
-            rows, gone = _write(export, f"{name}.delta", table.width, _changes(earlier, later, table.width))
-            logging.info("table %s since %s: %s rows new or changed, %s gone", name, since, f"{rows:,}", f"{gone:,}")
+        rows = _write_pieces(export, name, table.width, ((*piece, None) for piece in table.rows_by_key()))
+        if since:
+            changes = _changes(_read_pieces(since, name, table.width), rows, table.width)
+            rows = _write_pieces(export, f"{name}.delta", table.width, changes)
+        is_gone = [gone for _, _, gone in rows]
+        if since:
+            counts = sum(map(len, is_gone)), sum(map(np.count_nonzero, is_gone))
+            logging.info("table %s since %s: %d rows differ, %d of which are gone", name, since, *counts)
     return (
         f"\n`{FOLDER}/` has the rows of tables ({', '.join(tables)}): `key` is what `Embedding.keys_of(ids)` returns, "
         "and null for all ids without a row. `NAME.delta.parquet`, if present, has the rows that were changed or "
@@ -66,62 +69,47 @@ def _schema(width: int):
     return pyarrow.schema([("key", pyarrow.int64()), ("vector", pyarrow.list_(pyarrow.float32(), width))])
 
 
-def _write(export: str, name: str, width: int, pieces: Iterable[tuple]) -> tuple[int, int]:
-    """Writes pieces of keys, vectors and whether keys are gone. Returns the number of the other rows, and of these."""
+def _write_pieces(export: str, name: str, width: int, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Writes pieces to a table's file, and yields each. The file is complete when the iterator ends."""
     pyarrow, parquet = library("parquet")
-    rows = gone = 0
     options = {"use_dictionary": False, "write_page_checksum": True}
     with parquet.ParquetWriter(_path(export, name), _schema(width), **options) as writer:
         for keys, vectors, is_gone in pieces:
-            columns = [
-                pyarrow.array(keys, mask=keys == SHARED_ROW_KEY),
-                pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), width, mask=pyarrow.array(is_gone)),
-            ]
-            writer.write_table(pyarrow.Table.from_arrays(columns, schema=_schema(width)))
-            rows, gone = rows + np.count_nonzero(~is_gone), gone + np.count_nonzero(is_gone)
-    return rows, gone
+            key = pyarrow.array(keys, mask=keys == SHARED_ROW_KEY)
+            mask = None if is_gone is None else pyarrow.array(is_gone)
+            vector = pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), width, mask=mask)
+            writer.write_table(pyarrow.Table.from_arrays([key, vector], schema=_schema(width)))
+            yield keys, vectors, is_gone
 
 
-def _pieces(export: str, name: str, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Opens a table's file. The iterator yields keys [n], ascending, and vectors [n, width]. Raises `UsageError`."""
+def _read_pieces(export: str, name: str, width: int) -> Iterator[Piece]:
+    """Reads a table's file in the pieces that were written. Raises `UsageError`."""
     pyarrow, parquet = library("parquet")
     path = _path(export, name)
-
-    def unusable(problem: str) -> UsageError:
-        return UsageError(f"{path}: {problem}; give export_since an earlier export of this model")
-
-    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        with file:
-            for number in range(file.num_row_groups):
-                try:
-                    table = file.read_row_group(number)
-                except (OSError, pyarrow.ArrowException) as error:
-                    raise unusable(first_line(error)) from None
-                keys, vectors = (column.combine_chunks() for column in table.columns)
-                yield keys.fill_null(SHARED_ROW_KEY).to_numpy(), vectors.flatten().to_numpy().reshape(-1, width)
-
     try:
-        file = parquet.ParquetFile(path, page_checksum_verification=True)
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            if file.schema_arrow != _schema(width):
+                raise pyarrow.ArrowInvalid(f"its columns are not key, vector of {width} numbers")
+            for number in range(file.num_row_groups):
+                keys, vectors = (column.combine_chunks() for column in file.read_row_group(number).columns)
+                yield keys.fill_null(SHARED_ROW_KEY).to_numpy(), vectors.flatten().to_numpy().reshape(-1, width), None
     except (OSError, pyarrow.ArrowException) as error:
-        raise unusable(first_line(error)) from None
-    if file.schema_arrow != _schema(width):
-        raise unusable(f"its columns are not key, vector of {width} numbers")
-    return read()
+        raise UsageError(f"{path}: {first_line(error)}; give export_since an earlier export of this model") from None
 
 
-def _changes(earlier: Iterator, later: Iterator, width: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Merges two sorted tables, a piece at a time. Yields keys, vectors and whether keys are gone, of what differs."""
-    end = np.zeros(0, np.int64), np.zeros([0, width], np.float32)
+def _changes(earlier: Iterator[Piece], later: Iterator[Piece], width: int) -> Iterator[Piece]:
+    """Merges two sorted tables, a piece at a time, into pieces of what differs."""
+    end: Piece = np.zeros(0, np.int64), np.zeros([0, width], np.float32), None
     pieces = [next(earlier, end), next(later, end)]
-    while any(len(keys) for keys, _ in pieces):
-        last = min(keys[-1] for keys, _ in pieces if len(keys))  # up to which both pieces have all keys
-        counts = [np.searchsorted(keys, last, "right") for keys, _ in pieces]
+    while any(len(keys) for keys, _, _ in pieces):
+        last = min(keys[-1] for keys, _, _ in pieces if len(keys))  # up to which both pieces have all keys
+        counts = [np.searchsorted(keys, last, "right") for keys, _, _ in pieces]
         (old_keys, old), (new_keys, new) = (
-            (keys[:count], vectors[:count]) for (keys, vectors), count in zip(pieces, counts, strict=True)
+            (keys[:count], vectors[:count]) for (keys, vectors, _), count in zip(pieces, counts, strict=True)
         )
         pieces = [
-            (keys[count:], vectors[count:]) if count < len(keys) else next(table, end)
-            for (keys, vectors), count, table in zip(pieces, counts, (earlier, later), strict=True)
+            (keys[count:], vectors[count:], None) if count < len(keys) else next(table, end)
+            for (keys, vectors, _), count, table in zip(pieces, counts, (earlier, later), strict=True)
         ]
         _, in_old, in_new = np.intersect1d(old_keys, new_keys, assume_unique=True, return_indices=True)
         is_changed = np.ones(len(new_keys), bool)

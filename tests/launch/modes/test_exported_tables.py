@@ -90,6 +90,7 @@ def test_the_files_have_the_rows_that_the_saved_model_looks_up_and_a_delta_leads
         assert None in delta.values()
         assert applied(later, delta) == others
     assert len(rows_of(second, "items")) == 61
+    assert parquet.ParquetFile(pathlib.Path(second) / "tables" / "items.parquet").num_row_groups == 2  # pieces
     assert sorted(path.name for path in (pathlib.Path(first) / "tables").iterdir()) == [
         "items.parquet",
         "words.parquet",
