@@ -75,13 +75,16 @@ def resumed(made, kept, step):
 
 def check_resumed(make, step, until):
     """Asserts that a run restored at a step continues as the original; returns the saved state of its input."""
-    through = make()
-    through.train(step)
-    kept = kept_of(through)
-    through.train(until)
-    again = resumed(make(), kept, step)
-    again.train(until)
-    assert seen(again)[step:] == seen(through)[step:]
+    made = make()
+    put_back = made.state.make_restorer()
+    made.train(step)
+    kept = kept_of(made)
+    made.train(until)
+    expected = seen(made)[step:]
+    put_back()
+    made.strategy.close_feeds()
+    resumed(made, kept, step).train(until)
+    assert seen(made)[step:] == expected
     return kept
 
 

@@ -21,9 +21,20 @@ def data(examples=40):
     return rng.normal(size=(examples, 6)).astype(np.float32), rng.integers(0, 3, examples).astype(np.int32)
 
 
+@pytest.fixture
+def averaged(bench, compiled):
+    """averaged(replicas): a run whose weights have an average."""
+
+    def make(replicas):
+        options = {"num_classes": 3, "ema_decay": 0.5}
+        return compiled(replicas, lambda: bench(Mlp((5,)), data(), 16, replicas, **options))
+
+    return make
+
+
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_average_equals_numpys_over_a_run(bench, replicas):
-    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.5)
+def test_average_equals_numpys_over_a_run(averaged, replicas):
+    made = averaged(replicas)
     variables = made.trainer.model.trainable_variables
     average = made.trainer.optimizer.weight_average
     expected = [v.numpy() for v in variables]
@@ -61,8 +72,8 @@ def test_any_order_and_part_of_the_variables_find_their_own_averages():
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_reset_starts_the_average_from_the_weights(bench, replicas):
-    made = bench(Mlp((5,)), data(), 16, replicas, num_classes=3, ema_decay=0.9)
+def test_reset_starts_the_average_from_the_weights(averaged, replicas):
+    made = averaged(replicas)
     average = made.trainer.optimizer.weight_average
     made.train(3)
     average.reset()
@@ -173,13 +184,21 @@ def test_a_teacher_is_the_average_of_the_model_after_each_step_on_all_replicas(b
     np.testing.assert_array_equal(outputs, made.trainer.teacher.model(data()[0], training=False))
 
 
-def test_a_step_reads_the_same_teacher_on_any_number_of_replicas(bench):
-    curves = [bench(MeanTeacher(), data(), 16, replicas).curve(7) for replicas in (1, 2)]
+@pytest.fixture
+def taught(bench, compiled):
+    def make(replicas=1, precision="float32"):
+        return compiled((replicas, precision), lambda: bench(MeanTeacher(), data(), 16, replicas, precision=precision))
+
+    return make
+
+
+def test_a_step_reads_the_same_teacher_on_any_number_of_replicas(taught):
+    curves = [taught(replicas).curve(7) for replicas in (1, 2)]
     np.testing.assert_allclose(*curves, rtol=1e-5)  # sums in another order
 
 
-def test_a_teacher_s_outputs_are_float32_with_mixed_precision_too(bench):
-    curves = [bench(MeanTeacher(), data(), 16, precision=each).curve(3) for each in ("float32", "bfloat16")]
+def test_a_teacher_s_outputs_are_float32_with_mixed_precision_too(taught):
+    curves = [taught(precision=each).curve(3) for each in ("float32", "bfloat16")]
     np.testing.assert_allclose(*curves, rtol=2e-2)  # products of bfloat16
 
 

@@ -147,6 +147,16 @@ def run(bench):
     return make
 
 
+@pytest.fixture
+def of_four(run, compiled):
+    """of_four(optimizer="adam"): two replicas in periods of 4 steps, in calls of 3 at most."""
+
+    def make(optimizer="adam"):
+        return compiled(optimizer, lambda: run(LocalSgd(4, outer()), optimizer=optimizer, block_steps=3))
+
+    return make
+
+
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_sync_periods_of_one_step_with_plain_averaging_are_synchronous_training(run, replicas):
     """For SGD, uneven batches and all: 40 steps, each rounding the weights at 1e-7."""
@@ -158,8 +168,8 @@ def test_sync_periods_of_one_step_with_plain_averaging_are_synchronous_training(
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("nadam", marks=pytest.mark.slow)])
-def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(run, optimizer):
-    made = run(LocalSgd(4, outer()), optimizer=optimizer, block_steps=3)
+def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(of_four, optimizer):
+    made = of_four(optimizer)
 
     def apart():
         variables = [*made.trainer.model.trainable_variables, *Inventory(made.trainer).moving_statistics]
@@ -188,19 +198,19 @@ def test_it_learns_what_synchronous_training_learns(run):
     assert last < 1.05 * synchronous
 
 
-@pytest.fixture(scope="module")
-def saved(run, tmp_path_factory):
+@pytest.fixture
+def saved(of_four, tmp_path):
     """A run of two replicas that has saved step 16: the checkpoint's folder, and the copies of what differs between
     replicas, by path."""
-    made, folder = run(LocalSgd(4, outer())), tmp_path_factory.mktemp("saved")
+    made = of_four()
     made.train(16)
-    made.save(folder)
+    made.save(tmp_path)
     differ = [v for v in made.state.variables() if per_replica.differs(v) and v.shape.rank]
     slots = {slot.name: made.copies(slot) for slot in differ}
     assert len(slots) == len(differ) > 0
     alike = {name for name, (a, b) in slots.items() if (a == b).all()}
     assert alike == {name for name in slots if "update_counts" in name}  # which both replicas count
-    return folder, slots
+    return tmp_path, slots
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -238,17 +248,17 @@ class Weights(Periodic):
         self.act(status)
 
 
-def test_a_run_stops_where_a_sync_period_ends(run):
+def test_a_run_stops_where_a_sync_period_ends(of_four):
     """So that one that was stopped and goes on has the periods of one that was not."""
-    made = run(LocalSgd(8, outer()), block_steps=3)
+    made = of_four()
     weights = Weights(made, 0)
-    status = made.loop([StopAfter(10), weights], 100)
-    assert status.step == 16
-    np.testing.assert_array_equal(*weights.seen[16])
+    status = made.loop([StopAfter(9), weights], 100)
+    assert status.step == 12
+    np.testing.assert_array_equal(*weights.seen[12])
 
 
-def test_the_runs_last_sync_period_may_be_a_shorter_one(run):
-    made = run(LocalSgd(8, outer()), block_steps=64)
+def test_the_runs_last_sync_period_may_be_a_shorter_one(of_four):
+    made = of_four()
     weights = Weights(made, 16)
     made.loop([weights], 35)
     assert sorted(weights.seen) == [16, 32, 35]

@@ -111,13 +111,18 @@ def data(*label_shape, kind=np.asarray):
     return tf.data.Dataset.from_tensor_slices((features, labels))
 
 
-@pytest.mark.parametrize("kind", [np.asarray, tf.data.Dataset], ids=["arrays", "dataset"])
+PAIRS = [
+    *(("as they are", "loss", {name: 2}) for name in ("replicas", "accumulate_steps", "parallel_micro_batches")),
+    *((form, "loss", {}) for form in FORMS if form != "of a root"),
+    *((form, "metrics", {}) for form in ("of a root", "in a branch")),
+]
+
+
 @pytest.mark.parametrize(
-    ("form", "where", "options"),
+    ("kind", "form", "where", "options"),
     [
-        *(("as they are", "loss", {name: 2}) for name in ("replicas", "accumulate_steps", "parallel_micro_batches")),
-        *((form, "loss", {}) for form in FORMS if form != "of a root"),
-        *((form, "metrics", {}) for form in ("of a root", "in a branch")),
+        *((tf.data.Dataset, *pair) for pair in PAIRS),
+        *(pytest.param(np.asarray, *pair, marks=[] if pair[2] else pytest.mark.slow) for pair in PAIRS),
     ],
 )
 def test_pairs_of_examples_are_named_with_both_shapes_in_whatever_form(bench, kind, form, where, options):

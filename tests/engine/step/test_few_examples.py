@@ -71,7 +71,7 @@ FEEDS = {
     [
         (3, "held", {}),
         pytest.param(4, "read", {}, marks=pytest.mark.slow),
-        (3, "stream", {}),
+        pytest.param(3, "stream", {}, marks=pytest.mark.slow),
         pytest.param(4, "held", {"shard_optimizer": True}, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -93,12 +93,19 @@ def made(bench, replicas, source=SOURCE, trainer=None, **options):
     return bench(trainer or Tasks(), source, BATCH, replicas, **options)
 
 
-@pytest.mark.parametrize(("replicas", "options"), [(1, {"accumulate_steps": 3}), (2, {"parallel_micro_batches": 2})])
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [pytest.param(1, {"accumulate_steps": 3}, marks=pytest.mark.slow), (2, {"parallel_micro_batches": 2})],
+)
 def test_each_mean_is_over_its_own_count(bench, replicas, options):
     check(made(bench, replicas, **options))
 
 
-@pytest.mark.parametrize(("replicas", "options"), [(1, {"jit": True}), (2, {}), (2, {"accumulate_steps": 3})], ids=str)
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(1, {"jit": True}), pytest.param(2, {}, marks=pytest.mark.slow), (2, {"accumulate_steps": 3})],
+    ids=str,
+)
 def test_with_weights_of_examples_penalties_and_clipping(bench, replicas, options):
     ready = made(bench, replicas, (*SOURCE, WEIGHTS), Tasks(PENALTY), clip_norm=0.8, **options)
     found = check(ready, weights=WEIGHTS, penalty=PENALTY, clip=0.8)
