@@ -55,7 +55,7 @@ class StandIn:
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.float64)
         zero = tf.zeros([], tf.float64)
         sums = tf.zeros([2 * METRICS + 2 + LAGS], tf.float64)
-        return tf.concat([sums, tf.stack([first, zero, zero, worker]), tf.zeros([4], tf.float64)], 0), []
+        return tf.concat([sums, tf.stack([first, zero, zero, zero, worker]), tf.zeros([4], tf.float64)], 0), []
 
 
 def wait(first: np.ndarray, steps: np.ndarray, step_seconds: np.ndarray) -> list[np.ndarray]:
