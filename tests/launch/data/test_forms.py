@@ -255,7 +255,7 @@ def test_its_methods_are_called_around_each_epoch_and_nothing_is_read_outside(wh
 
 def test_a_run_that_is_resumed_within_an_epoch_calls_them_for_those_before(tmp_path):
     """So that the run ends with the bits of one that was not stopped."""
-    asked = {**PY_DATASET_RUN, **TWO}
+    asked = PY_DATASET_RUN
     for steps in (BATCHES + 2, 3 * BATCHES):
         data = Shuffled()
         resumed = crankshaft.run(Plane, data=(data, None), **asked, run_dir=str(tmp_path / "run"), train_steps=steps)

@@ -538,10 +538,7 @@ def check_same_training(one, other):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "jit"),
-    [(1, "off"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "off"), (1, "auto")))],
-)
+@pytest.mark.parametrize(("replicas", "jit"), [(1, "off"), (2, "off"), pytest.param(1, "auto", marks=pytest.mark.slow)])
 def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replicas, jit, traces):
     def made():
         keras.utils.set_random_seed(3)

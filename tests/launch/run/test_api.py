@@ -89,12 +89,12 @@ def test_runs_in_threads_have_nothing_in_common():
             opened.train(steps=2)
             return opened.model.get_weights()
 
-    alone = [trained(index) for index in range(4)]
+    alone = [trained(index) for index in range(2)]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            beside = [*pool.map(trained, range(4))]
+            beside = [*pool.map(trained, range(2))]
     finally:
         sys.setswitchinterval(before)
     for one, other in zip(alone, beside, strict=True):

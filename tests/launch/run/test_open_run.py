@@ -427,7 +427,7 @@ def test_calls_leave_no_thread_and_no_file_open():
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     with open_run(Noisy, **ONE_STEP) as opened:
-        for calls in (2, 100):  # the first compile
+        for calls in (2, 20):  # the first compile
             before = left()
             for _ in range(calls):
                 opened.train(steps=1)
