@@ -132,10 +132,10 @@ class Admission(tf.Module):
 
             rows = tf.cond(tf.reduce_any(new), assign, lambda: rows)
             if self.evict_after:
-                seen = tf.boolean_mask(rows, (rows >= 0) & (sightings > 0))
-                _note(self.stamps, seen)
-                steps = tf.fill(tf.shape(seen), step)
-                tf.raw_ops.ResourceScatterMax(resource=own_copy(self.stamps).handle, indices=seen, updates=steps)
+                indices = tf.maximum(rows, 0)
+                updates = tf.where((rows >= 0) & (sightings > 0), step, -1)  # -1 leaves a stamp as it is
+                _note(self.stamps, indices)
+                tf.raw_ops.ResourceScatterMax(resource=own_copy(self.stamps).handle, indices=indices, updates=updates)
             return rows
 
     def read_freed(self) -> tuple[tf.Tensor, tf.Variable] | None:
