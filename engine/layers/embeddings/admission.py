@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
@@ -168,12 +167,6 @@ class Admission(tf.Module):
                 tally.assign_add(tf.constant(Tally(-rows.shape[0], 0, 0), tf.int64))
                 freed.assign_add(rows.shape[0])
         return rows
-
-    def read_keys(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys and the numbers of those of the first `rows` rows that are not free. Host code."""
-        keys = own_copy(self.keys).numpy().ravel()[:rows]
-        assigned = np.flatnonzero(keys != FREE)
-        return keys[assigned], assigned
 
     def read_tally(self) -> Tally:
         """Returns the counts, for people."""

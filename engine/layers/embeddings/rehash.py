@@ -38,9 +38,9 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
       rows: of the table here.
       num_shards: of the table here.
     """
-    keys = _by_row(former["keys"], NOBODYS)
+    keys = by_row(former["keys"], NOBODYS)
     before = np.flatnonzero(keys > NOBODYS)
-    stamps = _by_row(former.get("stamps", [np.full(part.size, NEVER) for part in former["keys"]]), NEVER)
+    stamps = by_row(former.get("stamps", [np.full(part.size, NEVER) for part in former["keys"]]), NEVER)
     before = before[np.argsort(-stamps[before], kind="stable")]
     owner = mixed(mixed(keys[before])) % np.uint64(num_shards)
     after, values = np.full(len(keys), -1), list[dict[str, np.ndarray]]()
@@ -80,12 +80,12 @@ def two_buckets(ids: np.ndarray, buckets: int) -> np.ndarray:
     return np.stack([low % np.uint64(buckets), (low + high) % np.uint64(buckets)], 1).astype(np.int64)
 
 
-def _by_row(values: Sequence[np.ndarray], filling: int) -> np.ndarray:
+def by_row(values: Sequence[np.ndarray], filling: int) -> np.ndarray:
     """Returns a value per row of the table: row r is row r // n of shard r % n."""
-    by_row = np.full([max(part.size for part in values), len(values)], filling)
+    joined = np.full([max(part.size for part in values), len(values)], filling)
     for shard, part in enumerate(values):
-        by_row[: part.size, shard] = part.ravel()
-    return by_row.ravel()
+        joined[: part.size, shard] = part.ravel()
+    return joined.ravel()
 
 
 def _place_in_shard(ids: np.ndarray, rows: int, reserved: int) -> np.ndarray:

@@ -23,6 +23,7 @@ from ...step.context import step_context
 from ...step.gradients import NO_ROW, mark_unique
 from . import admission, hashing
 from .admission import Admission
+from .rehash import NOBODYS, by_row
 
 _PIECE_BYTES = 4 << 20  # initialized at once: temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -273,22 +274,21 @@ class Embedding(tf.Module):
     def rows_by_key(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the rows of a table with `admit_after` in pieces: keys [n], ascending, and vectors [n, width].
 
-        The first one is that of all ids without a row, by the key `SHARED_ROW_KEY`. Host code.
+        The first row is row 0, shared by ids without one, with the key `SHARED_ROW_KEY`. Host code.
         """
         number = len(self.shards)
-        found = [shard.read_keys(rows.shape[0]) for shard, rows in zip(self.admissions, self.shards, strict=True)]
-        keys = np.concatenate([keys for keys, _ in found])
-        rows = np.concatenate([rows * number + shard for shard, (_, rows) in enumerate(found)])
+        keys = by_row([own_copy(shard.keys).numpy() for shard in self.admissions], NOBODYS)
+        rows = np.append(0, np.flatnonzero(keys > NOBODYS))
+        rows = rows[np.argsort(keys[rows])]
 
         def lookup(shard: int, rows: tf.Tensor) -> tf.Tensor:
             return tf.raw_ops.ResourceGather(
                 resource=own_copy(self.shards[shard]).handle, indices=rows, dtype=tf.float32
             )
 
-        order = np.argsort(keys)
-        for piece in self._pieces(len(keys)):
-            at = order[piece.start : piece.stop]
-            yield keys[at], self._on_shards(rows[at] % number, lookup, rows[at] // number).numpy()
+        for piece in self._pieces(len(rows)):
+            some = rows[piece.start : piece.stop]
+            yield keys[some], self._on_shards(some % number, lookup, some // number).numpy()
 
     def lookup_rows(self, ids: tf.Tensor, there: tf.Tensor | None = None, admits: bool = False) -> tf.Tensor:
         """Returns the row of each id, int64; arbitrary if `there` is False. `admits`: whether ids may get rows."""
