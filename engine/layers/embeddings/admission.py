@@ -45,6 +45,7 @@ class Admission(tf.Module):
     An id's row is one of the 32 in two buckets chosen by hashes, in the emptier one (Azar et al. 1999, Balanced
     Allocations). Ids begin to find none when more than 80 % of the rows are assigned. So a lookup reads 32 keys,
     however full the table is, and nothing moves or grows: the state is variables of fixed size, saved like any others.
+    A checkpoint of another size, or number of shards, is read by `rehash`.
 
     Ids without a row are counted in a count-min sketch (Cormode, Muthukrishnan 2005; updated conservatively: Estan,
     Varghese 2002) of 32 bytes per row. It never underestimates, but may overestimate when full. So all counts are
