@@ -23,8 +23,9 @@ def evaluate_checkpoints(run: BaseRun) -> Outcome:
     """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
     config, results = run.config, dict[int, evaluation.Evaluated]()
     for manifest in restoring.restored(run):
-        if not results and run.trainer.run_context.vocabulary:
-            fingerprints.warn_of_ids(config, manifest, run.checkpoints.about)
+        if not results:
+            has_ids = bool(run.trainer.run_context.vocabulary)
+            fingerprints.warn_of_other_data(config, manifest, run.checkpoints.about, has_ids)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state, directory=config.run_dir)
         run.log(f"evaluation at step {manifest.step}: {format_metrics(results[manifest.step])}")
     evaluated = results[run.state.step]

@@ -27,8 +27,8 @@ def predict(run: BaseRun) -> Outcome:
     """Writes the predictions of the latest (or chosen) checkpoint for the examples of a split."""
     config = run.config
     for manifest in restoring.restored(run):
-        if run.trainer.run_context.vocabulary:
-            fingerprints.warn_of_ids(config, manifest, run.checkpoints.about)
+        has_ids = bool(run.trainer.run_context.vocabulary)
+        fingerprints.warn_of_other_data(config, manifest, run.checkpoints.about, has_ids)
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     predictor = predictions.Predictor(run, config.export_model)
     examples = predictor.checked(None, config.predict_split)

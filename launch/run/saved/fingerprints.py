@@ -228,12 +228,27 @@ def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -
         )
 
 
-def warn_of_ids(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
-    """Warns if the training data has changed and a script's data does not identify its numbering of ids."""
+def warn_of_other_data(config: Config, manifest: Manifest, about: dict[str, Any], has_ids: bool) -> None:
+    """Warns if the training data has changed: where only its part for evaluation is read, and where ids may differ.
+
+    Args:
+      config: of the run.
+      manifest: of the checkpoint.
+      about: the metadata of the data that is read.
+      has_ids: whether the model gets ids, whose numbering a script's data may not identify.
+    """
+    if "train" not in manifest.other_data(about) or not config.is_chief:
+        return
     is_ours = config.input_entry is not None and config.input_entry.path is None
-    is_known = is_ours or "ids" in about["data"]["train"]
-    if "train" in manifest.other_data(about) and not is_known and config.is_chief:
+    if has_ids and not is_ours and "ids" not in about["data"]["train"]:
         logging.warning("%s; if it numbers ids, they mean others now", _describe_change(manifest, about, "train"))
+    if config.validation_split and config.input and not config.eval_data_dir and config.predict_split is None:
+        part, rest = (about["data"][split]["examples"] for split in ("eval", "train"))
+        logging.warning(
+            "%s of %s examples are read: data_dir=%s is not the data of the run, and is divided by its "
+            "validation_split=%s; to read all, set eval_data_dir instead",
+            *(f"{part:,}", f"{part + rest:,}", config.data_dir, config.validation_split),
+        )
 
 
 def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[str]:

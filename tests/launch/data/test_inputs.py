@@ -10,6 +10,7 @@ A new input in 40 lines, the guide's own: it trains to the bit as the same rows 
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -224,8 +225,10 @@ def test_other_text_is_tokenized_by_the_vocabulary_of_the_run(inside, tmp_path):
     run = (*TEXT_RUN, *RATE, own, f"--data_dir={tmp_path}/cat.txt", "--validation_split=0.2", "--train_steps=20")
     inside(*run, f"--run_dir={first}", trainer=NextToken).ok()
 
+    warnings = []
+
     def loss(*flags):
-        inside(*flags, f"--result_json={found}", trainer=NextToken).ok()
+        warnings.append(inside(*flags, f"--result_json={found}", trainer=NextToken).ok().err)
         return json.loads(found.read_text())["eval"]["loss"]
 
     begins = (*TEXT_RUN, "--optimizer=sgd", "--learning_rate=1e-12", "--train_steps=1", f"--init_from={first}")
@@ -237,9 +240,11 @@ def test_other_text_is_tokenized_by_the_vocabulary_of_the_run(inside, tmp_path):
     assert abs(loss(*begins, dog, own, "--validation_split=0.2", "--allow_changed_config") - expected) > 0.01
     reads = ("--mode=eval", f"--run_dir={first}", "--progress=plain")
     np.testing.assert_allclose(loss(*reads, dog), expected, rtol=1e-6)
+    assert re.search(r"\d+ of \d+ examples are read: data_dir=.*dog.txt .* divided .* set eval_data_dir", warnings[-1])
     other = inside(*reads, "--input_arg=vocabulary_size=300", "--allow_changed_config", trainer=NextToken).mistake
     assert "was fitted with another input_arg (vocabulary_size: 270 -> 300), and is not fitted again" in other
     whole = loss(*reads, f"--eval_data_dir={tmp_path}/dog.txt")  # beside the run's own --validation_split
+    assert "examples are read" not in warnings[-1]
     np.testing.assert_allclose(whole, loss(*by_run, f"--eval_data_dir={tmp_path}/dog.txt"), rtol=1e-6)
     error = inside(*by_run, "--input_arg=separator=x", trainer=NextToken).mistake
     assert "separator=x: tokenizer=" in error
