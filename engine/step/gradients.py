@@ -260,13 +260,19 @@ def minimize(
       The metrics, with those of `Update.end`.
 
     Raises:
-      UsageError: a loss is missing, or depends on none of its optimizer's variables.
+      UsageError: a loss is missing, or depends on none of its optimizer's variables; or an optimizer is bare.
 
     Example:
       >>> def train_step(self, batch):  # in a Trainer with two models
       ...     return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
     """
     owner = f"{type(trainer).__name__}.train_step"
+    for name, optimizer in optimizers.items():
+        if not hasattr(optimizer, "trainable"):
+            raise UsageError(
+                f"{owner} minimizes {name!r} by a bare {type(optimizer).__name__}; in build, make it by "
+                "crankshaft.make_optimizer(self, variables, optimizer)"
+            )
 
     def compute(micro_batch):
         pairs: dict[str, Any] = {}

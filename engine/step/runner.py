@@ -57,12 +57,20 @@ class StepRunner:
 
         Returns:
           The metrics, zeros without examples.
+
+        Raises:
+          UsageError: there is no loss among them.
         """
         batch, has_examples = pad_empty_batch(batch)
         with self.training(step, observed, has_examples, readings) as context:
             context.counts_ids |= jit
             restore = self._state_restorer(has_examples)
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
+            if "loss" not in metrics:
+                raise UsageError(
+                    f"{type(self._trainer).__name__}.train_step returned {', '.join(metrics) or 'no metrics'}, without "
+                    "'loss', which a run shows and checks; name one of the losses so"
+                )
             restore(metrics)
             for averaged in self._inventory.averaged.values():
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)

@@ -23,6 +23,7 @@ from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
+from ...engine.trainer import computes_metrics
 from ..cluster import memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
@@ -174,6 +175,10 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
     Without an evaluation those of training are found once a step is traced.
     """
     kinds, monitors = kinds_by_name(measured), [hook for hook in run.hooks if isinstance(hook, Monitor)]
+    named = run.config.monitored
+    has_all = kinds and named.source == "eval" and not computes_metrics(run.trainer)
+    if has_all and named.metric != "loss" and named.find(kinds) is None:  # a slip, even if no hook monitors it
+        raise named.not_measured(kinds)
     for hook in monitors:
         if hook.monitored.source == "eval" or hook.monitored.find(kinds):
             hook.resolve(kinds, run.trainer)
@@ -343,7 +348,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
     if run.train_steps is None:
         return f"{text}\nresumed at step {manifest.step:,} from {config.configured_run_dir}"
     if manifest.step >= run.train_steps:
-        more = "more train_steps or train_epochs continue it"
+        more = "more steps or epochs continue it"
         if "train_steps" in config.deciding():
             more += f", with allow_changed_config: learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"

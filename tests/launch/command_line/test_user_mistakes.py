@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import UsageError, load_model
-from crankshaft.engine import Trainer, mean, step_context
+from crankshaft.engine import Trainer, mean, minimize, step_context
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import eval_batch_size
@@ -63,6 +63,7 @@ ALONE = lambda: ((X, Y), None)  # noqa: E731
 FLAGS = [
     ("--model=cnn", data, "model=cnn is given, but this script trains Line"),
     ("--monitor=eval_acuracy --early_stopping=patience=1", data, "monitor=eval_acuracy ... use one of eval_loss"),
+    ("--monitor=eval_acuracy", data, "monitor=eval_acuracy ... use one of eval_loss"),
     ("--eval_every_steps=2", ALONE, "eval_every_steps=2 needs evaluation data, and the data has none; return (train"),
     ("--restore_best", ALONE, "restore_best needs evaluation data, and the data has none; return (train, eval)"),
     (
@@ -416,6 +417,11 @@ METHODS = [
         "its step returned a SymbolicTensor as 'loss'; return pairs",
     ),
     ({"train_step": step(lambda self: tf.constant(1.0))}, "its step returned a SymbolicTensor; return pairs by name"),
+    ({"train_step": step(lambda self: {"a": mean(tf.ones([1]))})}, "Own.train_step returned a, without 'loss' ... nam"),
+    (
+        {"train_step": lambda self, batch: minimize(self, batch, None, {"loss": tf.keras.optimizers.SGD(0.1)})},
+        "Own.train_step minimizes 'loss' by a bare SGD; in build, make it by crankshaft.make_optimizer(self, vari",
+    ),
     (
         {"train_step": step(lambda self: self.optimizer.apply_gradients([]))},
         "optimizer adam has no apply_gradients, which would ignore",
