@@ -91,6 +91,13 @@ def test_what_decides_a_datasets_order_is_the_runs(run_dir, flag, other):
         checked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--{flag}={other}")
 
 
+def test_the_length_of_a_run_is_not_listed_where_only_the_schedule_differs(run_dir):
+    same = [word for word in OF_THE_RUN if "schedule" not in word]
+    changed = r"\(learning_rate_schedule: cosine -> constant; learning_rate_schedule_arg alpha: 0.5 -> None\)"
+    with pytest.raises(UsageError, match=f"is a run of another configuration {changed}"):
+        checked(*same, f"--run_dir={run_dir}")
+
+
 @pytest.mark.parametrize(("was", "now"), [("file", "file"), (None, "auto")])
 def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, was, now):
     path = run_dir / "config.json"
