@@ -227,8 +227,11 @@ def _write(
                 finder.add(column)
         columns = dict(zip(reading.names, (finder.end() for finder in finders), strict=True))
         kinds = {name: column.kind for name, column in columns.items()}
-    elif not {*reading.names} <= {*kinds}:
-        raise InputError(f"{paths[0]} has the columns {', '.join(reading.names)}, and {like} {', '.join(kinds)}")
+    elif unknown := [name for name in reading.names if name not in kinds]:
+        raise InputError(
+            f"{paths[0]} has other columns than {like} (unknown: {', '.join(unknown)}); remove them, or name them as "
+            "there"
+        )
     kinds = {name: kind for name, kind in kinds.items() if name in reading.names}
     counts = _write_parquet(writer, reading, kinds, like)
     records = [counts.get(path, 0) for path in paths]
