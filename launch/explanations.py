@@ -55,7 +55,8 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
         explained.args = (explained.message,)
         if explained is error:
             raise
-        raise explained from error  # which has the traceback
+        is_internal = isinstance(explained, UsageError) and _users_frame(error) is None
+        raise explained from None if is_internal else error  # which has the traceback
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:

@@ -78,6 +78,7 @@ MISTAKES = {
         {"y": sample(1)[:, 0]},
     ),
     "and drop the data's last examples if they fill no batch": (stateful, {"x": sample(8, 1), "y": sample(2)}),
+    "value 8, but received input with shape (None, 7)": (mlp, {"x": sample(7)}),
     "has the metric": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
     "epoch is unknown": (mlp, {"epoch": 3}),
     "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),
@@ -133,6 +134,7 @@ def test_a_mistake_is_one_line(line):
         crankshaft.fit(make(), **{"x": sample(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert raised.value.__cause__ is None  # whose frames, of the engine and Keras, a traceback would show first
 
 
 def test_a_dataset_of_batches_of_several_sizes_is_one_line():
