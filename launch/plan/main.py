@@ -70,7 +70,6 @@ class Flags:
     )
     hosts: str = flag(Text("numbers, e.g. 1,8,64", _check_hosts), "1", "Numbers of hosts to plan for.")
     simulate: bool = flag(Boolean(), False, "Simulate each number of hosts for 30 days: failures, jitter, leases.")
-    plot: str | None = flag(Path(), None, "Plot examples per second and goodput by hosts: a .png, .svg or .pdf.")
     price_per_host_hour: float | None = flag(
         Number(above=0, upper=1e9), None, "Price of a host, and of a server, per hour, in any currency."
     )
@@ -119,8 +118,6 @@ def _run(argv: list[str]) -> int:
 def _plan(flags: Flags, given: dict[str, Any], trainer_class=None, data=None) -> int:
     """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
     paths.check_results({"result_json": given.get("result_json"), "run_dir": None})
-    if flags.plot:
-        report.check_plot(flags.plot)
     if flags.simulate:
         simulation.check()
     machine = hardware.read(flags.on) if flags.on else None
@@ -131,8 +128,6 @@ def _plan(flags: Flags, given: dict[str, Any], trainer_class=None, data=None) ->
     if flags.price_per_host_hour:
         machine = dataclasses.replace(machine, price_per_host_hour=flags.price_per_host_hour)
     result = plan(given, counts, machine, flags.simulate, trainer_class, data)
-    if flags.plot:
-        report.write_plot(flags.plot, result["hosts"])
     if path := given.get("result_json"):
         write_json(path, result)
     print(report.text(result, machine, terminal.columns()), flush=True)

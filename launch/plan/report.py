@@ -1,17 +1,15 @@
-"""A plan as JSON, as a table, whose columns are numbers of hosts, and as a plot. Host code, without TensorFlow."""
+"""A plan as JSON, and as a table whose columns are numbers of hosts. Host code, without TensorFlow."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import UsageError
 from . import simulation
 from .estimate import Estimate
 from .hardware import Hardware
@@ -145,42 +143,3 @@ def time(seconds: float) -> str:
         if seconds >= (2 * length if length > 1 else length):
             return f"{seconds / length:.3g} {unit}"
     return f"{1e6 * seconds:.3g} us"
-
-
-def check_plot(path: str) -> None:
-    """Raises `UsageError` if a plot can't be written to a file of such a name, before anything is computed for it."""
-    if os.path.splitext(path)[1] not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot={path} is not a name that ends in .png, .svg or .pdf")
-    try:
-        import matplotlib as _  # noqa: F401
-    except ImportError:
-        raise UsageError(f"--plot={path} needs matplotlib: pip install crankshaft[plan]") from None
-
-
-def write_plot(path: str, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Draws examples per second and goodput by the number of hosts into a file whose name `check_plot` let pass."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    hosts = [entry["hosts"] for entry in entries]
-    curves = {"planned": [(entry["examples_per_sec"] * entry["goodput"], entry["goodput"]) for entry in entries]}
-    if all("simulated" in entry for entry in entries):
-        outcomes = [entry["simulated"] for entry in entries]
-        curves["simulated"] = [(outcome["examples_per_sec"], outcome["goodput"]) for outcome in outcomes]
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name, points in curves.items():
-        for axes, values in zip((left, right), zip(*points, strict=True), strict=True):
-            axes.plot(hosts, values, marker="o", label=name)
-    first, _ = curves["planned"][0]
-    in_proportion = [first * number / hosts[0] for number in hosts]
-    left.plot(hosts, in_proportion, ":", color="gray", label="in proportion to hosts")
-    left.set(xscale="log", yscale="log", xlabel="hosts", ylabel="examples per second")
-    right.set(xscale="log", ylim=(0, 1.02), xlabel="hosts", ylabel="goodput")
-    right.yaxis.set_major_formatter(PercentFormatter(1.0))
-    for axes in (left, right):
-        axes.set_xticks(hosts, [f"{number:,}" for number in hosts])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=150)
