@@ -232,7 +232,12 @@ EPOCHS = {  # of five batches
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ("all", "dataset") else []) for name in EPOCHS]
+    "name",
+    [
+        "none joined",
+        "strides",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("all", "too many", "dataset")),
+    ],
 )
 def test_epochs_of_so_many_steps_end_where_the_data_does(name):
     how = {"x": X, "y": Y, "batch_size": 4, "shuffle": False, "verbose": 0, "epochs": 5, **EPOCHS[name]}

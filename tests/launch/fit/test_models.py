@@ -60,8 +60,12 @@ def changed(block):
     block.scale, block.shifts, block.function = 0.5, np.arange(4, dtype="float32"), tf.nn.relu
 
 
+def partly_frozen(block):
+    block.second.kernel.trainable = False
+
+
 @pytest.mark.parametrize("where", [{}, COPIES], ids=["itself", "copy"])
-@pytest.mark.parametrize("change", [changed, lambda block: setattr(block.second.kernel, "trainable", False)])
+@pytest.mark.parametrize("change", [changed, pytest.param(partly_frozen, marks=pytest.mark.slow)])
 def test_what_a_configuration_leaves_out_is_trained_in_the_model_itself_and_in_a_copy(change, where):
     theirs, ours = model(change), model(change)
     expected = theirs.fit(X, Y, **HOW).history["loss"]

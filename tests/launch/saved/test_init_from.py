@@ -61,7 +61,7 @@ def expected():
     [
         pytest.param(Line, {"ema_decay": DECAY}, {"ema_decay": DECAY}, marks=pytest.mark.slow),
         (Line, {"ema_decay": DECAY, **TWO}, {"ema_decay": DECAY, **TWO, "shard_optimizer": True}),
-        (Line, {**TWO, "shard_optimizer": True}, {}),
+        pytest.param(Line, {**TWO, "shard_optimizer": True}, {}, marks=pytest.mark.slow),
         (ByKeras, {}, TWO),
         pytest.param(OfKeras, {"learning_rate": None, "learning_rate_schedule": None}, {}, marks=pytest.mark.slow),
     ],
