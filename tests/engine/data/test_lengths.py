@@ -58,7 +58,7 @@ KINDS = [
     ("source", None),
     ("source", PLAIN),
     ("source", BOUND),
-    ("chunks", None),
+    pytest.param("chunks", None, marks=pytest.mark.slow),
     ("dataset", None),
     ("dataset", PLAIN),
 ]

@@ -18,9 +18,9 @@ VALUES = RNG.normal(size=(24, 5)).astype(np.float32)
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"accumulate_steps": 2}, marks=pytest.mark.slow),
-        {"precision": "bfloat16"},
-        {"jit": True},
+        {"accumulate_steps": 2},
+        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param({"jit": True}, marks=pytest.mark.slow),
         pytest.param({"replicas": 2, "model": 2}, marks=pytest.mark.slow),
         pytest.param({"replicas": 4, "model": 2}, marks=pytest.mark.slow),
     ],

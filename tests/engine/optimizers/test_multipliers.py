@@ -49,7 +49,7 @@ RULES = [
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
-        pytest.param(*each, id=each[0], marks=[] if each[0] in ("sgd", "adamw", "nadam") else pytest.mark.slow)
+        pytest.param(*each, id=each[0], marks=[] if each[0] in ("adamw", "nadam") else pytest.mark.slow)
         for each in RULES
     ],
 )

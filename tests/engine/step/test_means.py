@@ -209,7 +209,9 @@ class Rows(Tasks):
         return {**own, "whole": mean(tf.square(self.table))} if len(batch[1].shape) > 1 else own
 
 
-@pytest.mark.parametrize("labels", [LABELS, LABELS[:, 0]], ids=["mixed", "slices"])
+@pytest.mark.parametrize(
+    "labels", [LABELS, pytest.param(LABELS[:, 0], marks=pytest.mark.slow)], ids=["mixed", "slices"]
+)
 def test_rows_of_a_table(bench, labels):
     whole, parts = (
         made(bench, replicas, (FEATURES, labels), Rows(), accumulate_steps=steps)

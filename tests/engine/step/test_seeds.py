@@ -55,8 +55,9 @@ def sampled(run):
     [
         (1, {}),
         pytest.param(8, {"accumulate_steps": 4, "replicas": 2}, marks=pytest.mark.slow),
-        (8, {"accumulate_steps": 2, "parallel_micro_batches": 2, "replicas": 2}),
-        pytest.param(4, {"accumulate_steps": 2, "parallel_micro_batches": 2}, marks=pytest.mark.slow),
+        pytest.param(8, {"accumulate_steps": 2, "parallel_micro_batches": 2, "replicas": 2}, marks=pytest.mark.slow),
+        (4, {"accumulate_steps": 2, "parallel_micro_batches": 2}),
+        (2, {"replicas": 2}),
         pytest.param(5, {"accumulate_steps": 5}, marks=pytest.mark.slow),  # of 3 and 4 examples
         pytest.param(4, {"accumulate_steps": 4, "jit": True}, marks=pytest.mark.slow),
     ],
