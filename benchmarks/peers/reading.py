@@ -7,9 +7,11 @@ after the dashes. `--cold` drops the files' pages before each piece.
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import glob
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ def crankshaft(folder: str, flags: list[str]) -> Callable[[int], None]:
 
     bare.tune()
     run_dir = tempfile.mkdtemp(prefix="crankshaft-reading-")
+    atexit.register(shutil.rmtree, run_dir, ignore_errors=True)
     made = bare.make(run_dir, "--model=logistic", "--jit=off", "--resident_data_mb=0", *flags)
     program = parts.input(made.strategy, made.state, made.strategy.training.feed, False)
     return lambda steps: bare.rate(made, steps, program) and None
