@@ -4,6 +4,7 @@ Names are imported on first use, so that a mistake on a command line does not wa
 needs TensorFlow imports it. Whoever imports it, its notes at the start are hidden, but not its errors.
 """
 
+import os
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -118,6 +119,7 @@ def _without_notes(execute, module) -> None:
     if "crankshaft.launch.host.process" in sys.modules:  # it hides them itself
         execute(module)
     else:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # notes that come later, such as when data is first read
         with import_module("crankshaft.launch.host.noise").filtered_stderr():
             execute(module)
 

@@ -24,7 +24,6 @@ _NOISE = re.compile(
     r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
     r"|All log messages before absl::InitializeLog|To enable the following instructions|Compiled cluster using XLA"
     r"|XLA service .* initialized|StreamExecutor device|This TensorFlow binary is optimized|Input of GeneratorDatasetOp"
-    r"|Memory patch applied|Local rendezvous is aborting"
 )
 
 
