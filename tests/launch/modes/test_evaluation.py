@@ -144,6 +144,7 @@ def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypa
         strategy=types.SimpleNamespace(exchange=lambda value: [value]),
         checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about=CONFIG),
         state=state,
+        trainer=None,
     )
     hashed, sha256, done = [], manifests.sha256, -1
     for step in range(1, 5):
