@@ -240,7 +240,9 @@ def test_other_text_is_tokenized_by_the_vocabulary_of_the_run(inside, tmp_path):
     assert abs(loss(*begins, dog, own, "--validation_split=0.2", "--allow_changed_config") - expected) > 0.01
     reads = ("--mode=eval", f"--run_dir={first}", "--progress=plain")
     np.testing.assert_allclose(loss(*reads, dog), expected, rtol=1e-6)
-    assert re.search(r"\d+ of \d+ examples are read: data_dir=.*dog.txt .* divided .* set eval_data_dir", warnings[-1])
+    predicts = ("--mode=predict", f"--run_dir={first}", dog, f"--output={tmp_path}/dog.npz")
+    for err in (warnings[-1], inside(*predicts, trainer=NextToken).ok().err):
+        assert re.search(r"\d+ of \d+ examples are read: data_dir=.*dog.txt .* divided .* set eval_data_dir", err)
     other = inside(*reads, "--input_arg=vocabulary_size=300", "--allow_changed_config", trainer=NextToken).mistake
     assert "was fitted with another input_arg (vocabulary_size: 270 -> 300), and is not fitted again" in other
     whole = loss(*reads, f"--eval_data_dir={tmp_path}/dog.txt")  # beside the run's own --validation_split
