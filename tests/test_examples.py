@@ -55,6 +55,7 @@ def test_a_notebook_holds_a_run_from_cell_to_cell(tmp_path):
     assert "eval_loss" in texts(code[4])
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_notebook_is_the_programs_line(tmp_path):
     cell = nbformat.v4.new_code_cell("import crankshaft\ncrankshaft.run(model='mpl', input='digits')")
     cell.metadata["tags"] = ["raises-exception"]  # is shown, and ends nothing

@@ -303,8 +303,8 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     # Of generating, the seed is of the samples alone. What the data decides is compared when it is restored.
     for name in ("seed",) if config.mode == "generate" else config.set_by_data & now.keys():
         now[name] = then[name]
-    schedules = {values["learning_rate_schedule"] for values in (then, now)}
-    if not schedules <= {*configs.SCHEDULES_TO_THE_END}:  # the length decides by such a schedule alone
+    schedules = [values["learning_rate_schedule"] for values in (then, now)]
+    if not all(schedule in configs.SCHEDULES_TO_THE_END for schedule in schedules):  # the length decides by these alone
         then, now = ({**values, "train_steps": None, "train_epochs": None} for values in (then, now))
     if config.mode == "predict":  # which needs no labels
         then, now = ({**values, "input_arg": {**values["input_arg"], "label": None}} for values in (then, now))

@@ -18,8 +18,7 @@ from crankshaft.engine import Embedding, step_context
 from crankshaft.engine.hooks import Hook, every_steps
 
 BATCH, STEPS, EVICT_AFTER, ROWS, HELD = 16, 3000, 64, 600, 40
-HOLD = flags.DEFINE_string("hold", None, "Where a worker says that it waits, and waits.")
-SWEEP = flags.DEFINE_bool("sweep", False, "Whether a row counts as freed while it waits.")
+FLAGS = flags.FLAGS  # only the script defines its own: a test that imports this file has none of them
 
 
 class Clicks(Trainer):
@@ -31,7 +30,7 @@ class Clicks(Trainer):
 
     def forward(self, features, training):
         rows = self.items(features["item"], training=training)
-        if training and HOLD.value:
+        if training and FLAGS.hold:
             rows = _held(rows)
         counted = self.examples(features["example"], training=training)
         return self.model(tf.concat([rows, counted], 1), training=training)[:, 0]
@@ -47,10 +46,10 @@ def _held(rows):
 
     def wait():
         process = tf.io.read_file(path("/proc/self/stat", rows[0, 0]))
-        with tf.control_dependencies([tf.io.write_file(f"{HOLD.value}/held", process)]):
+        with tf.control_dependencies([tf.io.write_file(f"{FLAGS.hold}/held", process)]):
             start = tf.constant(0)
         looks = tf.while_loop(
-            lambda i: tf.equal(tf.size(tf.io.matching_files(path(f"{HOLD.value}/go", i))), 0),
+            lambda i: tf.equal(tf.size(tf.io.matching_files(path(f"{FLAGS.hold}/go", i))), 0),
             lambda i: [i + 1],
             [start],
         )
@@ -74,12 +73,12 @@ class Sweep(Hook):
 
     def begin(self, status):
         def sweep(freed):
-            while not pathlib.Path(HOLD.value, "held").exists():
+            while not pathlib.Path(FLAGS.hold, "held").exists():
                 time.sleep(0.05)
             freed.assign_add(1)
-            pathlib.Path(HOLD.value, "go").touch()
+            pathlib.Path(FLAGS.hold, "go").touch()
 
-        if SWEEP.value:
+        if FLAGS.sweep:
             freed = status.state.trainer.items.admissions[0].freed
             threading.Thread(target=sweep, args=(freed,), daemon=True).start()
 
@@ -90,4 +89,6 @@ def say(status, _):
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("hold", None, "Where a worker says that it waits, and waits.")
+    flags.DEFINE_bool("sweep", False, "Whether a row counts as freed while it waits.")
     main(Clicks, data=data, hooks=[every_steps(EVICT_AFTER // 4, say), Sweep()])

@@ -74,6 +74,7 @@ def test_killed_workers_recover_in_their_places_and_end_with_the_same_bits(start
     assert_equal_bits(tmp_path / "killed" / "run", tmp_path / "straight" / "run")
 
 
+@pytest.mark.slow
 def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank, tmp_path):
     program, run_dir = script(tmp_path / "own"), tmp_path / "run"
     flags = (*RUN, "--train_steps=60", "--checkpoint_every_steps=10", "--snapshot_seconds=1e-6")

@@ -76,6 +76,7 @@ def test_a_read_that_hangs_names_the_worker_and_the_files(start, tmp_path):
     ), line
 
 
+@pytest.mark.slow
 def test_bad_records_are_left_out_up_to_their_number_and_what_reading_took_is_told(start, tmp_path):
     steps = 2 * STEPS_PER_EPOCH
     wrong = files(tmp_path, 2, "--wrong=bad", "--max_bad_records=1", "--read_seconds=0.1")

@@ -262,7 +262,8 @@ def saved(run, tmp_path_factory):
     return folder, kept
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_another_number_of_replicas_keeps_the_memories_mean(run, saved, replicas):
     folder, kept = saved
     second = run(replicas).restore(folder)

@@ -69,6 +69,7 @@ for cores in (2, 3):
 """
 
 
+@pytest.mark.slow
 def test_operations_have_one_thread_where_replicas_fill_the_cores():
     """On two cores, and not on three: 0 leaves the number to TensorFlow."""
     found = subprocess.run(

@@ -117,6 +117,7 @@ def test_gradients_travel_in_the_type_that_was_asked_for(run):
     assert any(name.startswith("trainer/reduction/memory/") for name in compressed)
 
 
+@pytest.mark.slow
 def test_replicas_meet_as_often_as_asked(run):
     """And what is due without having been asked for is due where they do: an epoch has 23 steps."""
     devices = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_epochs=3")

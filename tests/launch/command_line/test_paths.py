@@ -11,7 +11,7 @@ from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.command_line.flags import FIELDS
 from crankshaft.launch.errors import UsageError
 
-FLAGS = "config init_from output result_json baseline run_dir data_dir eval_data_dir".split()
+FLAGS = "config init_from output result_json baseline export_since run_dir data_dir eval_data_dir".split()
 KINDS = ("config", "run_dir", "data_dir")  # a local path, one that may be remote, paths of files
 NONE = dict.fromkeys(FLAGS)
 
@@ -95,6 +95,7 @@ def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
     assert parsed(**{name: "/ü"})[name] == "/ü"
 
 
+@pytest.mark.slow
 def test_a_path_is_utf_8_in_a_locale_that_is_not(crank, tmp_path, monkeypatch):
     """A script's own process can't change how Python names files: there the line names the cure."""
     for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():

@@ -205,7 +205,8 @@ def test_a_model_that_no_memory_has_room_for_is_named_and_not_the_batch(inside):
     assert "batch" not in outcome.error
 
 
-@pytest.mark.parametrize("address", [pytest.param("", marks=pytest.mark.slow), "grpc://127.0.0.1:1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["", "grpc://127.0.0.1:1"])
 def test_tpu_without_a_tpu_says_so_and_waits_for_none(crank, address, monkeypatch):
     monkeypatch.setenv("TPU_NAME", address)
     outcome = crank("--model=logistic", "--input=digits", "--strategy=tpu")

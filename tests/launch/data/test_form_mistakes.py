@@ -152,6 +152,7 @@ class Adapted(Words):
         return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(joined))
 
 
+@pytest.mark.slow
 def test_lookup_layers_that_adapt_are_saved_and_resumed(results, tmp_path):
     def data():
         return (({"word": WORDS}, LABELS),) * 2
@@ -202,6 +203,7 @@ def test_training_data_may_be_all_there_is(inside, results, tmp_path, form):
 # -- --validation_split
 
 
+@pytest.mark.slow
 def test_the_last_examples_are_for_validation_as_in_keras(inside, results, tmp_path):
     def data():
         return {"x": FEATURES}, LABELS, WEIGHTS

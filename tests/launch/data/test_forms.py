@@ -253,6 +253,7 @@ def test_its_methods_are_called_around_each_epoch_and_nothing_is_read_outside(wh
     assert run.result["step"] == 3 * -(-BATCHES * SIZE // where.get("global_batch_size", SIZE))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_within_an_epoch_calls_them_for_those_before(tmp_path):
     """So that the run ends with the bits of one that was not stopped."""
     asked = PY_DATASET_RUN

@@ -216,6 +216,7 @@ def test_a_window_that_is_damaged_ends_the_run_in_one_line_or_is_left_out(inside
     assert "window 5 is damaged" in outcome.err
 
 
+@pytest.mark.slow
 def test_other_text_is_tokenized_by_the_vocabulary_of_the_run(inside, tmp_path):
     pytest.importorskip("tokenizers")
     first, found = tmp_path / "first", tmp_path / "found.json"

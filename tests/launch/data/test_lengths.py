@@ -35,9 +35,8 @@ def made(kind):
     return varying.Walks() if kind == "source" else varying.dataset()
 
 
-@pytest.mark.parametrize(
-    ("kind", "buckets"), [pytest.param("source", BUCKETS, marks=pytest.mark.slow), ("dataset", "0:3,7,12")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "buckets"), [("source", BUCKETS), ("dataset", "0:3,7,12")])
 def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, tmp_path, capsys):
     data = (made(kind), made(kind))
     flags = {**FLAGS, "bucket_by": buckets}

@@ -188,7 +188,8 @@ def test_columns_of_other_names_are_refused_by_each_mode(tmp_path, form):
             model.predict(examples, verbose=0)
 
 
-@pytest.mark.parametrize("form", ["array", pytest.param("dict", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["array", "dict"])
 def test_columns_in_another_order_are_read_by_name(tmp_path, form):
     pytest.importorskip("pyarrow")
     write_named(tmp_path / "data", NAMES)
@@ -325,6 +326,7 @@ def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(i
     assert (served != other).all()
 
 
+@pytest.mark.slow
 def test_a_run_gets_and_loses_the_eviction_of_ids_as_another_configuration(inside, tmp_path):
     common = (*CLICKS, "--model_arg=table_capacity=300", f"--run_dir={tmp_path}/run")
     evicting = (*common, "--model_arg=evict_after=4", "--train_steps=20")

@@ -626,9 +626,10 @@ def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
     assert crankshaft.load_model(tmp_path).count_params() == 195
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by_word", "how"),
-    [(False, {}), pytest.param(True, TWO, marks=pytest.mark.slow)],
+    [(False, {}), (True, TWO)],
     ids=["one device", "by word, two replicas"],
 )
 def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):

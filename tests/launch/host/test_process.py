@@ -128,7 +128,7 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
         return opened(path, flags, mode)
 
     opened = os.open
-    (tmp_path / ".lock").write_text("4711")
+    (tmp_path / ".lock").write_text("99999999")  # more than any process has
     with monkeypatch.context() as patch:
         patch.setattr(process.os, "open", reads)
         held = process.lock(str(tmp_path))

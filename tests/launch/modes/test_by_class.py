@@ -48,6 +48,7 @@ def assert_by_hand(found, predicted):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_three_replicas_reports_each_class_and_one_finds_the_same(tmp_path, capfd):
     asked = {"data": data, "run_dir": tmp_path / "run", "global_batch_size": 12, **ASKED}
     replicas = {"strategy": "mirrored", "num_virtual_devices": 3}

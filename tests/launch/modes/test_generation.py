@@ -306,6 +306,7 @@ def test_a_loss_is_told_as_perplexity_and_in_bits_per_byte(trained_on_text):
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_served_by_tensorflow_alone(trained_on_text, inside):
     outcome = inside("--mode=export", f"--run_dir={trained_on_text.run_dir}").ok()
     assert "SavedModel of step 150" in outcome.out

@@ -183,6 +183,7 @@ LONG = (*LM, "--input_arg=context=256", "--model_arg=width=32", "--model_arg=hea
 HEAVY = (*LM, "--input_arg=context=16", "--model_arg=width=128", "--model_arg=heads=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "advice"),
     [
@@ -190,9 +191,9 @@ HEAVY = (*LM, "--input_arg=context=16", "--model_arg=width=128", "--model_arg=he
         pytest.param(
             (*DEEP, "--global_batch_size=4096", "--strategy=one_device"), "--accumulate_steps=4", marks=pytest.mark.slow
         ),
-        pytest.param((*HUGE, "--num_ps=1"), "--num_ps=2", marks=pytest.mark.slow),
-        pytest.param((*LONG, "--strategy=one_device"), "--recompute", marks=pytest.mark.slow),
-        pytest.param((*HEAVY, "--strategy=mirrored"), "--mesh=model:2", marks=pytest.mark.slow),
+        ((*HUGE, "--num_ps=1"), "--num_ps=2"),
+        ((*LONG, "--strategy=one_device"), "--recompute"),
+        ((*HEAVY, "--strategy=mirrored"), "--mesh=model:2"),
         pytest.param(
             (*LONG, "--strategy=mirrored"), "--recompute --shard_optimizer --accumulate_steps=2", marks=pytest.mark.slow
         ),

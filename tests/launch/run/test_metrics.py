@@ -142,7 +142,8 @@ def test_data_passed_to_a_call_and_streams_have_them_too():
         assert opened.evaluate(some)["ndcg"] == pytest.approx(ndcg(opened.predict(some[0]), 20), rel=1e-6)
 
 
-@pytest.mark.parametrize("more", [{}, pytest.param(TWO, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, TWO], ids=str)
 def test_an_evaluation_of_some_batches_is_shown_as_partial(more, tmp_path, capsys):
     asked = {**QUIET, "eval_batch_size": 5, "train_epochs": 2, "run_dir": tmp_path / "run", **more}
     made = run(Ranking, data=data, **{**asked, "progress": "plain"}, eval_batches=4)

@@ -40,6 +40,7 @@ def test_a_models_own_table_is_too(tmp_path):
             run(Large, data=lambda: (data, None), train_steps=1, jit="off", progress="off", run_dir=run_dir)
 
 
+@pytest.mark.slow
 def test_more_than_half_of_what_is_left_is_a_line_and_changes_no_bit(inside, tmp_path, monkeypatch):
     flags = (*CLICKS, "--model_arg=hash_buckets=20000")
     inside(*flags, f"--run_dir={tmp_path}/plain").ok()

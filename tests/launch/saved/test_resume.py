@@ -119,6 +119,7 @@ def test_a_run_that_was_ended_within_an_epoch_has_the_bits_of_one_that_was_not(
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_the_first_line_of_a_resumed_run_has_the_mean_since_the_last_line(inside, tmp_path):
     """Not of the steps since the resume, here one; the line of the stop is beside the others."""
     run = (*RUN, *MLP, "--train_steps=40", "--eval_every_steps=20", "--jit=off", f"--run_dir={tmp_path}/")
@@ -242,6 +243,7 @@ def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_a_run_in_two_parts_is_one(ran, tmp_path):
     """Of a stream whose state can't be kept: the epoch is read again."""
     run = f"--run_dir={tmp_path}/run"

@@ -46,7 +46,8 @@ def test_probe_takes_a_replica_without_examples_as_training_does(bench):
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)  # one example's: rounding of kernels alone
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_images_and_histograms_of_a_dataset_read_nothing_of_it(bench, tmp_path, replicas):
     """Each time that it is read its images are others, as those of a random generator that the dataset holds."""
     begun = []

@@ -80,6 +80,7 @@ def test_losses_are_those_of_one_device(bench, data, shape, options):
     check_copies(many, shape[1])
 
 
+@pytest.mark.slow
 def test_the_average_is_one_devices(bench, data):
     shared = {"batch_size": 8, "learning_rate": 1e-2, "eval_source": data, **OPTIONS["adamw"]}
     one = bench(Model(), data, **shared)
