@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.autograph.pyct import loader
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
@@ -483,11 +482,6 @@ def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
 def variables_read(graph: tf.Graph) -> list[tf.Variable]:
     """Returns the variables, each replica's own, that are read in the graph being traced."""
     return list(getattr(graph, "_watched_variables", ()))
-
-
-def computed_whole(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the same tensors; XLA then computes all elements, even unused ones."""
-    return list(xla.optimization_barrier(*tensors))
 
 
 def has_state_beside_variables(node: Any) -> bool:

@@ -20,7 +20,6 @@ from . import collectives
 DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)
 
-_left_out: contextvars.ContextVar[bool] = contextvars.ContextVar("model_sums_left_out", default=False)
 _entered: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 # Two groups of a process must never share a key, and all processes of a run must count alike. TensorFlow's own
 # strategies count from 1, and each `MirroredStrategy` from a multiple of 2^16.
@@ -126,14 +125,14 @@ class _Group(Axis):
         return self._rank_of(replica_id()) if self._in_replica() else 0
 
     def all_reduce(self, value):
-        if self.size == 1 or not self._sends():  # Keras builds layers outside of replicas for their shapes
+        if self.size == 1 or not self._in_replica():  # Keras builds layers outside of replicas for their shapes
             return value
         if value.dtype in (tf.bfloat16, tf.float16):  # CPU kernels can't add them; rounded once, at the end
             return tf.cast(self._own().all_reduce(tf.cast(value, tf.float32)), value.dtype)
         return self._own().all_reduce(value)
 
     def all_gather(self, value):
-        if not self._sends():
+        if not self._in_replica():
             return tf.repeat(value[tf.newaxis], self.size, axis=0)
         if self.size == 1:
             return value[tf.newaxis]
@@ -149,9 +148,6 @@ class _Group(Axis):
 
     def all_to_all(self, value):
         return value if self.size == 1 or not self._in_replica() else self._own().all_to_all(value)
-
-    def _sends(self) -> bool:
-        return self._in_replica() and not (self.name == MODEL and _left_out.get())
 
     def _in_replica(self) -> bool:
         """Returns whether a replica of the strategy is being traced; if not, Keras only computes a layer's shapes.
@@ -248,15 +244,6 @@ class Mesh:
             yield self
         finally:
             _entered.reset(token)
-
-    @contextlib.contextmanager
-    def without_model_sums(self) -> Iterator[None]:
-        """Leaves out sums over `model` in code traced in this context: results are wrong, to time the sums' cost."""
-        token = _left_out.set(True)
-        try:
-            yield
-        finally:
-            _left_out.reset(token)
 
     # Megatron-LM's f and g (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, figure 3): a whole value
     # enters a computation sharded over `model`, and its result leaves it whole.
