@@ -152,7 +152,7 @@ def test_a_slow_worker_is_named_and_its_time_is_its_own(found):
     for each in fast:  # a busy machine adds to all of them, so only the order is sure
         assert each["own_ms"] < slow["own_ms"]
         assert each["reduce_wait_ms"] > slow["reduce_wait_ms"]
-        assert each["step_ms"] > 100  # none is ahead of the slow one
+        assert each["step_ms"] > 100 * 39 / 40  # none is ahead of the slow one by more than a step of 40
     assert {line.split(" is slow")[0].split(": ")[1] for line in found[0]["slow"]["warnings"]} == {
         f"worker {len(found) - 1}"
     }
