@@ -41,7 +41,7 @@ class Clicks(Trainer):
 
 def _held(rows):
     def path(text, value):
-        """The text, as TensorFlow computes it for each value anew."""
+        """Returns the text, by an operation that depends on `value`: TensorFlow can't compute it once, in advance."""
         return tf.strings.join([text, tf.strings.substr(tf.strings.as_string(value), 0, 0)])
 
     def wait():

@@ -81,7 +81,7 @@ def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, 
     given = {"embedding/rows_given": len(first), "embedding/turned_away": 0}
     assert runs.result(tmp_path / "run")["tables"] == given
     job = start("run", *run, "--train_steps=125", local=("--ps=3", "--max_restarts=1"), script=())
-    job.until(lambda: "ids move to 20,000 rows in 3 shards, 0 find none" in job.output)
+    job.until(lambda: "ids move to a table of 20,000 rows (shards: 3); 0 get no row" in job.output)
     job.kill("ps 1")
     assert job.ok().starts() == 2
     second = rows_by_id(tmp_path / "run")
@@ -91,14 +91,14 @@ def test_workers_that_give_rows_at_once_give_no_id_two_and_no_row_twice(inside, 
     begun = (f"--init_from={tmp_path}/run", "--init_optimizer", "--seed=1", "--learning_rate_schedule=cosine")
     next_day = start("next", *larger, *begun, "--train_steps=60", script=()).ok()
     assert next_day.result["step"] == 60
-    assert "ids move to 25,000 rows in 2 shards, 0 find none" in next_day.output
+    assert "ids move to a table of 25,000 rows (shards: 2); 0 get no row" in next_day.output
     third = rows_by_id(tmp_path / "next")
     assert unchanged(second, third) > 0
     assert next_day.result["tables"]["embedding/rows_given"] == len(third) > len(second) > 1000
     counts = runs.tensors(tmp_path / "next")["trainer/optimizer/update_counts/.ATTRIBUTES/VARIABLE_VALUE"]
     assert counts.tolist() == [185] * len(counts)
     alone = inside(*run, run_dir, "--train_steps=130").ok()
-    assert "ids move to 20,000 rows in 1 shards, 0 find none" in alone.err
+    assert "ids move to a table of 20,000 rows (shards: 1); 0 get no row" in alone.err
     assert unchanged(second, rows_by_id(tmp_path / "run")) > len(second) / 2
 
 

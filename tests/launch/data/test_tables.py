@@ -361,7 +361,7 @@ def test_a_table_of_ids_continues_with_another_capacity(inside, tmp_path):
     error = inside(*wider, "--allow_changed_config").error
     assert "trainer.embedding.shards[0]: [700, 6] float32 here, [700, 5] float32 in the checkpoint" in error
     found = inside(*grown, "--allow_changed_config").ok().err
-    assert found.count("ids move to 700 rows in 1 shards, 0 find none there") == 2
+    assert found.count("ids move to a table of 700 rows (shards: 1); 0 get no row") == 2
     best = runs.result(tmp_path / "run")["best"]
     assert best["step"] <= 16
     shards = [x for name, x in runs.tensors(tmp_path / "run").items() if "embedding/admissions/0/keys" in name]
@@ -371,7 +371,7 @@ def test_a_table_of_ids_continues_with_another_capacity(inside, tmp_path):
         np.testing.assert_allclose(file["probability"], 1 / (1 + np.exp(-before)), rtol=1e-5)
     begun = (*one, f"--init_from={tmp_path}/run", "--init_optimizer", "--train_steps=1", "--learning_rate=0")
     smaller = inside(*begun, "--model_arg=table_capacity=20", f"--run_dir={tmp_path}/small").ok()
-    assert "19 ids move to 20 rows in 1 shards, 68 find none there" in smaller.err
+    assert "19 ids move to a table of 20 rows (shards: 1); 68 get no row" in smaller.err
 
 
 @pytest.mark.parametrize("begun", ["--run_dir", "--init_from"])

@@ -128,7 +128,7 @@ def test_a_run_restores_a_table_of_another_size_id_by_id(bench, tmp_path, caplog
     caplog.set_level(logging.WARNING)
     again = trained(bench, *after, steps=0, replicas=replicas, seed=3)[0].restore(tmp_path)
     assert_same(by_id(again, ids), by_id(first, ids))
-    assert f"60 ids move to {after[0]} rows in {after[1]} shards, 0 find none there" in caplog.text
+    assert f"60 ids move to a table of {after[0]} rows (shards: {after[1]}); 0 get no row" in caplog.text
     # A state that was trained before, as of a run that goes back, is then the same: rows without ids begin again.
     other = trained(bench, *after, steps=4, replicas=replicas, seed=3)[0].restore(tmp_path)
     assert_same(other.arrays(), again.arrays())
@@ -137,12 +137,12 @@ def test_a_run_restores_a_table_of_another_size_id_by_id(bench, tmp_path, caplog
         other.held(variable)
 
 
-def test_ids_that_find_no_row_share_row_0_and_are_counted_anew(bench, tmp_path, caplog):
+def test_ids_that_get_no_row_share_row_0_and_are_counted_from_0(bench, tmp_path, caplog):
     first, ids = trained(bench, 100, 1, folder=tmp_path)
     again = trained(bench, 32, 1, steps=0)[0].restore(tmp_path)
     rows = again.trainer.table.lookup_rows(tf.constant(ids)).numpy()
     assert np.count_nonzero(rows) == 31 == int(again.trainer.table.figures()["rows_given"])
-    assert "29 find none there and share row 0" in caplog.text
+    assert "29 get no row and share row 0" in caplog.text
     found, expected = ([x[-len(ids) :][rows > 0] for x in by_id(made, ids)] for made in (again, first))
     assert_same(found, expected)
     assert expected[-1].min() >= np.sort(by_id(first, ids)[-1])[10]  # the oldest are not among them
