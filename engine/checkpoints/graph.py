@@ -382,8 +382,8 @@ def _place(reader, table: Embedding, admissions: Sequence[str]) -> Placement:
     }
     placement = rehash(former, table.rows, len(table.shards))
     logging.warning(
-        "embedding %s: %s ids move to a table of %s rows (shards: %d); %s get no row and share row 0; the counts of ids "
-        "without a row start again from 0",
+        "embedding %s: %s ids move to a table of %s rows (shards: %d); %s get no row and share row 0; the counts of "
+        "ids without a row start again from 0",
         *(table.name, f"{placement.num_placed:,}", f"{table.rows:,}", len(table.shards), f"{placement.num_dropped:,}"),
     )
     return placement
