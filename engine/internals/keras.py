@@ -566,6 +566,11 @@ def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) 
             assign_local(variable, tf.where(is_due, average, value))
 
 
+def is_multi_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> bool:
+    """Tells whether an optimizer updates parts of a model by optimizers of their own (Keras 3.15 and later have it)."""
+    return isinstance(optimizer, getattr(tf.keras.optimizers, "MultiOptimizer", ()))
+
+
 def override_beside_rule(optimizer: tf.keras.optimizers.Optimizer) -> str | None:
     """Returns the name of a method that an optimizer's class overrides and `update` does not call, or None.
 

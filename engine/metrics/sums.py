@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -153,7 +154,8 @@ class OnDevice(Protocol[T_co]):
     def read(self) -> T_co: ...
 
 
-class Known(NamedTuple, Generic[T]):
+@dataclasses.dataclass(frozen=True)
+class Known(Generic[T]):  # not a NamedTuple: Python 3.10 allows no generic ones
     """A value on the host, instead of one on a device."""
 
     values: T

@@ -137,7 +137,7 @@ class KerasOptimizer(Optimizer):
                     f"Keras optimizer {optimizer.name} has {option}={value}, which the engine "
                     f"does; leave it out and {cure}"
                 )
-        if isinstance(optimizer, tf.keras.optimizers.MultiOptimizer):
+        if keras.is_multi_optimizer(optimizer):
             raise UsageError(
                 f"Keras optimizer {optimizer.name} is a MultiOptimizer, which can't be trained; use one optimizer, and "
                 "Trainer.learning_rate_multiplier for the weights whose rate differs, or a Trainer with two optimizers"

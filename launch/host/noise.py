@@ -23,6 +23,7 @@ _NOT_JOINED = (
 _NOISE = re.compile(
     r"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
     r"|All log messages before absl::InitializeLog|To enable the following instructions|Compiled cluster using XLA"
+    r"|Unable to register cu\w+ factory|computation placer already registered"
     r"|XLA service .* initialized|StreamExecutor device|This TensorFlow binary is optimized|Input of GeneratorDatasetOp"
 )
 
