@@ -96,7 +96,7 @@ def _keras_attributes() -> frozenset[str]:
     before = new_state()  # keeps the numbering of the user's layers
     try:
         inputs = tf.keras.Input([1])
-        blank = tf.keras.Model(inputs, inputs)
+        blank = tf.keras.Model(inputs, tf.keras.layers.Identity()(inputs))
         blank.compile(optimizer=None)
         return frozenset(vars(blank))
     finally:

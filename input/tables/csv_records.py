@@ -366,7 +366,8 @@ def _fields(line: str, layout: CsvLayout, dialect: dict[str, Any]) -> list[str] 
     except UnicodeEncodeError:
         return f"expected UTF-8, found {shown(line.encode(errors='surrogateescape'))}"
     except csv.Error:
-        return f"expected quotes around whole fields, and closed, found {shown(line)}"
+        expected = "no NUL, which Python 3.10 can't read" if "\0" in line else "quotes around whole fields, and closed"
+        return f"expected {expected}, found {shown(line)}"
 
 
 def _unescape_quotes(row: list[str], layout: CsvLayout) -> list[str]:

@@ -1,6 +1,7 @@
 """Criteo's click logs: fields read as they are, categories hashed for ever alike, a signal in what is sampled."""
 
 import gzip
+import sys
 
 import numpy as np
 import pytest
@@ -114,7 +115,12 @@ def test_only_the_first_examples_are_taken(load, examples, expected):
             line(categories={25: "123456789"}),
             "C26: expected up to 8 hexadecimal digits or nothing, found '123456789'",
         ),
-        (line(categories={7: "12\0"}), "C8: expected up to 8 hexadecimal digits or nothing, found '12\\x00'"),
+        (
+            line(categories={7: "12\0"}),
+            "C8: expected up to 8 hexadecimal digits or nothing, found '12\\x00'"
+            if sys.version_info >= (3, 11)
+            else "expected no NUL, which Python 3.10 can't read, found ",
+        ),
         (line(categories={7: "é"}), "C8: expected up to 8 hexadecimal digits or nothing, found 'é'"),
     ],
 )

@@ -18,6 +18,7 @@ from ....input.tables.parquet_table import first_line, library
 from ...errors import UsageError
 
 FOLDER = "tables"
+_DELTA = ".delta"
 # Keys [n] int64, ascending, vectors [n, width] float32, and whether the keys are gone, [n]; None if none is.
 Piece = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
@@ -48,7 +49,7 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> st
         rows = _write_pieces(export, name, table.width, ((*piece, None) for piece in table.rows_by_key()))
         if since:
             changes = _changes(_read_pieces(since, name, table.width), rows, table.width)
-            rows = _write_pieces(export, f"{name}.delta", table.width, changes)
+            rows = _write_pieces(export, f"{name}{_DELTA}", table.width, changes)
         is_gone = [gone for _, _, gone in rows]
         if since:
             counts = sum(map(len, is_gone)), sum(map(np.count_nonzero, is_gone))
@@ -65,6 +66,8 @@ def _path(export: str, name: str) -> str:
 
 
 def _schema(width: int):
+    """Describes a table's file; of a delta's, whose vectors may be null, with width -1: pyarrow 25 and before can't
+    read null lists of a fixed size."""
     pyarrow, _ = library("parquet")
     return pyarrow.schema([("key", pyarrow.int64()), ("vector", pyarrow.list_(pyarrow.float32(), width))])
 
@@ -73,12 +76,16 @@ def _write_pieces(export: str, name: str, width: int, pieces: Iterable[Piece]) -
     """Writes pieces to a table's file, and yields each. The file is complete when the iterator ends."""
     pyarrow, parquet = library("parquet")
     options = {"use_dictionary": False, "write_page_checksum": True}
-    with parquet.ParquetWriter(_path(export, name), _schema(width), **options) as writer:
+    schema = _schema(-1 if name.endswith(_DELTA) else width)
+    with parquet.ParquetWriter(_path(export, name), schema, **options) as writer:
         for keys, vectors, is_gone in pieces:
             key = pyarrow.array(keys, mask=keys == SHARED_ROW_KEY)
-            mask = None if is_gone is None else pyarrow.array(is_gone)
-            vector = pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), width, mask=mask)
-            writer.write_table(pyarrow.Table.from_arrays([key, vector], schema=_schema(width)))
+            if is_gone is None:
+                vector = pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), width)
+            else:
+                ends = pyarrow.array(width * np.append(0, np.cumsum(~is_gone)), pyarrow.int32())
+                vector = pyarrow.ListArray.from_arrays(ends, vectors[~is_gone].ravel(), mask=pyarrow.array(is_gone))
+            writer.write_table(pyarrow.Table.from_arrays([key, vector], schema=schema))
             yield keys, vectors, is_gone
 
 

@@ -36,10 +36,7 @@ OF_OWNERS = {
         "_use_weight_decay"
     ),
     f"{_REDUCE}.mirrored_strategy.MirroredStrategy": "_collective_key_base",
-    "keras.Model": (
-        "_compile_config _compile_loss _compile_metrics _compiled_trainable_state _compute_loss _distribute_strategy "
-        "_loss_tracker"
-    ),
+    "keras.Model": ("_compile_config _compile_loss _compile_metrics _compute_loss _distribute_strategy _loss_tracker"),
     _CONTEXT: "_config _initialized _rng _seed abort_collective_ops config executor device_name",
     f"{_REDUCE}.coordinator.cluster_coordinator.ClusterCoordinator": "_create_per_worker_resources",
     f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended": (
