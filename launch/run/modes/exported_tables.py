@@ -66,8 +66,7 @@ def _path(export: str, name: str) -> str:
 
 
 def _schema(width: int):
-    """Describes a table's file; of a delta's, whose vectors may be null, with width -1: pyarrow 25 and before can't
-    read null lists of a fixed size."""
+    """Describes a table's file, or with width -1 a delta's: pyarrow 25 can't read null vectors of a fixed size."""
     pyarrow, _ = library("parquet")
     return pyarrow.schema([("key", pyarrow.int64()), ("vector", pyarrow.list_(pyarrow.float32(), width))])
 
