@@ -1,18 +1,23 @@
 # Every target sets up .venv first, once: again only when the files that say what to install change.
 
 PYTHON ?= python3
-VENV_PYTHON := .venv/bin/python
-INSTALLED := .venv/.installed
+# `make versions` names others: an environment, its constraints, and a wheel instead of this folder.
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+PACKAGE ?= .
+EXTRAS := test,examples,docs,array-record,monitor,parquet,text,tfrecord
+VENV_PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
 # Each holds up to 3 GB and waits for a sixth of its time; a file's tests stay in one. The longest come first, by
 # tests/durations.txt, which `make test ARGS=--write-durations` writes again.
 IN_MEMORY := $(shell awk '/^MemTotal/ {print ($$2 < 12 * 2 ^ 20) ? 2 : 3}' /proc/meminfo 2>/dev/null || echo 2)
 TEST_PROCESSES ?= $(if $(filter 1 2 3,$(shell nproc)),$(IN_MEMORY),4)
 TEST_OPTIONS := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-slow test-clusters saved-runs browser lint format docs clean
+.PHONY: help install train test test-fast test-rest test-slow test-clusters versions saved-runs browser lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -23,11 +28,14 @@ install: $(INSTALLED) ## set up .venv: . .venv/bin/activate finds the commands t
 train: $(INSTALLED) ## train the reference CNN on the bundled digits, or resume that run
 	@$(VENV_PYTHON) -m crankshaft train --model=cnn --input=digits --train_epochs=10 --run_dir=runs/first $(ARGS)
 
-test: $(INSTALLED) ## run the tests, but for the slow ones
-	@$(VENV_PYTHON) -m pytest -q -m "not slow and not clusters" $(TEST_OPTIONS) $(ARGS)
+test: $(INSTALLED) ## run the fast tests, and of the others the cheapest of all that must hold
+	@$(VENV_PYTHON) -m pytest -q -m "not slow and not clusters and (fast or not thorough)" $(TEST_OPTIONS) $(ARGS)
 
 test-fast: $(INSTALLED) ## run the tests that start no process and build no whole run: for every save
 	@$(VENV_PYTHON) -m pytest -q -m "fast and not slow and not clusters" $(TEST_OPTIONS) $(ARGS)
+
+test-rest: $(INSTALLED) ## run what `make test` leaves out, but for the slow tests
+	@$(VENV_PYTHON) -m pytest -q -m "not slow and not clusters and thorough and not fast" $(TEST_OPTIONS) $(ARGS)
 
 test-slow: $(INSTALLED) ## run the slow tests
 	@$(VENV_PYTHON) -m pytest -q -m slow $(TEST_OPTIONS) $(ARGS)
@@ -36,6 +44,9 @@ test-clusters: $(INSTALLED) ## run the tests by Slurm, podman and Ray, which thi
 	@cat tests/clusters/install.sh
 	@tests/clusters/install.sh $(VENV_PYTHON)
 	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters tests/launch/manifests/test_manifest.py $(ARGS)
+
+versions: ## test the oldest and the newest Python, TensorFlow, Keras and NumPy, each in an environment of its own
+	@$(PYTHON) tests/versions/run.py $(ARGS)
 
 saved-runs: $(INSTALLED) ## write again the run_dirs that tests resume, after a deliberate change of what a run saves
 	@$(VENV_PYTHON) -m tests.launch.saved_runs.write $(ARGS)
@@ -61,24 +72,24 @@ docs: $(INSTALLED) ## build the guides as a site into site/, by MkDocs; a broken
 
 clean: ## remove caches and build outputs; .venv and runs stay
 	@rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
-	@find . \( -path ./.git -o -path ./.venv -o -path ./runs \) -prune -o \
+	@find . \( -path ./.git -o -path ./.venv -o -path ./.versions -o -path ./runs \) -prune -o \
 		-type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last, so an install that was interrupted is taken up again. Setuptools comes
 # first and builds without isolation, or its version would be the newest of the day.
-$(INSTALLED): setup.cfg constraints.txt pyproject.toml
+$(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@rm -f $@
 	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
-	@echo 'Installing into .venv (the first time TensorFlow is some 600 MB to download) ...'
+	@echo 'Installing into $(VENV) (the first time TensorFlow is some 600 MB to download) ...'
 	@$(PIP_INSTALL) setuptools
-	@$(PIP_INSTALL) --no-build-isolation -e '.[test,examples,docs,array-record,monitor,parquet,text,tfrecord]'
+	@$(PIP_INSTALL) --no-build-isolation $(if $(filter .,$(PACKAGE)),-e) '$(PACKAGE)[$(EXTRAS)]'
 	@touch $@
 
 define CHECK_PYTHON
 import sys; \
 found = "%d.%d.%d" % sys.version_info[:3]; \
 (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit( \
-"$(PYTHON) is Python " + found + "; TensorFlow 2.21 needs 3.10 to 3.13: make PYTHON=python3.12")
+"$(PYTHON) is Python " + found + "; TensorFlow needs 3.10 to 3.13: make PYTHON=python3.12")
 endef
 
 define CREATE_VENV
@@ -89,6 +100,6 @@ $(PYTHON) -c '$(CHECK_PYTHON)' || exit 1; \
 $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	echo '$(PYTHON) has no venv; install it (Debian, Ubuntu: apt install python3-venv)' >&2; \
 	exit 1; }; \
-echo "Making .venv with $$($(PYTHON) --version) ..."; \
-$(PYTHON) -m venv --clear .venv
+echo "Making $(VENV) with $$($(PYTHON) --version) ..."; \
+$(PYTHON) -m venv --clear $(VENV)
 endef

@@ -18,6 +18,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 _COSTLY = {"bench", "crank", "crank_each", "digits_run", "inside", "start", "start_workers"}
 # And so does a file that has one of these: what starts processes, what trains, what runs are asked of.
 _COSTLY_NAMES = {"subprocess", "Replicated", "crankshaft"}
+# For each file of tests, as a path in tests/, whether `make test` runs one of its tests.
+IN_MAKE_TEST = pytest.StashKey[dict[str, bool]]()
 # A line for each file of tests that takes a second or more: how many its tests took, and its path.
 _DURATIONS = pathlib.Path(__file__).parent / "durations.txt"
 
@@ -32,8 +34,10 @@ def _file(nodeid: str) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that -m leaves out are
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks what `make test-fast` runs: tests that neither start processes nor build whole runs.
+
+    Of the others, `make test` leaves out those marked thorough, which `make test-rest` runs.
 
     The files that take longest come first, or at the end a process would work on a long one while others have nothing
     left.
@@ -41,6 +45,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not _COSTLY & set(item.fixturenames) and not _COSTLY_NAMES & set(vars(item.module)):
             item.add_marker("fast")
+    in_make_test: dict[str, bool] = {}
+    for item in items:
+        path = _file(item.nodeid).removeprefix("tests/")
+        is_left_out = item.get_closest_marker("slow") or item.get_closest_marker("clusters")
+        is_thorough = item.get_closest_marker("thorough") and not item.get_closest_marker("fast")
+        in_make_test[path] = in_make_test.get(path, False) or not (is_left_out or is_thorough)
+    config.stash[IN_MAKE_TEST] = in_make_test
     seconds = _durations()
     items.sort(key=lambda item: -seconds.get(_file(item.nodeid), math.inf))
 

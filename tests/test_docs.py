@@ -5,6 +5,7 @@ Nothing here starts TensorFlow."""
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import itertools
 import pathlib
@@ -18,6 +19,7 @@ from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.command_line.rules import fields
 from crankshaft.launch.monitor import report, server
 from crankshaft.launch.plan import main as plan
+from tests.conftest import IN_MAKE_TEST
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
@@ -259,3 +261,19 @@ def test_pages_that_all_read_and_the_readmes_script_are_short():
     (script,) = [block for block in blocks(README) if block.title]
     assert len(script.text.splitlines()) < 30
     assert "    main(" in script.text
+
+
+def test_each_line_of_what_must_hold_names_a_test_of_make_test(request):
+    """But for the line of clusters. A run of some files checks the lines that name one of these."""
+    in_make_test = request.config.stash[IN_MAKE_TEST]
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", page.partition("## What must hold")[2], re.M)[1:]
+    assert len(rows) > 20
+    for promise, cell in rows:
+        folder, paths = "", []
+        for name in re.findall(r"`([^`]+)`", cell):
+            folder = name.rpartition("/")[0] if "/" in name else folder
+            path = name if "/" in name or (ROOT / "tests" / name).exists() else f"{folder}/{name}"
+            assert [*(ROOT / "tests").glob(path)], f"{promise}: {path} is not there"
+            paths += [found for found in in_make_test if fnmatch.fnmatch(found, f"{path}*")]
+        assert any(in_make_test[path] for path in paths) or not paths or cell == "`clusters/`", promise
