@@ -126,11 +126,24 @@ class Inventory:
         return [v for key, v in self.untrained.items() if key not in declared and not per_replica.differs(v)]
 
     @cached_property
-    def seed_generators(self) -> list[tf.keras.random.SeedGenerator]:
-        """The seed generators of Keras's layers, in the order of the layers; then those that are attributes."""
+    def seed_generators(self) -> list[tuple[tf.keras.random.SeedGenerator, int]]:
+        """The seed generators of Keras's layers, in the order of the layers; then those that are attributes.
+
+        Each has the number of the generator by whose state it samples: its own, or the first one's of the same seed.
+        As in Keras, layers to which a user gave one seed sample alike, such as those that turn an image and its mask.
+        """
         attributes = tracked(self.trainer, tf.keras.random.SeedGenerator).values()
         generators = [*keras.seed_generators(self.layers.values()), *attributes]
-        return [*{id(generator): generator for generator in generators}.values()]
+        distinct = {id(generator): generator for generator in generators}.values()
+        first: dict[int, int] = {}
+        seeds = [generator.get_config()["seed"] for generator in distinct]
+        numbers = [n if seed is None else first.setdefault(seed, n) for n, seed in enumerate(seeds)]
+        return [*zip(distinct, numbers, strict=True)]
+
+    @property
+    def repeats_seeds(self) -> bool:
+        """Whether some of the seed generators sample alike."""
+        return any(number != first for number, (_, first) in enumerate(self.seed_generators))
 
     @property
     def layers_without_averages(self) -> list[tf.keras.layers.Layer]:

@@ -25,8 +25,9 @@ from .reduction import aggregation, per_replica
 from .trainer import Trainer
 
 # The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
-# alters bits takes the next number, so that no run continues unnoticed with other bits than it began with.
-RULES = 9
+# alters bits takes the next number, so that no run continues unnoticed with other bits than it began with. A run whose
+# bits the last change left as they were keeps the number before (`TrainState.rules`).
+RULES = 10  # 10: seed generators of one seed sample alike
 
 
 class HookState(TrackableNode):
@@ -277,13 +278,18 @@ class TrainState:
                 if variable is shard and not is_new(slots) and not is_new(graph.key_prefix((*at, "keras_optimizer"))):
                     optimizer.reset_rows(shard, rows)
 
+    @property
+    def rules(self) -> int:
+        """The version of the rules that decide this run's bits, see `RULES`."""
+        return RULES if self.trainer.inventory.repeats_seeds else RULES - 1
+
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
         optimizers = Inventory(self.trainer).optimizers.items()
         check_extra(self.extra)  # the program may have changed it since
         settings = {path: changed for path, optimizer in optimizers if (changed := optimizer.changed_settings)}
         content = {"settings": settings, "extra": self.extra}
-        return {"jit": self.jit, "rules": RULES, **{name: values for name, values in content.items() if values}}
+        return {"jit": self.jit, "rules": self.rules, **{name: values for name, values in content.items() if values}}
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""

@@ -23,7 +23,7 @@ class Blocks:
       order: which examples make which step.
       open_at: returns an iterator over blocks, starting at a number.
       transfer: copies a block to where replicas read it, once for all calls; None leaves it.
-      by_epoch: whether each epoch has its own iterator.
+      by_epoch: whether each epoch has its own iterator, opened after the steps of the one before.
     """
 
     def __init__(self, order: Order, open_at: Callable, transfer: Callable | None = None, by_epoch: bool = False):

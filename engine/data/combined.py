@@ -178,6 +178,15 @@ class CombinedFeed(Feed):
         return self._members[0].order
 
     @property
+    def last_step(self) -> int | None:  # type: ignore[override]
+        return self._members[0].last_step
+
+    @last_step.setter
+    def last_step(self, step: int | None) -> None:
+        for member in self._members:
+            member.last_step = step
+
+    @property
     def pipeline(self) -> str:  # type: ignore[override]
         return json.dumps({name: feed.pipeline for name, feed in self.feeds.items()})
 

@@ -48,6 +48,8 @@ class Feed(abc.ABC):
       random_access: whether any step's batch can be computed without those before it.
       reads_in_loop: whether `next_operands` may wait for input, rather than `call_input`.
       pipeline: identifies the pipeline that saved positions fit.
+      last_step: the step at which the run ends, if known: a feed that reads ahead reads no batch from there on, unless
+        it is asked for it. Set from outside.
       saved_states: returns the positions saved at a step, of all processes, or none; None unless it is training's. Set
         from outside.
     """
@@ -58,6 +60,7 @@ class Feed(abc.ABC):
     random_access: bool = False
     reads_in_loop: bool = False
     pipeline: str = ""
+    last_step: int | None = None
     saved_states: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
 
     def reach(self, step: int, limit: int) -> int:

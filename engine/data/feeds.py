@@ -112,7 +112,8 @@ class ReadFeed(Feed):
         self._reader: Reader | None = None
         is_alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator copies blocks to devices itself
         transfer = devices.copy if devices.on_gpus and is_alone else None
-        self._blocks = Blocks(order, self._iterator, transfer, source.by_epoch)
+        self._blocks = Blocks(order, self._iterator, transfer, source.varies)
+        self._traced: dict[range, tf.types.experimental.ConcreteFunction] = {}  # by replicas
         self._next_step: int | None = None
         self._shares_before = 0  # already read when the iterator was opened
         self._shares_a_block = 1  # of this process
@@ -126,11 +127,15 @@ class ReadFeed(Feed):
         return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.num_read))
 
     def reach(self, step: int, limit: int) -> int:
-        return self._blocks.reach(step, limit)
+        return self._blocks.reach(step, limit if self.last_step is None else min(limit, self.last_step - step))
 
     def call_input(self, step: int, limit: int) -> CallInput:
         if self._reader is None:
             self._reader = Reader(self._source, self.order, self._read_timeout_seconds)
+        if self.last_step is not None and step >= self.last_step:  # to look at a batch; those read end before it
+            self._blocks.close()
+            self.last_step = None
+        limit = self.reach(step, limit)
         with unmasked(self._reader):
             block, start, stop = self._blocks.call_input(step, limit)
         self._next_step = step + stop - start
@@ -158,11 +163,11 @@ class ReadFeed(Feed):
         self._next_step = None
 
     def _iterator(self, first_block: int):
-        if self._source.by_epoch:
+        if self._source.varies:
             self._source.begin_epoch(self.order.block_epoch(first_block))
         self._shares_before = self._reader.shares_read or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
-            return self._open(self._share(first_block, range(1)))
+            return iter(self._share(first_block, range(1)))
 
         def pipeline(context: tf.distribute.InputContext):
             per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
@@ -170,30 +175,43 @@ class ReadFeed(Feed):
             self._shares_a_block = per_pipeline
             return self._share(first_block, range(first, first + per_pipeline))
 
-        return self._open(self._strategy.distribute_datasets_from_function(pipeline))
-
-    def _open(self, blocks):
+        blocks = self._strategy.distribute_datasets_from_function(pipeline)
         self._element_spec = blocks.element_spec
         return iter(blocks)
 
-    def _share(self, first_block: int, replicas: range) -> tf.data.Dataset:
+    def _share(self, first_block: int, replicas: range) -> tf.data.Dataset | list:
         """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
-        n = self._strategy.num_replicas_in_sync
+        order, n, end = self.order, self._strategy.num_replicas_in_sync, tf.int64.max // len(replicas)
+        last_block, last_offset = end, 0
+        if self.last_step is not None:
+            last_block, last_offset, _ = order.block_at(self.last_step - 1)
+            end = last_block + 1
+        if self._source.varies:  # to the epoch's end
+            end = min(end, (order.block_epoch(first_block) + 1) * order.blocks_per_epoch)
 
-        def gather(number):
-            block = first_block + number // len(replicas)
-            replica = replicas.start + number % len(replicas)
-            indices = self.order.examples(block)
+        def gather(number, last_block, last_offset):
+            block, replica = number // len(replicas), replicas.start + number % len(replicas)
+            indices = order.examples(block)
+            # Of the last block, the rows past the run's end repeat the last one: nothing more is read for them.
+            rows = tf.range(tf.shape(indices, tf.int64)[0])
+            indices = tf.gather(indices, tf.where(block == last_block, tf.minimum(rows, last_offset), rows))
             share, num_shares = self._mesh.batch_share(replica, n)
             start, stop = replica_range(tf.shape(indices, tf.int64)[1], share, num_shares)
             pad = () if self._padding is None else (functools.partial(self._padding.pad, indices),)
             return self._reader.read(indices[:, start:stop], block, *pad)
 
-        order, num_blocks = self.order, tf.int64.max
-        if self._source.by_epoch:  # to the epoch's end
-            num_blocks = ((order.block_epoch(first_block) + 1) * order.blocks_per_epoch - first_block) * len(replicas)
-        numbers = tf.data.Dataset.range(num_blocks)
-        return untuned(numbers.map(gather, num_parallel_calls=2, deterministic=True).prefetch(2 * len(replicas)))
+        if replicas not in self._traced:  # once, though a source that varies has an iterator in each epoch
+            scalar = tf.TensorSpec([], tf.int64)
+            self._traced[replicas] = tf.function(gather, autograph=False).get_concrete_function(scalar, scalar, scalar)
+        traced, last = self._traced[replicas], (tf.constant(last_block, tf.int64), tf.constant(last_offset, tf.int64))
+        self._element_spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, traced.structured_outputs)
+        if n == 1 and end == first_block + 1:  # a short epoch's only block: a pipeline would take longer to open
+            with tf.device("CPU:0"):
+                return [traced(tf.constant(first_block, tf.int64), *last)]
+        blocks = tf.data.Dataset.range(first_block * len(replicas), end * len(replicas)).map(
+            lambda number: traced(number, *last), num_parallel_calls=2, deterministic=True
+        )
+        return untuned(blocks.prefetch(2 * len(replicas)))
 
 
 class StreamedFeed(Feed):

@@ -126,7 +126,7 @@ class Reader:
         self._recent.append(indices)
         if self._chunks is None:
             return self._reads.read(indices)
-        if self.source.by_epoch and epoch_ahead != epoch:
+        if self.source.varies and epoch_ahead != epoch:
             ahead = ahead[:0]
         return self._chunks.read(indices, int(epoch), int(epoch_ahead), ahead)
 

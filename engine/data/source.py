@@ -117,8 +117,9 @@ class Source(Split):
         or a warm disk; more for remote files, or files read in pieces. Such a source is shuffled by chunks
         (`engine.data.order.ChunkedOrder`), all of this size except the last.
       is_random: whether an example differs between epochs, e.g. if `decode` uses its seeds.
-      varies: whether `read` itself may return another example for an index in another epoch.
-      by_epoch: whether an epoch may be read only between `begin_epoch` and `end_epoch`, without reading ahead.
+      varies: whether `read` itself may return another example for an index in another epoch, which is then read only
+        after the steps of the epoch before.
+      by_epoch: whether an epoch may be read only between `begin_epoch` and `end_epoch`; the source then `varies`.
       read_threads: number of threads that call `read`.
       preprocessing_digest: identifies what was fitted to data to make examples, such as words and means.
 

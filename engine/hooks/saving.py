@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ..checkpoints import Checkpoints, Manifest
 from ..errors import CheckpointError, SaveError
 from ..meter import Meter, unused
-from ..state import RULES, TrainState
+from ..state import TrainState
 from .base import Hook, Periodic, Status
 from .evaluation import Evaluated
 from .monitors import Monitor
@@ -90,7 +90,7 @@ def restore(
     if manifest is None:
         return None
     # Measurements by other rules are discarded like those on other data.
-    changed = manifest.other_data(checkpoints.about) if saved_rules(manifest) == RULES else {"train", "eval"}
+    changed = manifest.other_data(checkpoints.about) if saved_rules(manifest) == state.rules else {"train", "eval"}
     host_state = copy.deepcopy(manifest.host_state)  # which is changed afterwards, and the manifest may be read again
     saved = host_state.get("hooks", {})
     owner = "state"
@@ -113,7 +113,7 @@ def restore(
 
 
 def saved_rules(manifest: Manifest) -> int | None:
-    """Returns the `engine.state.RULES` of the run when it was saved."""
+    """Returns the `TrainState.rules` of the run when it was saved."""
     return manifest.host_state.get("state", {}).get("rules")
 
 

@@ -14,14 +14,14 @@ import tensorflow as tf
 from .. import logging
 from ..build import build_layers, make_optimizer
 from ..data import form
-from ..errors import UsageError, reason
+from ..errors import UsageError, counted, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
 from ..metrics.means import FEW_CLASSES, confusion_matrix, weighable
 from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
 from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
-from ..step.context import step_context
+from ..step.context import StepContext, step_context
 from ..step.gathering import gather_together
 from ..step.options import CLIPS
 from ..trainer import Trainer
@@ -238,9 +238,10 @@ class KerasTrainer(Trainer):
 
     def _build_losses(self) -> None:
         def trace(features, labels, of_examples):
-            with self._kept.noted() as updates:
-                outputs = self.forward(features, training=False)
-                self.forward(features, training=True) if self._kept.kept else None
+            zero = tf.constant(0, tf.int64)  # of a step whose layers may sample
+            with self._kept.noted() as updates, StepContext(zero, tf.constant(0), batch_number=zero):
+                self.forward(features, training=False) if self._kept.kept else None
+                outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
             labels, weights = self._weighed(labels)
             _check_names(compiled, labels, outputs, names or ())
             if self._own_loss is None and self._losses is None and not self.model.losses:
@@ -286,6 +287,7 @@ class KerasTrainer(Trainer):
         self._of_whole_batch: list[str] = []
         specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), (features, labels, of_examples))
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+        self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(noted)
         if self._losses is not None or self._own_loss is not None:
             # A mask's count can't be seen in the result of `compute_loss`.
@@ -428,6 +430,11 @@ class KerasTrainer(Trainer):
         """
         if self._losses is None and self._own_loss is None:
             return tf.constant(0.0), {}
+        if self._losses and (number := len(tf.nest.flatten(outputs))) != self._num_outputs:
+            raise UsageError(
+                f"{type(self.model).__name__} has {counted(number, 'output')} in evaluation, and {self._num_outputs} "
+                "in training, of which its losses are; return the same, or leave evaluations out"
+            )
         size, fields, steps = _size(batch), form.fields(batch), self.run_context.options.accumulate_steps
         features, (labels, example_weights), share = fields.features, self._weighed(fields.labels), None
         weights = example_weights if weights is None else weights

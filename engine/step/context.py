@@ -78,7 +78,7 @@ class StepContext:
       updates_before: see `RunContext`.
       mesh: how the strategy's replicas are laid out.
       readings: the values that the step read as it began.
-      generators: the seed generators of Keras's layers, see `seed_layers`.
+      generators: the seed generators of Keras's layers, see `seed_layers`, and by which one's state each samples.
       micro_batch: which of this replica's micro-batches is computed: an int or scalar int32.
       sampled: how many random numbers of each kind were sampled so far.
       layer_states: the generators' states in this micro-batch, for layers that compute with `readings`.
@@ -99,7 +99,7 @@ class StepContext:
     updates_before: tf.Variable | None = None
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     readings: Readings = dataclasses.field(default_factory=Readings)
-    generators: Sequence[tf.keras.random.SeedGenerator] = ()
+    generators: Sequence[tuple[tf.keras.random.SeedGenerator, int]] = ()
     micro_batch: int | tf.Tensor = 0
     sampled: Counter = dataclasses.field(default_factory=Counter)
     layer_states: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
@@ -162,12 +162,12 @@ class StepContext:
             return tf.unstack(randomness.states(self._seed(replica, "layers", use), count))
 
         # If replicas have the same examples, most layers sample the same.
-        within_shard = [getattr(generator, "within_shard", False) for generator in self.generators]
+        within_shard = [getattr(generator, "within_shard", False) for generator, _ in self.generators]
         by_replica = states(self.replica)
         by_shard = states(self.shard) if any(within_shard) else by_replica
         self.layer_states = [
-            (generator.state, (by_shard if is_within else by_replica)[i])
-            for i, (generator, is_within) in enumerate(zip(self.generators, within_shard, strict=True))
+            (generator.state, (by_shard if is_within else by_replica)[first])
+            for (generator, first), is_within in zip(self.generators, within_shard, strict=True)
         ]
         for variable, state in self.layer_states if assigns else ():
             assign_local(variable.value, state)

@@ -78,6 +78,7 @@ def build_run(
     else:
         run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
         steps = train_steps(config, run_inputs.feeds["train"], limits)
+        run_inputs.feeds["train"].last_step = steps
     cache = CompiledCache.pop(config, run_inputs, steps)
     if cache:
         state = cache.restarted(run_inputs.updates_before)

@@ -10,9 +10,7 @@ from ....engine import logging
 from ....engine.checkpoints import Checkpoints, Manifest, RunDir
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
-from ....engine.state import RULES
 from ...command_line import checks, saved_config
-from ...command_line.config import Config
 from ...errors import UsageError
 from ...host import threads
 from .. import results
@@ -45,7 +43,7 @@ def _find_to_train(run: BaseRun) -> Manifest | None:
             )
         _check_beginning(run)
         return None
-    _check_rules(run.config, manifest)
+    _check_rules(run, manifest)
     check_same_run(run, manifest)
     check_position(run, manifest)
     fingerprints.check_resumed(run.config, manifest, about)
@@ -67,11 +65,12 @@ def _newest_or_in_memory(run: BaseRun) -> Manifest | None:
     return newest(run, run.checkpoints)
 
 
-def _check_rules(config: Config, manifest: Manifest) -> None:
+def _check_rules(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` or warns if a run was begun by other rules of shuffling and updating: its bits differ."""
-    if (before := saving.saved_rules(manifest)) == RULES:
+    config, before, now = run.config, saving.saved_rules(manifest), run.state.rules
+    if before == now:
         return
-    message = f"run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {RULES}"
+    message = f"run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {now}"
     if not config.allow_changed_config:
         raise UsageError(
             f"{message}: its numbers would not be those of one run; use another run_dir, the version that began it, or "

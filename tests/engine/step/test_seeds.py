@@ -7,6 +7,7 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.layers import recomputed
+from crankshaft.engine.state import RULES
 from crankshaft.engine.strategies.base import Prediction
 
 CALLS, NAMED, OTHER, DROPS = [0, 1], [2, 3], [4], [5, 6]  # columns of `sampled`
@@ -104,6 +105,45 @@ def test_evaluation_and_prediction_sample_in_each_batch_and_call_independently(b
     first, second = np.split(np.concatenate(found), 2)
     values = np.stack([first[0], first[-1], second[0], second[-1]])
     assert all(len(set(column)) == 4 for column in values.T)
+
+
+class OneSeed(Trainer):
+    """As `Samples`, of layers of which two have one seed, two others none and one another seed."""
+
+    seeds = 7, 7, 8, None, None
+
+    def build_model(self):
+        layers = tf.keras.layers
+        self.drops = [layers.Dropout(0.5, seed=seed) for seed in self.seeds]
+        for drop in self.drops:
+            drop.build([1, 24])
+        dense = layers.Dense(len(self.drops), use_bias=False, kernel_initializer="zeros")
+        return tf.keras.Sequential([layers.Input([EXAMPLES]), dense])
+
+    def loss(self, outputs, batch):
+        powers = tf.constant(2.0 ** -np.arange(1, 25), tf.float32)[tf.newaxis]
+        samples = tf.stack([tf.reduce_sum(drop(powers, training=True)) / 2 for drop in self.drops])
+        return mean(tf.reduce_sum(outputs * samples, 1))
+
+
+class DistinctSeeds(OneSeed):
+    seeds = 7, 8, None, None
+
+
+def test_layers_to_which_one_seed_was_given_sample_alike(bench):
+    run = made(bench, 2, OneSeed(), accumulate_steps=2)
+    for _ in range(2):
+        before = sampled(run)
+        run.train(run.state.step + 1)
+        first, second, *others = (sampled(run) - before).T
+        np.testing.assert_array_equal(first, second)
+        shares = np.stack([first, *others])[:, :: EXAMPLES // 4]  # two micro-batches of each replica
+        assert len(set(shares.ravel().round(5))) == 16
+
+
+def test_a_run_that_repeats_no_seed_continues_those_of_the_rules_before(bench):
+    rules = [made(bench, 1, trainer).state.host_state()["rules"] for trainer in (DistinctSeeds(), OneSeed())]
+    assert rules == [RULES - 1, RULES]
 
 
 class Noisy(tf.keras.layers.Layer):

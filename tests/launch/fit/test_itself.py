@@ -333,6 +333,32 @@ def test_batches_that_python_makes_are_read_once(data, caplog):
     check_alike(ours, theirs)
 
 
+class Noting(keras.utils.PyDataset):
+    """Notes the number of each batch that is read, with the epoch that a callback has set."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches, self.epoch, self.read = batches, 0, []
+
+    def __len__(self):
+        return self.batches
+
+    def __getitem__(self, number):
+        self.read.append((self.epoch, number))
+        return X, Y
+
+
+def test_a_py_dataset_is_read_in_its_epoch_and_no_further_than_a_run_goes():
+    data, validation = Noting(5), Noting(2)
+    notes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(data, "epoch", epoch + 1))
+    crankshaft.fit(model(), data, validation_data=validation, epochs=3, verbose=0, callbacks=[notes])
+    assert sorted(data.read) == [(epoch, number) for epoch in range(3) for number in range(5)]
+    assert sorted(validation.read) == sorted([(0, 0), (0, 1)] * 3)
+    data = Noting(10)
+    crankshaft.fit(model(), data, steps_per_epoch=3, verbose=0, shuffle=False)
+    assert sorted(data.read) == [(0, 0), (0, 1), (0, 2), (0, 9)]  # the last one for its form
+
+
 def test_a_generator_of_images_is_read_as_by_keras():
     images, both = np.repeat(X, 4, 1).reshape(20, 2, 2, 3), []
     for fit in FITS:

@@ -133,6 +133,37 @@ def test_a_head_that_only_training_calls_is_trained():
     assert_close(ours, theirs, 1e-5, 1e-6)
 
 
+class MoreInTraining(keras.Model):
+    """Has a second output in training alone."""
+
+    def __init__(self, by_name, **more):
+        super().__init__(**more)
+        self.by_name, how = by_name, {"kernel_initializer": keras.initializers.RandomUniform(seed=3)}
+        self.a, self.b = layers.Dense(1, **how), layers.Dense(1, **how)
+
+    def call(self, inputs, training=None):
+        outputs = {"a": self.a(inputs), **({"b": self.b(inputs)} if training else {})}
+        return outputs if self.by_name else [*outputs.values()]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_model_with_more_outputs_in_training_is_trained_as_by_keras(by_name):
+    def made():
+        model = MoreInTraining(by_name)
+        model.compile("sgd", {"a": "mse", "b": "mae"} if by_name else ["mse", "mae"])
+        return model
+
+    theirs, ours, labels = made(), made(), {"a": Y, "b": 2 * Y} if by_name else (Y, 2 * Y)
+    expected = theirs.fit(X, labels, **HOW).history
+    run = crankshaft.fit(ours, X, labels, **HOW, jit="off")
+    assert run.history.history.keys() == expected.keys()
+    assert_close(ours, theirs, 1e-5, 1e-6)
+    assert len(tf.nest.flatten(run.predict(X))) == 1
+    line = "MoreInTraining has 1 output in evaluation, and 2 in training, of which its losses are; return the same"
+    with pytest.raises(crankshaft.UsageError, match=line):
+        crankshaft.fit(ours, X, labels, **HOW, jit="off", validation_data=(X, labels))
+
+
 def compiled(*parts, loss="mse"):
     made = keras.Sequential(parts)
     made.compile("sgd", loss)
