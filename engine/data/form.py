@@ -106,6 +106,11 @@ def measured(nest):
     return map_padded(lambda padded: padded.values if isinstance(padded, Unmeasured) else padded, nest)
 
 
+def values(nest):
+    """Returns a nest with the values in place of each `Padded`: without lengths, as a compiled Keras model gets it."""
+    return map_padded(lambda padded: padded.values, nest)
+
+
 def map_padded(function: Callable[[Padded], Any], nest):
     """Returns a nest with a function's results in place of each `Padded`."""
     if isinstance(nest, Padded):

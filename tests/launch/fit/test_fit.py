@@ -655,7 +655,11 @@ def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):
     compare((theirs, expected), (ours, by_us(ours, x=data, epochs=2, validation_data=data, verbose=0, **how)), 1e-6)
     if not by_word:
         of_one_length = (np.ones([3, 6], np.int64), np.ones([3, 1], np.float32))
-        by_us(ours, x=data, validation_data=of_one_length, verbose=0)
+        run = crankshaft.fit(ours, data, validation_data=of_one_length, verbose=0)
+        assert run.evaluate(of_one_length) == {"loss": pytest.approx(run.history.history["val_loss"][0], rel=1e-6)}
+        for same in (data, tf.data.Dataset.from_generator(sentences, output_signature=form)):
+            assert run.evaluate(same)["loss"] == pytest.approx(ours.evaluate(data, verbose=0), rel=1e-5)
+            np.testing.assert_allclose(run.predict(same), ours.predict(data, verbose=0), atol=1e-6)
 
 
 class LastBatch(keras.callbacks.Callback):
