@@ -66,10 +66,13 @@ def close(run: BaseRun) -> None:
             stack.callback(hook.close)
 
 
-def restore_newest(run: BaseRun) -> None:
-    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them."""
+def restore_newest(run: BaseRun, to_end: bool) -> None:
+    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them.
+
+    `to_end`: see `restoring.restore_to_train`.
+    """
     config = run.config
-    manifest = restoring.restore_to_train(run)
+    manifest = restoring.restore_to_train(run, to_end)
     run.resumed_from = manifest.step if manifest else None
     if config.writes_run:  # not before: a run that can't be resumed stays unchanged
         write_run_file(RunDir(config.run_dir).config, config.as_json())
@@ -86,7 +89,7 @@ def restore_newest(run: BaseRun) -> None:
 
 def train_to_end(run: BaseRun) -> Outcome:
     """Trains a run from its latest checkpoint to its end."""
-    restore_newest(run)
+    restore_newest(run, to_end=True)
     with run.signals:
         _make_ready(run)
         run.loop.begin()
