@@ -11,6 +11,7 @@ from crankshaft import Data
 from crankshaft.engine.data import entry, views
 from crankshaft.engine.data.arrays import ArraySource, Mapped, wrap
 from crankshaft.engine.data.form import Padded, Unmeasured, WeighedLabels, fields
+from crankshaft.engine.data.form import classes as classes_of
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import FileStream
 from crankshaft.engine.errors import UsageError
@@ -137,6 +138,21 @@ def test_the_last_examples_are_split_off_by_kerass_rule(form):
     np.testing.assert_array_equal(all_of(entered.evaluation)[0], X[7:])
     assert fields(entered.train.element_spec).weights
     assert fields(entered.evaluation.element_spec).weights is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (np.array([3, 0, 3, -1]), {0, 3}),
+        (np.eye(3, dtype="float32")[[0, 2, 2]], {0, 2}),
+        (np.array([[1.0], [0.0]]), {0, 1}),
+        (np.ones([2, 5], "int32"), None),  # one per step
+        ({"a": Y, "b": Y}, None),
+    ],
+)
+def test_classes_are_those_of_labels_one_per_example(labels, classes):
+    examples = len(tf.nest.flatten(labels)[0])
+    assert classes_of(ArraySource((np.ones(examples), labels))) == classes
 
 
 def test_a_file_is_divided_without_a_copy(tmp_path):

@@ -662,6 +662,20 @@ def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):
             np.testing.assert_allclose(run.predict(same), ours.predict(data, verbose=0), atol=1e-6)
 
 
+def test_a_class_that_a_split_of_sorted_examples_leaves_untrained_is_named(caplog):
+    x, y = np.ones([40, 8], np.float32), np.repeat([0, 1, 2, 2], 10)
+    crankshaft.fit(mlp(), x, y, validation_split=0.5, verbose=0, jit="off")
+    (line,) = [each.message for each in caplog.records if "class" in each.message]
+    assert line == (
+        "the evaluation data alone has examples of class 2, and the training data alone has examples of class 0, 1, so "
+        "what is not in both is not trained, or not evaluated; shuffle the examples before they are divided "
+        "(validation_split takes the last ones)"
+    )
+    caplog.clear()
+    crankshaft.fit(mlp(), x, y, validation_data=(x, y), verbose=0, jit="off")
+    assert "class" not in caplog.text
+
+
 class LastBatch(keras.callbacks.Callback):
     """Notes each batch's loss."""
 
