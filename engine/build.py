@@ -111,7 +111,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     if model.built:
         return
     features = form.features(trainer.run_context.example) if features is None else features
-    specs = form.map_padded(lambda padded: padded.values, form.element_spec(features))
+    specs = form.values(form.element_spec(features))
     inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape, dtype=tf.as_dtype(x.dtype)), specs)
     try:
         keras.call_symbolically(model, inputs)

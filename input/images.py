@@ -151,6 +151,9 @@ class Images(Source):
             contents[at] = self._whole_file(example)
         return contents, self._labelled.labels[indices]
 
+    def read_labels(self) -> np.ndarray:
+        return self._labelled.labels
+
     def _whole_file(self, example: int) -> bytes:
         """Returns a file's bytes after one byte with its orientation, for `_image`."""
         content = self._files.read(example)

@@ -64,7 +64,8 @@ class Manifest:
     def other_data(self, about: dict) -> set[str]:
         """Returns the splits whose `about["data"]` differs; a split that one side lacks counts as equal.
 
-        The time when files were written (`written`) is ignored: a copy is the same data.
+        The time when files were written (`written`) is ignored, since a copy is the same data, and so is a sample of
+        values, which may be rounded otherwise.
         """
         before, now = self.about.get("data", {}), about.get("data", {})
         return {name for name in before.keys() & now.keys() if _contents(before[name]) != _contents(now[name])}
@@ -396,4 +397,5 @@ def sha256(path: str) -> str:
 
 
 def _contents(data: Any) -> Any:
-    return {name: value for name, value in data.items() if name != "written"} if isinstance(data, dict) else data
+    ignored = ("written", "sample")
+    return {name: value for name, value in data.items() if name not in ignored} if isinstance(data, dict) else data

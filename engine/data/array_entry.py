@@ -34,6 +34,8 @@ class Rules:
       is_even: whether all batches of such a dataset but the last must have one size.
       ends: whether to read a generator to its end first, into memory, since its length is unknown before.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
+      rank: of the first feature of a batch of the run that data is for: a dataset's elements of this rank are batches;
+        None: its operations show what they are.
       look_up: converts raw features, nests of arrays or tensors; a source that its input preprocessed stays.
       may_lack: whether columns of data frames may lack values, which `look_up` fills.
     """
@@ -42,6 +44,7 @@ class Rules:
     is_even: bool = False
     ends: bool = False
     weighs_outputs: bool = False
+    rank: int | None = None
     look_up: Callable[[Any], Any] | None = None
     may_lack: bool = False
 

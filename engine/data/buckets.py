@@ -24,7 +24,8 @@ class Buckets:
 
     Attributes:
       axis: index of the length among an example's unknown dimensions.
-      boundaries: the longest length of each bucket, ascending; batches are padded to it.
+      boundaries: the longest length of each bucket, ascending. Batches are padded to it along the axis, and along each
+        other one that has the same length in every example (of a stream, in every one of the batch).
       most: bound on examples times boundary in a batch; None: every bucket has batches of the run's size.
     """
 
@@ -102,8 +103,8 @@ class BucketedOrder(Order):
         """The sizes to which each bucket's batches are padded, [buckets, dimensions]: few shapes."""
         shapes = np.ones((len(self.buckets.boundaries), self.lengths.shape[1]), np.int64)
         np.maximum.at(shapes, self._bucket_numbers, self.lengths)
-        shapes[:, self.buckets.axis] = self.buckets.boundaries
-        return shapes
+        has_length = np.all(self.lengths == self.lengths[:, [self.buckets.axis]], 0)
+        return np.where(has_length, np.array(self.buckets.boundaries)[:, np.newaxis], shapes)
 
     @property
     def without_buckets(self) -> Order:
@@ -247,12 +248,14 @@ def in_windows(examples: tf.data.Dataset, buckets: Buckets, batch_size: int, see
                 moved = permuted(among_whole[tf.newaxis], key, tf.maximum(whole, 2))[0]
                 index = tf.where((index < whole) & (whole > 1), moved, index)  # a smaller one stays the last
             rows = shortest_first[index * batch_size : (index + 1) * batch_size]
-            longest = tf.maximum(tf.reduce_max(tf.gather(lengths, rows), 0), 1)
+            sizes = tf.gather(lengths, rows)
+            longest = tf.maximum(tf.reduce_max(sizes, 0), 1)
             bucket = tf.searchsorted(boundaries, longest[buckets.axis : buckets.axis + 1])[0]
             is_short_enough = bucket < len(buckets.boundaries)
             message = ["an example is of length", longest[buckets.axis], f"and {_NO_BUCKET}"]
             with tf.control_dependencies([tf.debugging.Assert(is_short_enough, message)]):
-                longest = tf.tensor_scatter_nd_update(longest, [[buckets.axis]], boundaries[bucket : bucket + 1])
+                has_length = tf.reduce_all(sizes == sizes[:, buckets.axis, tf.newaxis], 0)
+                longest = tf.where(has_length, boundaries[bucket], longest)
             return form.padded_to(longest, tf.nest.map_structure(lambda x: tf.gather(x, rows), window))
 
         return tf.data.Dataset.range(-(-examples // batch_size)).map(batch)

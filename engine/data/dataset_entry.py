@@ -23,6 +23,7 @@ _GAPS = (
     "a sparse row of the dataset lacks values before its last, so its length is unknown; state its size in the "
     "dataset's spec, or make it dense by tf.sparse.to_dense"
 )
+_EMPTY = "the {} data is an empty dataset; give at least one example"
 _NONE = type(tf.type_spec_from_value(None))
 
 
@@ -33,26 +34,25 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
       UsageError: it can't be used for training.
     """
     if dataset.cardinality() == 0:
-        raise UsageError(f"the {name} data is an empty dataset; give at least one example")
-    is_batched = rules.as_keras or _comes_in_batches(name, dataset)
-    may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), 1 + is_batched
+        raise UsageError(_EMPTY.format(name))
+    is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
+    may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
     given = dataset.element_spec
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
-        dataset = dataset.map(functools.partial(_without_sparse, None if rules.as_keras else rank_of_rows))
-    if not rules.as_keras:
-        if is_batched:
-            dataset = dataset.unbatch()
-            notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
-        dataset = rows_as_tensors(dataset)
-    check_elements(name, dataset.element_spec, rules.as_keras)
+        dataset = dataset.map(functools.partial(_without_sparse, rank_of_rows))
+    dataset = rows_as_tensors(dataset)
+    check_elements(name, dataset.element_spec, is_batched)
+    check_ranks(name, dataset.element_spec)
     batch_examples = None
     if rules.as_keras:
         batch_examples = _batch_size(name, dataset)
         dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
         dataset = _unbatch(name, dataset)
-    check_ranks(name, dataset.element_spec)
+    elif is_batched:
+        dataset = rows_as_tensors(dataset.unbatch())
+        notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
     for path in pipelines.files_written(dataset):
         for lock in tf.io.gfile.glob(f"{glob.escape(path)}*.lockfile"):  # TensorFlow does not repair such a cache
             raise UsageError(
@@ -76,18 +76,13 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     def with_origin(spec: Spec, given: tf.TypeSpec) -> Spec:
         is_ragged, is_sparse = isinstance(given, tf.RaggedTensorSpec), isinstance(given, tf.SparseTensorSpec)
         has_lengths = is_ragged or (is_sparse and given.shape.rank == rank_of_rows)
-        has_lengths = has_lengths or not (may_pad or (is_sparse and is_batched))
-        return dataclasses.replace(spec_with_lengths(has_lengths, spec, rules), is_ragged=is_ragged)
+        has_lengths = has_lengths or not (may_pad or (is_sparse and is_batched)) or not spec.unknown
+        return dataclasses.replace(spec, is_ragged=is_ragged, has_lengths=has_lengths)
 
     stream.element_spec = tf.nest.map_structure(with_origin, stream.element_spec, given)
     warn_of_padding(name, stream.element_spec, rules)
     stream.batch_examples = batch_examples
     return with_lengths(stream)
-
-
-def spec_with_lengths(has_lengths: bool, spec: Spec, rules: Rules) -> Spec:
-    """Marks in a spec whether sizes in unknown dimensions are the examples' own; Keras's always are."""
-    return dataclasses.replace(spec, has_lengths=has_lengths or rules.as_keras or not spec.unknown)
 
 
 def warn_of_padding(name: str, elements: Any, rules: Rules) -> None:
@@ -137,10 +132,11 @@ def _batch_size(name: str, dataset: tf.data.Dataset) -> int:
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)}
     if sizes == {None}:  # from .batch(): the last may be smaller
         sizes = {int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)}
-    size = sizes.pop() if len(sizes) == 1 else 0
-    if not size:
-        raise UsageError(f"the {name} dataset is empty, or its elements are not batches; call dataset.batch(32)")
-    return size
+        if not sizes:
+            raise UsageError(_EMPTY.format(name))
+    if len(sizes) > 1 or sizes == {0}:
+        raise UsageError(f"the {name} dataset's elements are not batches; call dataset.batch(32)")
+    return sizes.pop()
 
 
 def _check_batch_sizes(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -224,7 +220,9 @@ def check_ranks(name: str, elements) -> None:
             raise UsageError(f"the {name} dataset's examples are of unknown rank ({key}); use tf.ensure_shape in map")
 
 
-def _comes_in_batches(name: str, dataset: tf.data.Dataset) -> bool:
+def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> bool:
+    if rank is not None and tf.nest.flatten(fields(dataset.element_spec).features)[0].shape.rank == rank:
+        return True
     specs = [spec for spec in tf.nest.flatten(dataset.element_spec) if not isinstance(spec, _NONE)]
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) > 1 or sizes == {0}:

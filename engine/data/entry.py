@@ -17,13 +17,13 @@ from .. import logging
 from ..errors import UsageError
 from ..internals import pipelines
 from . import arrays as host_arrays
-from . import frames, views
+from . import form, frames, views
 from .array_entry import Rules, arrays_in_form, check_real, check_weights, to_dense
 from .arrays import ArraySource
 from .combined import Combined
 from .data import Data
-from .dataset_entry import check_elements, check_ranks, spec_with_lengths, stream_from_dataset, warn_of_padding
-from .form import fields, map_padded
+from .dataset_entry import check_elements, check_ranks, stream_from_dataset, warn_of_padding
+from .form import fields
 from .lengths import with_lengths
 from .py_dataset import BatchSource, GeneratorStream
 from .source import Source, Spec, Split
@@ -159,10 +159,6 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
         is_endless = rules.as_keras and data.num_batches is None and not rules.ends
         data = map(data.__getitem__, itertools.count()) if is_endless else BatchSource(data)
         if isinstance(data, BatchSource):
-            data.element_spec = tf.nest.map_structure(
-                lambda spec: spec_with_lengths(spec.is_ragged or data.batch_examples == 1, spec, rules),
-                data.element_spec,
-            )
             warn_of_padding(name, data.element_spec, rules)
     if isinstance(data, Iterator):
         data = GeneratorStream(data, rules.ends)
@@ -184,17 +180,13 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
     return with_lengths(ArraySource(arrays_in_form(name, data, rules)))
 
 
-def features(data: Any, rank: int, rules: Rules) -> Source | Stream:
+def features(data: Any, rules: Rules) -> Source | Stream:
     """Converts data to predict on: features, or a source, stream or dataset, with or without labels.
 
     Args:
       data: see `crankshaft.Run.predict`.
-      rank: of the model's first feature, including the axis of examples, by which a dataset's batches are recognized.
       rules: how it is converted.
     """
-    if isinstance(data, tf.data.Dataset):
-        element_rank = tf.nest.flatten(fields(data.element_spec).features)[0].shape.rank
-        data = data.unbatch() if element_rank == rank else data
     if has_whole_examples(data) or isinstance(data, Iterator):
         return split("given", data, rules)
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)
@@ -225,7 +217,7 @@ def _check_same_fields(train: Split, evaluation: Split, rules: Rules) -> None:
 
     def names(split: Split) -> set[str]:
         spec = split.element_spec
-        spec = map_padded(lambda padded: padded.values, spec) if rules.weighs_outputs else spec  # which lose lengths
+        spec = form.values(spec) if rules.weighs_outputs else spec
         return {name for name, _ in fields(spec)._replace(weights=None).named()}
 
     trained, evaluated = names(train), names(evaluation)

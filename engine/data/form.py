@@ -106,6 +106,11 @@ def measured(nest):
     return map_padded(lambda padded: padded.values if isinstance(padded, Unmeasured) else padded, nest)
 
 
+def values(nest):
+    """Returns a nest with the values in place of each `Padded`: without lengths, as a compiled Keras model gets it."""
+    return map_padded(lambda padded: padded.values, nest)
+
+
 def map_padded(function: Callable[[Padded], Any], nest):
     """Returns a nest with a function's results in place of each `Padded`."""
     if isinstance(nest, Padded):
@@ -246,6 +251,24 @@ def labels_shown(split: Source | Stream) -> str:
         if len(odd):
             return f"{kind}, {odd[0]} among them"
     return kind
+
+
+def classes(split: Split) -> set[int] | None:
+    """Returns the classes among labels, one per example or one-hot; None if they are not, or take reading examples."""
+    arrays = split.as_arrays()
+    labels = split.read_labels() if arrays is None else fields(arrays).labels
+    labels = labels.labels if isinstance(labels, WeighedLabels) else labels
+    found: set[int] = set()
+    if not isinstance(labels, (np.ndarray, Mapped)) or labels.ndim > 2:
+        return None
+    for first in range(0, len(labels), _LABELS_CHECKED):
+        values = np.asarray(labels[first : first + _LABELS_CHECKED])
+        if values.ndim == 2 and values.shape[1] > 1:
+            if ((values != 0) & (values != 1)).any() or (values.sum(1) != 1).any():
+                return None
+            values = values.argmax(1)
+        found.update(np.unique(values[values >= 0]).astype(np.int64).tolist())
+    return found
 
 
 def num_classes(split: Split) -> int | None:

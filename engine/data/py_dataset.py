@@ -52,7 +52,9 @@ def _spec(*batches: Any) -> Any:
             raise SourceError(f"batches have arrays of {' and '.join(map(str, ranks))} axes; make as many in each")
         sizes = zip(*(array.shape[1:] for array in arrays), strict=True)
         shape = tuple(one if all(other == one for other in others) else None for one, *others in sizes)
-        return Spec(shape, arrays[0].dtype, isinstance(arrays[0], Ragged))
+        is_ragged = isinstance(arrays[0], Ragged)
+        has_lengths = is_ragged or len(arrays[0]) == 1 or None not in shape
+        return Spec(shape, arrays[0].dtype, is_ragged, has_lengths)
 
     return tf.nest.map_structure(spec, *batches)
 

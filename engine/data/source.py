@@ -96,6 +96,10 @@ class Split(abc.ABC):
         """Returns all examples as a nest of arrays [examples, ...] if they are in memory; else None."""
         return None
 
+    def read_labels(self) -> np.ndarray | None:
+        """Returns the labels of all examples, [examples, ...], if the rest need not be read for them; else None."""
+        return None
+
     def identity(self) -> str:
         """Returns text that identifies the examples without reading them, e.g. files' names and sizes; "" if none."""
         return ""
@@ -266,6 +270,9 @@ class WrappedSource(Source):
     def lengths(self, indices: np.ndarray) -> np.ndarray | None:
         return self.source.lengths(indices)
 
+    def read_labels(self) -> np.ndarray | None:
+        return self.source.read_labels()
+
     def begin_epoch(self, epoch: int) -> None:
         self.source.begin_epoch(epoch)
 
@@ -314,6 +321,10 @@ class SourceSlice(WrappedSource):
     def lengths(self, indices: np.ndarray) -> np.ndarray | None:
         with self._from_first():
             return self.source.lengths(indices + self._range.start)
+
+    def read_labels(self) -> np.ndarray | None:
+        labels = self.source.read_labels()
+        return None if labels is None else labels[self._range.start : self._range.stop]
 
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         with self._from_first():

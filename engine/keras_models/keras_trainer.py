@@ -270,7 +270,7 @@ class KerasTrainer(Trainer):
             return outputs
 
         compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
-        example = form.map_padded(lambda padded: padded.values, form.element_spec(self.run_context.example))
+        example = form.values(form.element_spec(self.run_context.example))
         features, labels, of_examples = form.fields(example)
         self._losses = self._metrics = None
         self._kept = keras_compile.KeptMetrics(self.model)
@@ -568,7 +568,7 @@ def _check_names(compiled: Mapping[str, Any], labels: Any, outputs: Any, output_
 def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:
     """Makes a model's variables; does nothing if they exist."""
     features = form.features(trainer.run_context.example)
-    specs = form.map_padded(lambda padded: padded.values, form.element_spec(features))
+    specs = form.values(form.element_spec(features))
     if model.built or not any(spec.is_ragged for spec in tf.nest.flatten(specs)):
         build_layers(trainer, model)
     else:

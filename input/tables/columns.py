@@ -523,6 +523,14 @@ class Columns(Source):
         features: Any = arrays[""] if self._choice.array else arrays
         return (features, labels) if self._label else features
 
+    def read_labels(self) -> np.ndarray | None:
+        arrays: dict[str | None, np.ndarray] = {}
+        parts = []
+        for number in range(len(self._table.group_rows)) if self._label else ():
+            self._add_labels(self._table.read(number, [self._label]), arrays, problems={})
+            parts.append(arrays[_LABEL])
+        return np.concatenate(parts) if parts else None
+
     def files(self) -> Sequence[str]:
         return self._table.paths
 

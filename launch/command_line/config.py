@@ -88,6 +88,11 @@ class Config(Flags):
         return self.model_entry.make
 
     @property
+    def has_compiled_model(self) -> bool:
+        """Whether the Trainer is that of a compiled Keras model, which gets arrays without their examples' lengths."""
+        return getattr(self.program_trainer, "weighs_outputs", False)
+
+    @property
     def trains(self) -> bool:
         """Whether the mode changes the run."""
         return self.mode in ("train", "train_and_eval")

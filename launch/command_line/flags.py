@@ -91,7 +91,12 @@ class Flags:
         "YAML or JSON file of flags, also a run's config.json; the command line takes precedence.",
         of_call=True,
     )
-    seed: int = _run_flag(Integer(0, 2**31 - 1), 0, "Seed of all random numbers of the run.", decides=True)
+    seed: int = _run_flag(
+        Integer(0, 2**31 - 1),
+        0,
+        "Seed of the run's random numbers; a data function seeds its own.",
+        decides=True,
+    )
     train_steps: int | None = _run_flag(
         Integer(1), None, "Training steps (updates). Give one of --train_steps and --train_epochs."
     )

@@ -311,7 +311,7 @@ class Run(BaseRun):
         """Restores the newest checkpoint of an open run, and begins its hooks; closes it after an error."""
         try:
             with self._environment(), self._hand_over_after():
-                training.restore_newest(self)
+                training.restore_newest(self, to_end=False)
                 self.loop.begin()
         except Exception as error:
             self._release(error)

@@ -10,8 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...engine import logging
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.in_memory import Snapshots
+from ...engine.data import form
 from ...engine.data.order import Order
 from ...engine.errors import NonfiniteError, OutOfSyncError, counted
 from ...engine.hooks import Hook, evaluation, saving
@@ -21,12 +23,14 @@ from ...engine.inventory import Inventory
 from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
+from ...engine.metrics.pairs import Confusion
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.trainer import computes_metrics
 from ..cluster import memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
+from ..command_line.values import short
 from ..errors import EXIT_REGROUP, UsageError
 from ..host.files import write_run_file
 from ..host.signals import EXIT_CODES, Signals
@@ -66,10 +70,13 @@ def close(run: BaseRun) -> None:
             stack.callback(hook.close)
 
 
-def restore_newest(run: BaseRun) -> None:
-    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them."""
+def restore_newest(run: BaseRun, to_end: bool) -> None:
+    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them.
+
+    `to_end`: see `restoring.restore_to_train`.
+    """
     config = run.config
-    manifest = restoring.restore_to_train(run)
+    manifest = restoring.restore_to_train(run, to_end)
     run.resumed_from = manifest.step if manifest else None
     if config.writes_run:  # not before: a run that can't be resumed stays unchanged
         write_run_file(RunDir(config.run_dir).config, config.as_json())
@@ -86,7 +93,7 @@ def restore_newest(run: BaseRun) -> None:
 
 def train_to_end(run: BaseRun) -> Outcome:
     """Trains a run from its latest checkpoint to its end."""
-    restore_newest(run)
+    restore_newest(run, to_end=True)
     with run.signals:
         _make_ready(run)
         run.loop.begin()
@@ -133,10 +140,30 @@ def _make_ready(run: BaseRun) -> None:
     run.is_ready = True
     # A mistake in the evaluation shows now, not after an epoch; the attempt that has left its state in memory had none.
     is_needed = not run.is_from_memory or any(isinstance(hook, (Monitor, KerasCallbacks)) for hook in run.hooks)
-    _find_monitored(run, run.strategy.evaluation.trace() if run.evaluates and is_needed else ())
+    metrics = run.strategy.evaluation.trace() if run.evaluates and is_needed else ()
+    _find_monitored(run, metrics)
+    if run.strategy.is_chief and any(issubclass(metric.kind, Confusion) for metric in metrics):
+        _warn_of_missing_classes(run)
     run.log(choose_jit(run))
     if run.train_steps is not None and jit_choice.is_short(run.train_steps - run.step):
         run.strategy.training.unrolls = False
+
+
+def _warn_of_missing_classes(run: BaseRun) -> None:
+    """Warns of classes of which training or evaluation data alone has examples, if labels can be read alone."""
+    trained, evaluated = (form.classes(run.splits[name]) for name in ("train", "eval"))
+    if trained is None or evaluated is None or trained == evaluated:
+        return
+    names = dict(enumerate(run.names.classes or ()))
+    parts = []
+    for name, only in (("evaluation", evaluated - trained), ("training", trained - evaluated)):
+        if only:
+            shown = short(", ".join(f"{number} {names.get(number, '')}".rstrip() for number in sorted(only)))
+            parts.append(f"the {name} data alone has examples of class {shown}")
+    logging.warning(
+        "%s, so what is not in both is not trained, or not evaluated; shuffle the examples before they are divided%s",
+        *(", and ".join(parts), " (validation_split takes the last ones)" if run.config.validation_split else ""),
+    )
 
 
 def choose_jit(run: BaseRun) -> str:

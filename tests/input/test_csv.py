@@ -53,6 +53,7 @@ def test_records_are_read_in_any_order(tmp_path, rows):
     np.testing.assert_array_equal(features["city"], indices % 3 + 1)
     np.testing.assert_array_equal(labels, indices % 2)
     assert [features[name].dtype for name in features] == [np.int64, np.float32, np.int64]
+    np.testing.assert_array_equal(source.between(rows // 3, rows).read_labels(), np.arange(rows)[rows // 3 :] % 2)
 
 
 @pytest.mark.parametrize(

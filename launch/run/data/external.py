@@ -13,7 +13,7 @@ from ....engine.strategies.base import Program
 from ...errors import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints
-from ..saved.preprocessor import check_names
+from ..saved.preprocessor import Names, check_names
 from .inputs import order_seed
 
 _STREAMS = 4  # whose positions are kept: each may hold a shuffle's buffer
@@ -38,18 +38,13 @@ def _checked(run: BaseRun, data, run_example) -> Split:
         if dataset is data:
             return split
     labels = form.fields(run_example).labels
-    rules = entry.Rules(
-        weighs_outputs=getattr(run.config.program_trainer, "weighs_outputs", False),
-        look_up=run.names.look_up,
-        may_lack=run.data_info.preprocessing.may_lack,
-    )
-    split = entry.split("given", data, rules)
+    split = entry.split("given", data, rules(run.names, form.features(run_example), run.config.has_compiled_model))
     if isinstance(labels, form.WeighedLabels):
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), labels.weights)
         split = views.with_output_weights(split, shapes)
     wanted, actual = map(form.without_weights, (form.element_spec(run_example), split.element_spec))
     if wanted != actual:
-        check_like("data", wanted, actual, "resize or pad it, or open a run with data of this size")
+        check_like(run, "data", wanted, actual, "resize or pad it, or open a run with data of this size")
     if not split.by_index:
         run.external_streams[:] = [*run.external_streams[1 - _STREAMS :], (data, split)]
     return split
@@ -79,10 +74,23 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 
-def check_like(name: str, wanted, spec, if_resized: str) -> None:
-    """Raises `UsageError` where one example, a nest of specs, is not what the run takes.
+def rules(names: Names, features: Any, weighs_outputs: bool) -> entry.Rules:
+    """Returns the rules by which data is read that comes after a run's own.
 
     Args:
+      names: of the run's numbers.
+      features: that it takes, a nest of arrays or specs [examples, ...].
+      weighs_outputs: see `entry.Rules`.
+    """
+    rank = len(tf.nest.flatten(features)[0].shape)
+    return entry.Rules(weighs_outputs=weighs_outputs, rank=rank, look_up=names.look_up, may_lack=names.may_lack)
+
+
+def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:
+    """Raises `UsageError` where one example, a nest of specs, is not what a run takes.
+
+    Args:
+      run: the run; that of a compiled Keras model takes any lengths, or none.
       name: of the data.
       wanted: what the run takes.
       spec: one example.
@@ -99,9 +107,9 @@ def check_like(name: str, wanted, spec, if_resized: str) -> None:
         return [(tf.as_dtype(x.dtype), len(x.shape)) for x in tf.nest.flatten(specs)]
 
     def has_lengths(specs) -> bool:
-        return form.map_padded(lambda padded: padded.values, specs) != specs
+        return form.values(specs) != specs
 
-    wanted, spec = form.measured(wanted), form.measured(spec)
+    wanted, spec = map(form.values if run.config.has_compiled_model else form.measured, (wanted, spec))
     lacks_lengths = has_lengths(wanted) and not has_lengths(spec)
     has_more = has_lengths(spec) and not has_lengths(wanted)
     wanted, spec = (form.map_padded(lambda padded: form.Padded(*padded), specs) for specs in (wanted, spec))

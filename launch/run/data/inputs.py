@@ -56,7 +56,7 @@ class Inputs:
     example: Any
     splits: Mapping[str, Source | Stream] = dataclasses.field(default_factory=dict)
     feeds: Mapping[str, Feed] = dataclasses.field(default_factory=dict)
-    contents: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    contents: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     faster: str = ""
     lines: Sequence[str] = ()
     updates_before: int = 0
@@ -124,7 +124,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
 
     order = feeds["train"].order
     examples = order.num_examples if order.has_epochs else tf.data.INFINITE_CARDINALITY
-    contents = {"train": fingerprints.fingerprint(train, examples, data_info.ids)}
+    contents: dict[str, dict[str, Any]] = {"train": fingerprints.fingerprint(train, examples, data_info.ids)}
+    contents["train"]["sample"] = fingerprints.kept_sample(train)
     if evaluation is not None:
         batches = config.eval_batches
         contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)

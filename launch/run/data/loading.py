@@ -66,8 +66,7 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
 
     share = config.validation_split
     evaluates_other = data.evaluation is not None and config.mode in READING  # examples than the run was to evaluate
-    weighs_outputs = getattr(config.program_trainer, "weighs_outputs", False)
-    entered, notes = entry.enter(data, 0.0 if evaluates_other else share, weighs_outputs)
+    entered, notes = entry.enter(data, 0.0 if evaluates_other else share, config.has_compiled_model)
     train, evaluation = entered.train, entered.evaluation
     if share and evaluates_other:
         train = views.divided(train, share)[0]

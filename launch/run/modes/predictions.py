@@ -61,7 +61,7 @@ class Predictor:
         features = form.features(form.example(chosen))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._features)
         spec, cure = form.element_spec(features), "model.predict takes other sizes, if the model does"
-        external.check_like("features", wanted, spec, cure)
+        external.check_like(self._run, "features", wanted, spec, cure)
         return chosen
 
     def __call__(self, split: Split, ends: Callable[[], str | None] = lambda: None) -> Any:
@@ -183,9 +183,7 @@ def prediction_split(run: RunView, features: Any, data: Any, split: str | None) 
     if data is not None and not isinstance(data, str):
         if split is not None:
             raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-        may_lack = run.data_info.preprocessing.may_lack
-        rules = entry.Rules(weighs_outputs=True, look_up=run.names.look_up, may_lack=may_lack)
-        return entry.features(data, len(tf.nest.flatten(features)[0].shape), rules)
+        return entry.features(data, external.rules(run.names, features, weighs_outputs=True))
     splits = run.get_splits() if data is None else input_splits(run, data)
     name = split or ("eval" if "eval" in splits else "train")
     if name not in splits:

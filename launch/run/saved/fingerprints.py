@@ -31,6 +31,7 @@ _MOST_BYTES = 1 << 24
 _SAMPLED = 16  # examples that workers compare
 _SAMPLED_FLOATS = 256  # of each component
 _ROUNDING = 1e-4  # between CPUs
+_DIGITS = 6  # after the point
 _NAMES = {"train": "training", "eval": "evaluation"}
 _OTHER_IDS = "ids are numbered otherwise"
 
@@ -111,11 +112,17 @@ def sample(split: Split) -> dict[str, Any]:
     return found
 
 
+def kept_sample(split: Split) -> dict[str, Any]:
+    """Returns the sample of a split that its checkpoints keep; of data that is not in memory, of its identity."""
+    return {"identity": zlib.crc32(split.identity().encode())} if split.as_arrays() is None else sample(split)
+
+
 def _sample(values: Any) -> Any:
-    """Returns some floats of an array, or a digest of its integers or text."""
+    """Returns some floats of an array's rows, or a digest of its integers or text."""
     values = np.asarray(values)
     if np.issubdtype(values.dtype, np.floating) or values.dtype.name in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
-        return np.nan_to_num(np.ravel(values)[:_SAMPLED_FLOATS].astype(np.float64)).tolist()
+        floats = np.ravel(values)[:: -(-values.size // _SAMPLED_FLOATS) or 1]
+        return np.nan_to_num(floats.astype(np.float64)).round(_DIGITS).tolist()
     return zlib.crc32(repr(values.tolist()).encode())
 
 
@@ -130,25 +137,18 @@ def differs(one: Any, other: Any) -> bool:
     return one != other
 
 
-def agreed(fingerprints: dict[str, dict[str, int]], strategy) -> dict[str, dict[str, int]]:
-    """Returns the chief's fingerprints on every worker, so that all decide alike, though CPUs may round otherwise."""
-    return {
-        split: {name: strategy.exchange(value)[0] for name, value in numbers.items()}
-        for split, numbers in fingerprints.items()
-    }
-
-
-def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:
+def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_complete: bool) -> None:
     """Compares a run's data with its checkpoint's, and warns with a line for each split that has changed.
 
     Args:
       config: of the run.
       manifest: of the checkpoint.
       about: the metadata to keep from now on.
+      is_complete: whether the run would train no further, so that other data would not be trained on at all.
 
     Raises:
-      UsageError: another number of examples to train on, or ids that are numbered otherwise, and
-        --allow_changed_config is off.
+      UsageError: another number of examples to train on, ids that are numbered otherwise, or a complete run of other
+        values, and --allow_changed_config is off.
     """
     changed = manifest.other_data(about)
     if "train" in changed:
@@ -157,6 +157,14 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any]) -> 
             raise UsageError(
                 f"run_dir={config.run_dir} is a run of other training data ({'; '.join(changes)}); use another "
                 "run_dir, the same data, or allow_changed_config"
+            )
+        before, now = (data["data"]["train"] for data in (manifest.about, about))
+        has_sample = isinstance(before, dict) and "sample" in before  # earlier versions kept none
+        is_other = has_sample and differs(before["sample"], now["sample"])
+        if is_complete and is_other and not config.allow_changed_config:
+            raise UsageError(
+                f"run_dir={config.run_dir} is a complete run, of step {manifest.step:,}, of other training data, so "
+                "nothing would be trained on this; use another run_dir, or allow_changed_config to get that run"
             )
         if config.is_chief:
             logging.warning("%s; if that is not meant, use another run_dir", _describe_change(manifest, about, "train"))

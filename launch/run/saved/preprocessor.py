@@ -21,11 +21,13 @@ class Names:
     Attributes:
       classes: the names of classes in the order of the label numbers; None where they have none.
       words: the words, bytes, of each feature that was text; the first has id 1, and unknown words 0.
+      may_lack: whether columns may lack values, which are filled.
     """
 
     def __init__(self, data_info: Data):
         self.classes = data_info.classes
         self.words = data_info.preprocessing.words
+        self.may_lack = data_info.preprocessing.may_lack
         self._preprocessing = data_info.preprocessing
 
     @property

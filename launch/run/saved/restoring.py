@@ -18,9 +18,12 @@ from ..base import BaseRun
 from . import fingerprints, weights
 
 
-def restore_to_train(run: BaseRun) -> Manifest | None:
-    """Restores the run's latest checkpoint, or begins the run if it has none, not even a broken one."""
-    manifest = _find_to_train(run) if run.checkpoints else None
+def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
+    """Restores the run's latest checkpoint, or begins the run if it has none, not even a broken one.
+
+    `to_end`: whether it is then trained to its end, rather than as its program chooses, on any data.
+    """
+    manifest = _find_to_train(run, to_end) if run.checkpoints else None
     if manifest is None:
         weights.load_init_from(run)
         return None
@@ -28,7 +31,7 @@ def restore_to_train(run: BaseRun) -> Manifest | None:
     return saving.restore(run.checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
 
 
-def _find_to_train(run: BaseRun) -> Manifest | None:
+def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
     run.checkpoints.clean()
     run.best.clean()
@@ -46,7 +49,8 @@ def _find_to_train(run: BaseRun) -> Manifest | None:
     _check_rules(run, manifest)
     check_same_run(run, manifest)
     check_position(run, manifest)
-    fingerprints.check_resumed(run.config, manifest, about)
+    is_complete = to_end and run.train_steps is not None and manifest.step >= run.train_steps
+    fingerprints.check_resumed(run.config, manifest, about, is_complete)
     fingerprints.check_division(run.config, manifest, about, run.strategy.num_replicas)
     if run.config.is_chief:
         threads.warn_of_others(manifest, about)

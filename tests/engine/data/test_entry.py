@@ -10,7 +10,8 @@ import tensorflow as tf
 from crankshaft import Data
 from crankshaft.engine.data import entry, views
 from crankshaft.engine.data.arrays import ArraySource, Mapped, wrap
-from crankshaft.engine.data.form import WeighedLabels, fields
+from crankshaft.engine.data.form import Padded, Unmeasured, WeighedLabels, fields
+from crankshaft.engine.data.form import classes as classes_of
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import FileStream
 from crankshaft.engine.errors import UsageError
@@ -139,6 +140,21 @@ def test_the_last_examples_are_split_off_by_kerass_rule(form):
     assert fields(entered.evaluation.element_spec).weights is None
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (np.array([3, 0, 3, -1]), {0, 3}),
+        (np.eye(3, dtype="float32")[[0, 2, 2]], {0, 2}),
+        (np.array([[1.0], [0.0]]), {0, 1}),
+        (np.ones([2, 5], "int32"), None),  # one per step
+        ({"a": Y, "b": Y}, None),
+    ],
+)
+def test_classes_are_those_of_labels_one_per_example(labels, classes):
+    examples = len(tf.nest.flatten(labels)[0])
+    assert classes_of(ArraySource((np.ones(examples), labels))) == classes
+
+
 def test_a_file_is_divided_without_a_copy(tmp_path):
     np.save(tmp_path / "x.npy", X)
     mapped = Data((np.load(tmp_path / "x.npy", mmap_mode="r"), Y))
@@ -180,13 +196,48 @@ def test_weights_that_are_none_are_ones():
         ((dataset(X, Y), Y), entry.Rules(), "x data is a _TensorSliceDataset, which comes with all of an example; lea"),
         ((each for each in [X]), entry.Rules(), "a generator can be read once only"),
         ((None, Y), entry.Rules(), "the x data has no features"),
-        (dataset(X, Y), AS_KERAS, "its elements are not batches; call dataset.batch"),
+        (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches; call dataset.batch"),
+        (dataset(X, Y).batch(4).filter(lambda *_: False), AS_KERAS, "the x data is an empty dataset"),
+        (
+            dataset(X, Y).map(lambda x, y: (tf.numpy_function(np.abs, [x], tf.float32), y)).batch(4),
+            AS_KERAS,
+            r"the x dataset's examples are of unknown rank \(features\); use tf.ensure_shape in map",
+        ),
         ((X, Y, [[1.0, -1.0]] * N), AS_KERAS, r"negative or not finite; .*\(found -1.0 at example 0"),
     ],
 )
 def test_what_cannot_be_one_is_one_line(data, rules, says):
     with pytest.raises(UsageError, match=says):
         entry.split("x", data, rules)
+
+
+class Batches(tf.keras.utils.PyDataset):
+    """Batches of two, padded to the longest of each."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return np.ones([2, 3 + number, 1], np.float32), np.ones(2)
+
+
+def rows_of_any_length():
+    return tf.data.Dataset.range(1, 7).map(lambda n: (tf.ones([n, 1]), 1.0)).padded_batch(2)
+
+
+def windows():
+    return tf.keras.utils.timeseries_dataset_from_array(X, Y[:7].astype("float32"), 4, batch_size=2)
+
+
+@pytest.mark.parametrize("make", [Batches, rows_of_any_length, windows])
+def test_a_dataset_is_read_alike_for_training_evaluation_and_predictions(make):
+    batches, of_run = make(), entry.Rules(rank=3)
+    trained = entry.split("train", batches).element_spec
+    assert type(trained[0]) is (Padded if make is windows else Unmeasured)
+    assert entry.split("given", batches, of_run).element_spec == trained
+    assert entry.features(batches, of_run).element_spec[0] == trained[0]
+    if make is not windows:  # of which Keras's `fit` has the shape of the first
+        assert entry.split("x", batches, AS_KERAS).element_spec == trained
 
 
 def batches_or_examples():

@@ -326,6 +326,30 @@ def test_buckets_that_can_not_hold_the_data_are_one_line(bench):
         lengths.bucketed(entry.split("train", Walks()), buckets.Buckets(1, (3,)))
 
 
+@pytest.mark.parametrize("axis", [0, 2])
+def test_buckets_pad_whatever_has_the_measured_length_in_every_example(axis):
+    """A label per word is padded as the words are; boxes of another number are padded to their longest."""
+    words = LENGTHS
+    boxes = 1 + (words + 1) % 5  # in some batches as many as words
+    sizes = np.stack([words, boxes, words], 1)
+    order = buckets.BucketedOrder(EXAMPLES, BATCH, 1, 3, buckets=buckets.Buckets(axis, BOUNDARIES), lengths=sizes)
+    in_bucket = [
+        boxes[(words > low) & (words <= high)].max() for low, high in zip((0, *BOUNDARIES), BOUNDARIES, strict=False)
+    ]
+    assert order.shapes.tolist() == [[high, most, high] for high, most in zip(BOUNDARIES, in_bucket, strict=True)]
+
+    def example(i):
+        of_words, of_boxes = (tf.gather(tf.constant(each), i) for each in (words, boxes))
+        return tf.ones([of_words]), (tf.ones([of_boxes]), tf.ones([of_words]))
+
+    split = entry.split("train", tf.data.Dataset.range(EXAMPLES).map(example))
+    examples, epoch = split.examples(None, tf.constant(0, tf.int64)), tf.constant(0, tf.int64)
+    for batch in buckets.in_windows(examples, buckets.Buckets(axis, BOUNDARIES), BATCH, 3, epoch):
+        of_words, of_boxes, of_labels = (each.shape[1] for each in tf.nest.flatten(form.values(batch)))
+        assert of_labels == of_words in BOUNDARIES
+        assert of_boxes in (of_words, batch[1][0].lengths.numpy().max())
+
+
 def test_a_stream_that_is_not_counted_keeps_its_buckets():
     bucketed = lengths.bucketed(entry.split("train", stream()), PLAIN)
     assert Endless(bucketed, EXAMPLES).buckets is PLAIN

@@ -655,7 +655,25 @@ def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):
     compare((theirs, expected), (ours, by_us(ours, x=data, epochs=2, validation_data=data, verbose=0, **how)), 1e-6)
     if not by_word:
         of_one_length = (np.ones([3, 6], np.int64), np.ones([3, 1], np.float32))
-        by_us(ours, x=data, validation_data=of_one_length, verbose=0)
+        run = crankshaft.fit(ours, data, validation_data=of_one_length, verbose=0)
+        assert run.evaluate(of_one_length) == {"loss": pytest.approx(run.history.history["val_loss"][0], rel=1e-6)}
+        for same in (data, tf.data.Dataset.from_generator(sentences, output_signature=form)):
+            assert run.evaluate(same)["loss"] == pytest.approx(ours.evaluate(data, verbose=0), rel=1e-5)
+            np.testing.assert_allclose(run.predict(same), ours.predict(data, verbose=0), atol=1e-6)
+
+
+def test_a_class_that_a_split_of_sorted_examples_leaves_untrained_is_named(caplog):
+    x, y = np.ones([40, 8], np.float32), np.repeat([0, 1, 2, 2], 10)
+    crankshaft.fit(mlp(), x, y, validation_split=0.5, verbose=0, jit="off")
+    (line,) = [each.message for each in caplog.records if "class" in each.message]
+    assert line == (
+        "the evaluation data alone has examples of class 2, and the training data alone has examples of class 0, 1, so "
+        "what is not in both is not trained, or not evaluated; shuffle the examples before they are divided "
+        "(validation_split takes the last ones)"
+    )
+    caplog.clear()
+    crankshaft.fit(mlp(), x, y, validation_data=(x, y), verbose=0, jit="off")
+    assert "class" not in caplog.text
 
 
 class LastBatch(keras.callbacks.Callback):

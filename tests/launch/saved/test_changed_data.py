@@ -216,6 +216,24 @@ def test_a_scripts_ids_are_warned_of_unless_it_says_how_they_are_numbered(inside
     evaluated("known", 0, 40, {"user": 5}, "b a c").refused("the training data numbers ids otherwise than")
 
 
+def test_a_complete_run_refuses_other_data_and_goes_on_or_is_opened_with_it(inside, tmp_path):
+    def started(data, *flags):
+        return inside(*QUIET, f"--run_dir={tmp_path}/run", *flags, trainer=Line, data=data)
+
+    def rounded():
+        data = from_seed(0, 40)()
+        return crankshaft.Data(tuple(array * np.float32(1 + 1e-6) for array in data.train), data.evaluation)
+
+    started(from_seed(0, 40), "--train_steps=2").ok()
+    other = from_seed(1, 40)
+    started(other, "--train_steps=2").refused(f"run_dir={tmp_path}/run is a complete run, of step 2, of other training")
+    assert "other contents" in warnings(started(rounded, "--train_steps=2").ok())[0]
+    with crankshaft.open_run(Line, data=other, run_dir=tmp_path / "run", train_steps=2, global_batch_size=8) as run:
+        assert run.step == 2
+    started(other, "--train_steps=2", "--allow_changed_config").ok()
+    assert "resumed at step 2 of 4" in started(other, "--train_steps=4").ok().out
+
+
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
 IDS = np.arange(100, dtype=np.int32)
 FORMS = {"arrays": lambda: (IDS, IDS), "dataset": lambda: tf.data.Dataset.from_tensor_slices((IDS, IDS))}

@@ -54,6 +54,14 @@ def test_other_data_of_as_many_examples_has_another_digest(change):
     assert before["digest"] != after["digest"]
 
 
+def test_a_sample_is_of_all_rows_of_wide_arrays_and_ignores_rounding():
+    wide = np.random.default_rng(0).random((20, 784))
+    other = np.concatenate([wide[:-1], wide[:1]])
+    samples = [fingerprints.sample(split_of((each,))) for each in (wide, wide * (1 + 1e-6), other)]
+    assert len(samples[0]["examples"][0]) <= 256
+    assert [fingerprints.differs(samples[0], sample) for sample in samples] == [False, False, True]
+
+
 def test_strings_are_digested_by_what_they_say():
     words = ["".join(["a", str(i)]) for i in range(5)]
     labels = np.zeros(5)
