@@ -61,7 +61,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
-        tf.io.gfile.makedirs(os.path.dirname(path))
+        gfile(path).makedirs(os.path.dirname(path))
         with tf.io.gfile.GFile(temporary, "wb") as file:
             yield file
         tf.io.gfile.rename(temporary, path, overwrite=True)
@@ -275,13 +275,10 @@ def file_size(path: str) -> int:
 def file_state(path: str) -> State:
     """Returns a file's present state. Raises `InputError` if it is not a readable regular file."""
     if is_remote(path):
-        try:
-            remote = retried(path, lambda: gfile().stat(path))
-        except Exception as error:  # TensorFlow's, which is imported only here
-            raise InputError(f"{path} can't be read ({_first_line(error)}); see that it is there") from None
-        if remote.is_directory:
+        status = read_remote(path, "stat")
+        if status.is_directory:
             raise InputError(f"{path} is a folder; give files")
-        return State(int(remote.length), int(remote.mtime_nsec))
+        return State(int(status.length), int(status.mtime_nsec))
     try:
         status = retried(path, lambda: os.stat(path))
     except OSError as error:
@@ -328,7 +325,7 @@ class _Remote:
 
     def __init__(self, path: str, size: int):
         self._size = size
-        self._block = functools.lru_cache(_REMOTE_BLOCKS)(functools.partial(_block, gfile().GFile(path, "rb")))
+        self._block = functools.lru_cache(_REMOTE_BLOCKS)(functools.partial(_block, gfile(path).GFile(path, "rb")))
         self._lock = threading.Lock()  # a file has one position
 
     def pread(self, offset: int, length: int) -> bytes:
@@ -356,8 +353,33 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def gfile() -> Any:
-    """Imports TensorFlow's module for remote files, which only they need."""
+def read_remote(path: str, function: str) -> Any:
+    """Calls a function of `tf.io.gfile` that reads what is at a path: `stat`, `exists`, `listdir` or `glob`.
+
+    Raises:
+      InputError: it can't be read.
+      UnavailableError: nor could it be several times, since the network failed.
+    """
+    try:
+        return retried(path, lambda: getattr(gfile(path), function)(path))
+    except CrankshaftError:
+        raise
+    except Exception as error:  # TensorFlow's, which is imported only here
+        raise InputError(f"{path} can't be read ({_first_line(error)}); see that it is there") from None
+
+
+def gfile(path: str) -> Any:
+    """Imports TensorFlow's module for remote files, which only they need.
+
+    Raises:
+      InputError: TensorFlow has no file system for the path's scheme.
+    """
     import tensorflow as tf
 
+    scheme, _, _ = path.partition("://")
+    if scheme not in tf.io.gfile.get_registered_schemes():
+        raise InputError(
+            f"{path}: TensorFlow has no file system for {scheme}://; mount the bucket and give the folder's path, or "
+            "import a library that adds it, such as tensorflow-io, in your script"
+        )
     return tf.io.gfile
