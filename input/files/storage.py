@@ -13,6 +13,7 @@ import io
 import itertools
 import os
 import re
+import resource
 import secrets
 import stat
 import threading
@@ -29,7 +30,8 @@ from ...engine.machine import files
 from ..checks import InputError
 
 _TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after failed reads; networks recover within seconds
-_OPEN_FILES = 256  # at once: a process may have 1,024 by default
+_OPEN_FILES = 256  # at once
+_OPEN_SHARE = 4  # of the files that a process may have open, 1,024 by default: other data and libraries have some too
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
 _STREAM_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16  # of each piece that a digest of the contents uses
@@ -136,7 +138,8 @@ class Files:
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
         # Holds lists, not this object: then a file is closed when the last thread has read it.
-        self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_open, self.paths, self.sizes))
+        opened = functools.partial(_open, self.paths, self.sizes)
+        self._file = functools.lru_cache(open_files(_OPEN_FILES))(opened)
 
     def only(self, numbers: Sequence[int]) -> Files:
         """Returns some of the files, in their original state."""
@@ -235,6 +238,11 @@ class Files:
 
     def _unreadable(self, number: int, error: OSError) -> SourceError:
         return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")
+
+
+def open_files(most: int) -> int:
+    """Returns how many files may be kept open: at most so many, and a share of those that this process may have."""
+    return max(1, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE))
 
 
 def _open(paths: list[str], sizes: list[int], number: int) -> _Local | _Remote:

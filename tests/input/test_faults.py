@@ -3,7 +3,9 @@
 import ctypes
 import mmap
 import os
+import pathlib
 import re
+import resource
 import threading
 import time
 
@@ -114,6 +116,21 @@ def test_files_beyond_those_kept_open_are_read_and_watched_too(tmp_path, monkeyp
     become_folder(paths[0])
     with pytest.raises(SourceError, match=r"0 is not a regular file"):
         files.pread(0, 0, 1)
+
+
+def test_as_many_files_are_kept_open_as_the_limit_allows(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.open(os.devnull, os.O_RDONLY))
+    most = 2 * (free + 10)
+    paths = [str(tmp_path / str(number)) for number in range(most)]
+    for each in paths:
+        pathlib.Path(each).write_text("x")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        files = storage.Files(paths)
+        assert all(files.pread(number, 0, 1) == b"x" for number in range(most))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Page:
