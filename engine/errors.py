@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import re
 import traceback
+from collections.abc import Iterator
 
 _MODULES_WITH_OPERANDS = ("tensorflow.", "crankshaft.engine.")  # modules
 
@@ -134,6 +135,25 @@ class LostPeerError(RunError):
 
 class OutOfSyncError(RunError):
     """Replicas have different values of one variable."""
+
+
+@contextlib.contextmanager
+def importing(library: str, missing: str) -> Iterator[None]:
+    """Turns a failed import of an optional library, in the body, into a `UsageError`.
+
+    Args:
+      library: The name by which it is imported.
+      missing: The line for a library that is not installed; one that is and can't be imported has its own reason.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
+            raise UsageError(missing) from None
+        raise UsageError(
+            f"the library {library} is installed and can't be imported ({type(error).__name__}: {reason(error)}); "
+            "install what it lacks, or another version of it"
+        ) from None
 
 
 def visible(text: str) -> str:

@@ -20,7 +20,7 @@ from ..engine.errors import BadRecordError, UnavailableError
 from .checks import InputError, check_at_least
 from .data_json import as_bytes
 from .files import listing
-from .files.storage import Files, is_remote, retried
+from .files.storage import Files, is_remote, open_files, retried
 from .records import shards
 from .records.examples import ExampleSource
 from .records.features import Features
@@ -33,7 +33,7 @@ _KIND = listing.FileKind(
     beside=BESIDE,
 )
 _CHUNK_BYTES = 1 << 20
-_OPEN_SHARDS = 128  # at once: a process may have 1,024 descriptors by default
+_OPEN_SHARDS = 128  # at once
 _RANDOM_ACCESS = "readahead_buffer_size:0,max_parallelism:0"  # as its documentation advises
 
 
@@ -86,7 +86,7 @@ class ArrayRecords(ExampleSource):
         self._records = np.array([counts[number] for number in full])
         self._ends = np.cumsum(self._records)
         self._starts = self._ends - self._records
-        self._shard = functools.lru_cache(_OPEN_SHARDS)(functools.partial(_open, self._files.paths))
+        self._shard = functools.lru_cache(open_files(_OPEN_SHARDS))(functools.partial(_open, self._files.paths))
         samples = self.samples()
         super().__init__(features_by(lambda: samples))
         group = self._shard(0).group

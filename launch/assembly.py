@@ -65,6 +65,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     """
     began = time.monotonic()
     process.prepare()  # from here on a fork may set what libraries read
+    if config.cluster:
+        servers.reach_directly(config.cluster)
     if config.strategy == "parameter_server":
         servers.fail_fast()
     is_quiet = config.cluster is not None and not config.debug

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..engine.errors import LabelError, NonfiniteError, reason
 from ..engine.machine import cpus
-from .errors import EXIT_FAILED, CrankshaftError, RunError, UsageError
+from .errors import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
 from .host import process
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -70,7 +70,8 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
     """
     explained = _explained(error, "; debug=true shows the traceback" if has_debug else "")
     limit = _limit(error)
-    return EXIT_FAILED if limit else explained.exit_code, f"{explained.message}{limit}"
+    code = explained.exit_code if not limit else EXIT_USAGE if _met_limit(error) in _LASTING_LIMITS else EXIT_FAILED
+    return code, f"{explained.message}{limit}"
 
 
 def explain_system_error(error: OSError) -> str:
@@ -83,17 +84,26 @@ def _refused(error: OSError) -> str:
 
 
 def _limit(error: BaseException) -> str:
-    """Describes the limit of the machine that an error, or the one that it was raised for, has met; "" for none."""
+    """Describes the limit of the machine that an error has met; "" for none."""
+    number = _met_limit(error)
+    return f"; {_LIMITS[number]()}" if number else ""
+
+
+def _met_limit(error: BaseException) -> int | None:
+    """Finds which of `_LIMITS` an error, or the one that it was raised for, has met; None for none."""
     following: BaseException | None = error
     while following is not None:
         if (number := _system_errno(following)) in _LIMITS:
-            return f"; {_LIMITS[number]()}"
+            return number
         following = following.__cause__ or following.__context__
-    return ""
+    return None
 
 
 def _system_errno(error: BaseException) -> int | None:
     """Finds the system's reason for an error; None if it is another, or unknown."""
+    lacks_memory = isinstance(error, MemoryError) or re.search(_NO_MEMORY, str(error))
+    if lacks_memory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return errno.ENOMEM
     if isinstance(error, OSError):
         return error.errno
     if isinstance(error, RuntimeError) and error.args in _NO_THREAD:
@@ -137,7 +147,11 @@ _LIMITS: dict[int, Callable[[], str]] = {
     errno.EFBIG: _limit_line(resource.RLIMIT_FSIZE, "bytes in a file", "-f"),
     errno.EMFILE: _limit_line(resource.RLIMIT_NOFILE, "open files", "-n"),
     errno.EAGAIN: thread_limit,
+    errno.ENOMEM: _limit_line(resource.RLIMIT_AS, "bytes of address space", "-v"),
 }
+_LASTING_LIMITS = (errno.EFBIG, errno.EMFILE, errno.ENOMEM)  # of this process alone: the next one meets them again
+# What Python, oneDNN, TensorFlow on CPUs and the linker say where memory can't be mapped.
+_NO_MEMORY = rf"{os.strerror(errno.ENOMEM)}|could not create a primitive|(?i:allocator \w*cpu)|failed to map segment"
 # TensorFlow's for them (`ErrnoToCode` in its platform/errors.cc).
 _STATUSES_OF_LIMITS = ("ResourceExhaustedError", "OutOfRangeError")
 

@@ -235,13 +235,11 @@ def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tu
 
 
 def _for_all_tasks(environment: Mapping[str, str], debug: bool) -> dict[str, str]:
-    no_proxy = environment.get("no_grpc_proxy") or environment.get("no_proxy")
     quiet = "1" if debug else "3"  # TensorFlow reads it as it is imported
     return {
         "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", quiet),
         SECRET: environment.get(SECRET) or secrets.token_hex(),
         "PYTHONUNBUFFERED": "1",
-        "no_grpc_proxy": ",".join(filter(None, [no_proxy, resources.LOOPBACK])),  # peers are reached directly
     }
 
 

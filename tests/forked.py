@@ -29,6 +29,9 @@ _VARIES |= {
     "TPU_ML_PLATFORM",
     "TPU_ML_PLATFORM_VERSION",
     "XLA_FLAGS",
+    "http_proxy",
+    "no_grpc_proxy",
+    "no_proxy",
 }
 _START = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow"}
 

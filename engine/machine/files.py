@@ -58,6 +58,17 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
     return descriptor
 
 
+def open_lock(path: str | os.PathLike) -> int:
+    """Opens a file to lock, creating it; one of another user only has to be read. Returns the descriptor.
+
+    Raises OSError, as `open_regular`.
+    """
+    try:
+        return open_regular(path, os.O_RDWR | os.O_CREAT)
+    except PermissionError:
+        return open_regular(path)
+
+
 @contextlib.contextmanager
 def folder_below(path: str | os.PathLike, name: str) -> Iterator[int]:
     """Yields the descriptor of the folder `name` in the folder `path`, unless it is a link. Raises OSError.

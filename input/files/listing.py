@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...engine import logging
 from ..checks import InputError
-from .storage import Files, gfile, is_remote, retried
+from .storage import Files, is_remote, read_remote, retried
 
 _PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # not read; only gzip is
 _TEMPORARY = re.compile(
@@ -144,12 +144,14 @@ def is_hidden_or_temporary(name: str) -> bool:
 
 def exists(path: str) -> bool:
     """Returns whether a path exists."""
-    return gfile().exists(path) if is_remote(path) else os.path.lexists(path)
+    return read_remote(path, "exists") if is_remote(path) else os.path.lexists(path)
 
 
 def is_folder(path: str) -> bool:
     """Returns whether a path is a folder."""
-    return gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
+    if is_remote(path):  # not by `isdir`, which calls what it can't reach no folder
+        return exists(path) and read_remote(path, "stat").is_directory
+    return os.path.isdir(path)
 
 
 def join(folder: str, name: str) -> str:
@@ -164,8 +166,12 @@ def files_and_folders(folder: str) -> tuple[dict[str, str], list[str]]:
       InputError: the folder can't be read.
     """
     if is_remote(folder):
-        names = sorted(gfile().listdir(folder))
-        folders = [name.rstrip("/") for name in names if name.endswith("/") or gfile().isdir(join(folder, name))]
+        names = sorted(read_remote(folder, "listdir"))
+        folders = [
+            name.rstrip("/")
+            for name in names
+            if name.endswith("/") or read_remote(join(folder, name), "stat").is_directory
+        ]
         return {name: join(folder, name) for name in names if name.rstrip("/") not in folders}, folders
     try:
         return retried(folder, lambda: _scan(folder))
@@ -253,7 +259,7 @@ def _rank(name: str, kind: FileKind) -> int | None:
 def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[str]]) -> list[ListedFile]:
     if exists(pattern):  # also with a bracket in its name
         return [ListedFile(pattern, pattern if is_remote(pattern) else os.path.realpath(pattern))]
-    paths = gfile().glob(pattern) if is_remote(pattern) else glob.glob(pattern)
+    paths = read_remote(pattern, "glob") if is_remote(pattern) else glob.glob(pattern)
     entries = []
     for path in sorted(paths, key=natural):
         name = os.path.basename(path).lower()

@@ -19,10 +19,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import lock_descriptor
 
 from ...engine import logging
 from ...engine.errors import SourceError
+from ...engine.machine.files import open_lock
 from ..checks import InputError
 from . import storage
 from .storage import Files, is_remote
@@ -171,8 +172,8 @@ def prepared(
             return _open_if_whole(path) or _write(path, write_checked)  # exists if this process waited for another
     except OSError as error:
         raise InputError(
-            f"{path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); name a folder for it "
-            "by input_arg=prepared_dir=FOLDER"
+            f"{error.filename or path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); "
+            "name a folder for it by input_arg=prepared_dir=FOLDER"
         ) from None
 
 
@@ -222,15 +223,17 @@ def _write(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
 @contextlib.contextmanager
 def _locked(lock_path: str, title: str) -> Iterator[None]:
     """Holds a lock by a file; waits for another process that holds it."""
-    lock = FileLock(lock_path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        logging.warning("waiting for another process, which prepares %s", title)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(lock_path)  # waiting processes see that it is gone, and create another
-        lock.release()
+    while True:
+        with open(open_lock(lock_path), "rb") as lock:
+            with contextlib.suppress(OSError):  # a file system without locks: each process prepares a whole file
+                if not lock_descriptor(lock.fileno(), blocking=False):
+                    logging.warning("waiting for another process, which prepares %s", title)
+                    lock_descriptor(lock.fileno())
+            if not os.fstat(lock.fileno()).st_nlink:
+                continue  # who held it has removed it, and others lock a new one
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(lock_path)
+            return

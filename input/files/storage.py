@@ -13,6 +13,7 @@ import io
 import itertools
 import os
 import re
+import resource
 import secrets
 import stat
 import threading
@@ -29,7 +30,8 @@ from ...engine.machine import files
 from ..checks import InputError
 
 _TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after failed reads; networks recover within seconds
-_OPEN_FILES = 256  # at once: a process may have 1,024 by default
+_OPEN_FILES = 256  # at once
+_OPEN_SHARE = 4  # of the files that a process may have open, 1,024 by default: other data and libraries have some too
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
 _STREAM_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16  # of each piece that a digest of the contents uses
@@ -61,7 +63,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
-        tf.io.gfile.makedirs(os.path.dirname(path))
+        gfile(path).makedirs(os.path.dirname(path))
         with tf.io.gfile.GFile(temporary, "wb") as file:
             yield file
         tf.io.gfile.rename(temporary, path, overwrite=True)
@@ -136,7 +138,8 @@ class Files:
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
         # Holds lists, not this object: then a file is closed when the last thread has read it.
-        self._file = functools.lru_cache(_OPEN_FILES)(functools.partial(_open, self.paths, self.sizes))
+        opened = functools.partial(_open, self.paths, self.sizes)
+        self._file = functools.lru_cache(open_files(_OPEN_FILES))(opened)
 
     def only(self, numbers: Sequence[int]) -> Files:
         """Returns some of the files, in their original state."""
@@ -237,6 +240,11 @@ class Files:
         return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")
 
 
+def open_files(most: int) -> int:
+    """Returns how many files may be kept open: at most so many, and a share of those that this process may have."""
+    return max(1, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE))
+
+
 def _open(paths: list[str], sizes: list[int], number: int) -> _Local | _Remote:
     return _Remote(paths[number], sizes[number]) if is_remote(paths[number]) else _Local(paths[number])
 
@@ -275,13 +283,10 @@ def file_size(path: str) -> int:
 def file_state(path: str) -> State:
     """Returns a file's present state. Raises `InputError` if it is not a readable regular file."""
     if is_remote(path):
-        try:
-            remote = retried(path, lambda: gfile().stat(path))
-        except Exception as error:  # TensorFlow's, which is imported only here
-            raise InputError(f"{path} can't be read ({_first_line(error)}); see that it is there") from None
-        if remote.is_directory:
+        status = read_remote(path, "stat")
+        if status.is_directory:
             raise InputError(f"{path} is a folder; give files")
-        return State(int(remote.length), int(remote.mtime_nsec))
+        return State(int(status.length), int(status.mtime_nsec))
     try:
         status = retried(path, lambda: os.stat(path))
     except OSError as error:
@@ -328,7 +333,7 @@ class _Remote:
 
     def __init__(self, path: str, size: int):
         self._size = size
-        self._block = functools.lru_cache(_REMOTE_BLOCKS)(functools.partial(_block, gfile().GFile(path, "rb")))
+        self._block = functools.lru_cache(_REMOTE_BLOCKS)(functools.partial(_block, gfile(path).GFile(path, "rb")))
         self._lock = threading.Lock()  # a file has one position
 
     def pread(self, offset: int, length: int) -> bytes:
@@ -356,8 +361,33 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def gfile() -> Any:
-    """Imports TensorFlow's module for remote files, which only they need."""
+def read_remote(path: str, function: str) -> Any:
+    """Calls a function of `tf.io.gfile` that reads what is at a path: `stat`, `exists`, `listdir` or `glob`.
+
+    Raises:
+      InputError: it can't be read.
+      UnavailableError: nor could it be several times, since the network failed.
+    """
+    try:
+        return retried(path, lambda: getattr(gfile(path), function)(path))
+    except CrankshaftError:
+        raise
+    except Exception as error:  # TensorFlow's, which is imported only here
+        raise InputError(f"{path} can't be read ({_first_line(error)}); see that it is there") from None
+
+
+def gfile(path: str) -> Any:
+    """Imports TensorFlow's module for remote files, which only they need.
+
+    Raises:
+      InputError: TensorFlow has no file system for the path's scheme.
+    """
     import tensorflow as tf
 
+    scheme, _, _ = path.partition("://")
+    if scheme not in tf.io.gfile.get_registered_schemes():
+        raise InputError(
+            f"{path}: TensorFlow has no file system for {scheme}://; mount the bucket and give the folder's path, or "
+            "import a library that adds it, such as tensorflow-io, in your script"
+        )
     return tf.io.gfile

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...engine.errors import importing
 from ..checks import InputError
 from .prepared import PreparedWriter, prepared
 from .storage import Files
@@ -91,7 +92,7 @@ class Vocabulary:
       separator: the vocabulary's token between documents; "" adds one.
 
     Raises:
-      InputError: on first use: the library is not installed, the JSON is not a vocabulary, or lacks the token.
+      UsageError: On first use: the library is missing, the JSON is not a vocabulary, or it lacks the token.
     """
 
     def __init__(self, text: str, path: str, separator: str):
@@ -228,10 +229,7 @@ def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | 
 
 
 def _library() -> Any:
-    try:
+    missing = "a vocabulary needs the library tokenizers; pip install 'crankshaft[text]', or use tokenizer=bytes"
+    with importing("tokenizers", missing):
         import tokenizers
-    except ImportError:
-        raise InputError(
-            "a vocabulary needs the library tokenizers; pip install 'crankshaft[text]', or use tokenizer=bytes"
-        ) from None
     return tokenizers

@@ -5,23 +5,25 @@ Castagnoli's polynomial (RFC 3720, section 12.1); the mask is that of TensorFlow
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import numpy as np
 
-from ..checks import InputError
-
-try:
-    from crc32c import crc32c as _crc32c
-except ImportError:
-    _crc32c = None
+from ...engine.errors import importing
 
 
 def crc32c(data: bytes, start: int = 0) -> int:
-    """Returns the checksum of bytes, continuing that of earlier ones. Raises `InputError` without the library."""
-    if _crc32c is None:
-        raise InputError("shards need the library crc32c; pip install 'crankshaft[tfrecord]'")
-    return _crc32c(data, start)
+    """Returns the checksum of bytes, continuing that of earlier ones. Raises `UsageError` without the library."""
+    return _library().crc32c(data, start)
+
+
+@functools.cache
+def _library() -> ModuleType:
+    with importing("crc32c", "shards need the library crc32c; pip install 'crankshaft[tfrecord]'"):
+        import crc32c
+    return crc32c
 
 
 def masked(checksums: np.ndarray) -> np.ndarray:

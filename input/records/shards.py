@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...engine.data.data import Data
+from ...engine.errors import importing
 from .. import data_json
 from ..checks import InputError
 from ..files import listing, storage
@@ -155,11 +156,7 @@ def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
 
 
 def library() -> Any:
-    """Returns array_record's module. Raises `InputError` if it is not installed."""
-    try:
+    """Returns array_record's module. Raises `UsageError` without it."""
+    with importing("array_record", "ArrayRecords need PyPI's array_record; pip install 'crankshaft[array-record]'"):
         from array_record.python import array_record_module
-    except ImportError:
-        raise InputError(
-            "ArrayRecords need PyPI array_record, which is not installed; use pip install crankshaft[array-record]"
-        ) from None
     return array_record_module

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...engine import logging
-from ...engine.errors import SourceError
+from ...engine.errors import SourceError, importing
 from ..checks import InputError
 from ..files import listing, storage
 from . import values as values_of
@@ -509,11 +509,9 @@ def first_line(error: Exception) -> str:
 
 
 def library(source: str) -> tuple[Any, Any]:
-    """Imports (pyarrow, pyarrow.parquet) for an input. Raises `InputError` if they are missing."""
-    try:
+    """Imports (pyarrow, pyarrow.parquet) for an input. Raises `UsageError` without them."""
+    with importing("pyarrow", f"input={source} needs the library pyarrow; pip install 'crankshaft[parquet]'"):
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
-    except ImportError:
-        raise InputError(f"input={source} needs the library pyarrow; pip install 'crankshaft[parquet]'") from None
     return pyarrow, pyarrow.parquet

@@ -12,6 +12,7 @@ from typing import Any
 
 from absl import flags
 
+from ...engine.errors import importing
 from ..errors import UsageError, nearest
 from . import paths, user_files
 from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
@@ -305,10 +306,8 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _from_yaml(flag: str, path: str, text: str) -> Any:
     """Reads YAML as text, but for null: which word is a number, and which is true, is the flag's to decide."""
-    try:
+    with importing("yaml", f"{flag}={path} needs PyYAML: pip install crankshaft[yaml], or give a .json"):
         import yaml
-    except ImportError:
-        raise UsageError(f"{flag}={path} needs PyYAML: pip install crankshaft[yaml], or give a .json") from None
 
     class Loader(yaml.BaseLoader):
         def compose_node(self, parent, index):

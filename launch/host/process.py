@@ -24,7 +24,7 @@ from filelock import SoftFileLock, Timeout, lock_descriptor
 from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine import allocator, cpus
-from ...engine.machine.files import open_regular, temporary_folder
+from ...engine.machine.files import open_lock, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
 from ..errors import UsageError
@@ -365,10 +365,7 @@ def _identity(path: str | int) -> tuple[int, int] | None:
 def _open_lock(run_dir: str) -> int:
     path = RunDir(run_dir).lock
     try:
-        try:
-            return open_regular(path, os.O_RDWR | os.O_CREAT)
-        except PermissionError:  # another user's: a lock only needs to read it
-            return open_regular(path)
+        return open_lock(path)
     except OSError as error:
         raise _lock_error(run_dir, error) from None
 

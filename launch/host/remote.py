@@ -16,13 +16,13 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 from ...engine import logging
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.machine.threads import Thread
-from ..errors import RunError, UsageError
+from ...input.files import storage
+from ..errors import CrankshaftError, RunError, UsageError
 from . import process
 
 _PUSH_SECONDS = 1.0
@@ -59,10 +59,10 @@ class RemoteFolder:
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._pushed: dict[str, tuple[int, int]] = {}  # by path within the folder: size, time of change
         with _explained(UsageError, f"run_dir={url} can't be read"):
-            self._pull()
+            storage.retried(url, self._pull)
 
     def _pull(self) -> None:
-        gfile = _gfile()
+        gfile = storage.gfile(self.url)
         if not gfile.exists(self.url) or not gfile.isdir(self.url):
             return
         for folder, _, names in gfile.walk(self.url):
@@ -79,7 +79,7 @@ class RemoteFolder:
     def pushing(self) -> Iterator[None]:
         """Copies new files from a thread, and the rest at the end. Raises `RunError` if that fails."""
         with _explained(UsageError, f"run_dir={self.url} can't be written"):
-            _gfile().makedirs(self.url)
+            storage.retried(self.url, lambda: storage.gfile(self.url).makedirs(self.url))
         ended = threading.Event()
         thread = Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
         thread.start()
@@ -116,7 +116,7 @@ class RemoteFolder:
             if not path.endswith(SUFFIX):
                 self._copy(path, path)
         for path in lists:
-            _gfile().rename(f"{self.url}/{path}{WRITING}", f"{self.url}/{path}", overwrite=True)
+            storage.gfile(self.url).rename(f"{self.url}/{path}{WRITING}", f"{self.url}/{path}", overwrite=True)
         self._pushed.update((path, states[path]) for path in changed)
         gone = [
             path
@@ -124,13 +124,13 @@ class RemoteFolder:
             if path not in states and path.split(os.sep)[0] in (NAMES.checkpoints, NAMES.best)
         ]
         for path in sorted(gone, key=lambda path: path.endswith(SUFFIX)):  # a file without one is nobody's
-            if _gfile().exists(f"{self.url}/{path}"):
-                _gfile().remove(f"{self.url}/{path}")
+            if storage.gfile(self.url).exists(f"{self.url}/{path}"):
+                storage.gfile(self.url).remove(f"{self.url}/{path}")
             del self._pushed[path]
 
     def _copy(self, path: str, to: str) -> bool:
         """Copies a file there, under a path within the folder; returns whether it was still here."""
-        gfile, target = _gfile(), f"{self.url}/{to}"
+        gfile, target = storage.gfile(self.url), f"{self.url}/{to}"
         gfile.makedirs(os.path.dirname(target))
         try:
             gfile.copy(os.path.join(self.folder, path), f"{target}.tmp", overwrite=True)
@@ -167,15 +167,11 @@ def _is_whole(path: str, sealed: set[str]) -> bool:
 def _explained(kind: type[Exception], action: str) -> Iterator[None]:
     try:
         yield
+    except CrankshaftError:
+        raise
     except Exception as error:  # TensorFlow's, by file system
         raise kind(f"{action} ({_first_line(error)}); {_CURE}") from None
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def _gfile() -> Any:
-    import tensorflow as tf
-
-    return tf.io.gfile

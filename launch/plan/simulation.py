@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ...engine.errors import importing
 from ...engine.strategies.pacing import ASSIGN_SECONDS, lease_seconds, lease_steps
-from ..errors import UsageError
 from .estimate import Estimate
 from .hardware import Hardware
 
@@ -157,10 +157,8 @@ def check() -> None:
 
 
 def _simpy() -> Any:
-    try:
+    with importing("simpy", "a simulation needs simpy: pip install crankshaft[plan]"):
         import simpy
-    except ImportError:
-        raise UsageError("a simulation needs simpy: pip install crankshaft[plan]") from None
     return simpy
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from ...engine.errors import importing
 from ...engine.hooks import Status, Windowed
 from ...engine.hooks.base import Period
 from ...engine.hooks.recorder import Recorder
 from ...engine.meter import Meter, Totals
 from ...engine.state import TrainState
-from ..errors import UsageError
 
 
 class HistoryRows(list):
@@ -37,10 +37,8 @@ class HistoryRows(list):
         Raises:
           UsageError: pandas is not installed.
         """
-        try:
+        with importing("pandas", "pandas is not installed; pip install pandas"):
             import pandas
-        except ImportError:
-            raise UsageError("pandas is not installed; pip install pandas") from None
         return pandas.DataFrame(list(self))
 
 

@@ -32,11 +32,12 @@ def test_an_evaluator_that_does_not_share_the_run_dir_says_so(start_workers, tmp
     tasks.until(lambda: "True is another folder here than at the coordinator" in tasks.output(3))
 
 
-def test_a_task_says_what_it_is_and_whose_list_told_it(start_workers, tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "HOST", socket.gethostname()
-    )  # a name, as hosts have: who starts tasks at loopback's says it itself
+def test_a_task_says_what_it_is_and_joins_past_a_proxy(start_workers, tmp_path, monkeypatch):
+    # A name, as hosts have: who starts tasks at loopback's says it itself.
+    monkeypatch.setenv("HOST", socket.gethostname())
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nothing listens
+    monkeypatch.setenv("no_proxy", "example.com")
     (tmp_path / "task.py").write_text(BY_FLAGS)
-    tasks = start_workers(1, tmp_path / "task.py", *RUN, "--strategy=multi_worker").ok()
+    tasks = start_workers(1, tmp_path / "task.py", *RUN, "--strategy=multi_worker", "--cluster_timeout_seconds=20").ok()
     assert f"cluster: worker 0 at {socket.gethostname()}:" in tasks.output(0)
     assert ", task 0 of 1 worker; from cluster_hosts" in tasks.output(0)

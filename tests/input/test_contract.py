@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.data import Data
 from crankshaft.engine.data.source import WithoutBadRecords
-from crankshaft.engine.errors import BadRecordError, SourceError
+from crankshaft.engine.errors import BadRecordError, SourceError, UsageError
 from crankshaft.input import array_record, criteo, csv, images, parquet, ratings, text, tfrecord
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import storage
@@ -80,7 +80,7 @@ INPUTS = {
         "{}.array_record",
         records(test_array_record.write),
         lambda x, y: x.tolist(),
-        "array_record.python",
+        "array_record",
     ),
     "text": Input(
         functools.partial(text.load, context=1),
@@ -241,10 +241,17 @@ def test_a_folder_has_to_be_named(of):
 
 
 @pytest.mark.parametrize("of", ["csv", "parquet", "array_record", "ratings", "criteo"], indirect=True)
-def test_a_library_that_is_missing_is_one_line_that_says_what_to_install(of, tmp_path, monkeypatch):
+def test_a_library_that_is_missing_or_broken_is_one_line_with_the_cure(of, tmp_path, monkeypatch):
     folder_of(of, tmp_path / "files")
-    monkeypatch.setitem(sys.modules, of.library, None)
-    with pytest.raises(InputError, match=r"needs the library|pip install '?crankshaft\["):
+    for name in [name for name in sys.modules if name.partition(".")[0] == of.library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    planted = tmp_path / f"{of.library}.py"
+    planted.write_text(f"raise ModuleNotFoundError(name='{of.library}')")  # as Python does without it
+    with pytest.raises(UsageError, match=r"needs? .*; pip install 'crankshaft\["):
+        of.load(str(tmp_path / "files"), 0)
+    planted.write_text("raise ImportError('libstdc++.so.6: no GLIBCXX_3.4.29')")
+    with pytest.raises(UsageError, match=r"can't be imported \(ImportError: libstdc\+\+.so.6: no GLIBCXX_3.4.29\)"):
         of.load(str(tmp_path / "files"), 0)
 
 

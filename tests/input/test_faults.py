@@ -3,16 +3,19 @@
 import ctypes
 import mmap
 import os
+import pathlib
 import re
+import resource
 import threading
 import time
 
 import pytest
 
-from crankshaft.engine.errors import SourceError, UnavailableError
+from crankshaft.engine.errors import SourceError, UnavailableError, UsageError
 from crankshaft.input.checks import InputError
-from crankshaft.input.files import storage
+from crankshaft.input.files import listing, storage
 from crankshaft.launch import errors, explanations
+from crankshaft.launch.host.remote import RemoteFolder
 
 CONTENT = bytes(range(256)) * 4
 
@@ -115,6 +118,21 @@ def test_files_beyond_those_kept_open_are_read_and_watched_too(tmp_path, monkeyp
         files.pread(0, 0, 1)
 
 
+def test_as_many_files_are_kept_open_as_the_limit_allows(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.open(os.devnull, os.O_RDONLY))
+    most = 2 * (free + 10)
+    paths = [str(tmp_path / str(number)) for number in range(most)]
+    for each in paths:
+        pathlib.Path(each).write_text("x")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        files = storage.Files(paths)
+        assert all(files.pread(number, 0, 1) == b"x" for number in range(most))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 class Page:
     """A page of this process's memory, which the system can't read, as a disk that fails, until it is mapped."""
 
@@ -204,3 +222,27 @@ class TestElsewhere:
     def test_a_folder_is_no_file(self, remote):
         with pytest.raises(InputError, match="ram://faults is a folder; give files"):
             storage.Files([remote.rpartition("/")[0]])
+
+    @pytest.mark.parametrize("function", [storage.file_state, listing.exists, listing.is_folder, RemoteFolder])
+    def test_a_scheme_that_tensorflow_lacks_is_one_line_with_the_cure(self, function):
+        with pytest.raises(UsageError, match=r"^s3://bucket/x: TensorFlow has no file system for s3://; mount the"):
+            function("s3://bucket/x")
+
+    @pytest.mark.parametrize("function", [listing.exists, listing.describe_path, storage.file_state, RemoteFolder])
+    def test_a_host_whose_name_is_not_known_yet_is_asked_again(self, function, remote, monkeypatch):
+        import tensorflow as tf
+
+        monkeypatch.setattr(storage, "_TRY_AGAIN_SECONDS", (0.0, 0.0))
+        calls = []
+
+        def fail(path):  # as Google's file system does, in libcurl's words
+            calls.append(path)
+            raise tf.errors.FailedPreconditionError(
+                None, None, "Error executing an HTTP request: Could not resolve host"
+            )
+
+        for name in ("exists", "stat"):
+            monkeypatch.setattr(tf.io.gfile, name, fail)
+        with pytest.raises(UnavailableError, match=rf"^{remote} can't be read .*, nor could it be 3 times; see to"):
+            function(remote)
+        assert calls == [remote] * 3

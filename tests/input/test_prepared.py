@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -153,6 +154,37 @@ def test_what_a_killed_process_has_left_is_in_nobodys_way(source):
     second = start(source, 0)
     assert second.communicate(timeout=PATIENCE)[0] == b"writing\ndone\n"
     assert len(kept(source)) == 1
+
+
+@pytest.fixture
+def shared():
+    """A folder in which any user may write, and a file in it; pytest's own folders are one user's."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "data.txt")
+        path.write_bytes(b"0123456789")
+        (path.parent / ".crankshaft").mkdir()
+        for each in (path.parent, path.parent / ".crankshaft"):
+            each.chmod(0o777)
+        yield path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
+@pytest.mark.parametrize("mode", [0o644, 0o600])
+def test_a_lock_that_another_user_has_left_is_taken_or_named(shared, mode):
+    name = os.path.basename(make(shared).path)
+    lock = shared.parent / ".crankshaft" / f"{name}.lock"
+    os.rename(shared.parent / ".crankshaft" / name, lock)
+    lock.chmod(mode)
+    os.seteuid(2002)
+    try:
+        if mode == 0o644:
+            assert make(shared).read(0, 1) == b"0"
+            assert kept(shared) == [name]
+        else:
+            with pytest.raises(InputError, match=rf"{lock}, .*can't be written \(Permission denied\); name a folder"):
+                make(shared)
+    finally:
+        os.seteuid(0)
 
 
 def test_remote_files_are_prepared_beside_them():

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data.source import WithoutBadRecords
-from crankshaft.engine.errors import BadRecordError, SourceError
+from crankshaft.engine.errors import BadRecordError, SourceError, UsageError
 from crankshaft.input import tfrecord
 from crankshaft.input.checks import InputError
 from crankshaft.input.records import checksums, record_index
@@ -116,7 +116,7 @@ def test_without_the_library_one_line_says_what_to_install(shards, monkeypatch):
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "crc32c", None)
         importlib.reload(checksums)
-        with pytest.raises(InputError, match=r"shards need the library crc32c; pip install 'crankshaft\[tfrecord\]'"):
+        with pytest.raises(UsageError, match=r"shards need the library crc32c; pip install 'crankshaft\[tfrecord\]'"):
             opened(shards[0])
     importlib.reload(checksums)
 

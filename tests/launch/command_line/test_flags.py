@@ -76,7 +76,7 @@ def started(*arguments, **named):
 @pytest.fixture
 def ends(monkeypatch, tmp_path, capsys):
     """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
-    for place, name in ((process, "prepare"), (servers, "fail_fast"), (loading, "load")):
+    for place, name in ((process, "prepare"), (servers, "reach_directly"), (servers, "fail_fast"), (loading, "load")):
         monkeypatch.setattr(place, name, lambda *arguments: None)
     starts = ((building, "make_strategy"), (rendezvous, "Rendezvous"), (servers, "serve"), (Supervisor, "run"))
     for place, name in starts:

@@ -81,7 +81,7 @@ def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypat
     limited(resource.RLIMIT_FSIZE, 1000)
     for write in (files.write_text, tf.io.write_file):
         code, line = explained(write, f"{tmp_path}/result.json", "x" * 9999)
-        assert code == EXIT_FAILED
+        assert code == EXIT_USAGE  # the next process would meet it again
         assert f"{tmp_path}/result.json" in line
         assert line.endswith("; this process may have 1,000 bytes in a file (ulimit -f); raise that, or use less")
     code, line = explained(files.write_text, "/dev/full", "x" * 99999)
@@ -94,6 +94,23 @@ def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypat
         assert ("a.npy: No space left on device" if full else "/dev/full; No space left on device") in line
         assert line.endswith("; free space on its disk, or name a folder on another (for temporary files: TMPDIR)")
         assert "memory" not in line
+
+
+def test_memory_that_ulimit_refuses_is_named_as_the_limit_and_lasts(limited):
+    def refuse(error):
+        raise error
+
+    primitive = tf.errors.AbortedError(None, None, "Status:1, message: could not create a primitive. in file mkl_conv")
+    most = 1 << 46
+    assert "ulimit" not in explained(refuse, primitive)[1]
+    limited(resource.RLIMIT_AS, most)
+    for operation, argument in ((bytearray, most), (tf.zeros, [most]), (refuse, primitive)):
+        code, line = explained(operation, argument)
+        assert code == EXIT_USAGE
+        assert line.endswith(
+            f"; this process may have {most:,} bytes of address space (ulimit -v); raise that, or use less"
+        )
+    assert "ulimit" not in explained(refuse, tf.errors.AbortedError(None, None, "a peer is gone"))[1]
 
 
 def test_an_operation_without_a_deterministic_kernel_names_the_variable_that_allows_another():
