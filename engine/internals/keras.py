@@ -29,8 +29,8 @@ from .variables import assign_local, own_copy, read_local, tf_variable, update_a
 
 # The class of `compile` and `fit`: models inherit it, and layers may.
 Trainable = TensorFlowTrainer
-# A layer's lists of all its layers and variables, in the order of creation.
-KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
+# A layer's lists of all its layers, variables and metrics, in the order of creation.
+KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")
 # An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
 

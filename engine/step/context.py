@@ -234,7 +234,7 @@ class StepContext:
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
     def _check_traced_here(self, call: str, cure: str) -> None:
-        """Raises UsageError for a call in a `tf.function`, whose trace serves calls in other micro-batches and steps."""
+        """Raises UsageError for a call in a `tf.function`: one trace serves calls in other micro-batches and steps."""
         if is_in_function(self._graph):
             raise UsageError(
                 f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {cure}"
