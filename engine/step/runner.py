@@ -223,6 +223,7 @@ class StepRunner:
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
         with context, keras.undivided_losses(), seeds:
             yield context
+        self._inventory.note_traced_values()
 
 
 def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):
