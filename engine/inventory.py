@@ -11,9 +11,12 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from . import logging
 from .errors import UsageError
 from .internals import keras
 from .internals.variables import tf_variable, tracked, variable_path
@@ -23,6 +26,11 @@ from .optimizers.averaging import Averaged, WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
 from .reduction import per_replica
 from .reduction.aggregation import Aggregated
+
+_KEPT = (
+    "%s.%s: a step that reads it keeps %r, as it was traced, and %s is %r now; make it a tf.Variable, which "
+    "checkpoints keep, and assign that"
+)
 
 
 class Inventory:
@@ -44,6 +52,8 @@ class Inventory:
         self.applied_options: dict[int, set[str]] = {}
         self._trainable_at_first: frozenset[int] = frozenset()
         self._form_before: tuple | None = None  # the last of `_trainable`
+        self._traced_values: dict[str, Any] = {}  # of plain attributes, as the last trace left them
+        self._warned: set[str] = set()
 
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:
@@ -228,6 +238,21 @@ class Inventory:
         self._form_before = flags, frozenset(weights)
         return self._form_before
 
+    def note_traced_values(self) -> None:
+        """Notes the trainer's plain attributes after a step was traced, which keeps their values."""
+        values = {name: value for kind in reversed(type(self.trainer).__mro__) for name, value in vars(kind).items()}
+        values |= vars(self.trainer)
+        plain = {name: value for name, value in values.items() if not name.startswith("__") and _is_plain(value)}
+        self._traced_values = {name: dict(v) if isinstance(v, dict) else v for name, v in plain.items()}
+
+    def warn_of_changed_values(self) -> None:
+        """Warns, once each, of plain attributes that have changed since a step was traced. Call it before a call."""
+        for name, before in self._traced_values.items():
+            now = getattr(self.trainer, name, None)
+            if name not in self._warned and now is not before and not (_is_plain(now) and now == before):
+                self._warned.add(name)
+                logging.warning(_KEPT, type(self.trainer).__name__, name, before, name, now)
+
     def table_figures(self) -> dict[str, tf.Tensor]:
         """Computes the figures of tables with `admit_after`, as NAME/rows_given; see `Embedding.figures`."""
         return {
@@ -235,6 +260,13 @@ class Inventory:
             for table in self.tables.values()
             for figure, value in table.figures().items()
         }
+
+
+def _is_plain(value) -> bool:
+    """Returns whether a value is a number, text, or a tuple or dictionary of such."""
+    if isinstance(value, (tuple, dict)):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (bool, int, float, str, np.generic))
 
 
 class Freezing:

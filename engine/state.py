@@ -16,7 +16,7 @@ from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position
 from .errors import UsageError
-from .internals.graphs import Assignments
+from .internals import graphs
 from .internals.tensorflow import TrackableNode, variables_read
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing, Inventory
@@ -107,24 +107,30 @@ class TrainState:
         return list(variables.values())
 
     def check_saved(self, graph: tf.Graph) -> None:
-        """Checks that a checkpoint would have every variable that a step trains.
+        """Checks that a checkpoint would have every variable that a step trains, and all that the program writes.
 
         Args:
           graph: in which the step was traced.
 
         Raises:
-          UsageError: it reads a trainable variable that is not among the trainer's.
+          UsageError: it reads a trainable variable that is not among the trainer's, or writes something that is not.
         """
         held = {id(copy.handle) for variable in self.variables() for copy in per_replica.components(variable)}
-        others = [v for v in variables_read(graph) if v.trainable and id(v.handle) not in held]
-        if others:
-            first = min(others, key=variable_path)
+        others = {id(v.handle): v for v in variables_read(graph) if id(v.handle) not in held}
+        trained = [variable for variable in others.values() if variable.trainable]
+        if trained:
+            first = min(trained, key=variable_path)
             raise UsageError(
                 f"{type(self.trainer).__name__}: its step uses a trainable variable, {variable_path(first)} "
                 f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; assign "
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
                 "tf.Module), or set trainable=False"
             )
+        states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
+        held |= {id(copy.handle) for state in states for copy in per_replica.components(state)}
+        for handle, op in graphs.written(graph):
+            if id(handle) not in held and (line := graphs.program_line(op)):
+                self._refuse_written(op, others.get(id(handle)), line)
         if type(self.trainer).train_step is Trainer.train_step and (idle := self._never_updated(variables_read(graph))):
             logging.warning(
                 "%s: its step uses %s, trainable, that no optimizer updates; to train it, add it to what "
@@ -132,6 +138,21 @@ class TrainState:
                 type(self.trainer).__name__,
                 ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if idle[3:] else ""),
             )
+
+    def _refuse_written(self, op: tf.Operation, variable: tf.Variable | None, line: str) -> None:
+        """Raises UsageError for an op of a step that writes what no checkpoint has: a variable, if it is known."""
+        owner = type(self.trainer).__name__
+        if op.type.startswith(("LookupTable", "Iterator", "Queue", "Stack")):
+            raise UsageError(
+                f"{owner}: its step changes a table, an iterator or a queue ({op.type}, at {line}), and checkpoints "
+                "have only variables; keep what it needs in a tf.Variable, an attribute of the trainer"
+            )
+        named = "a variable" if variable is None else f"{variable_path(variable)} {variable.shape.as_list()}"
+        raise UsageError(
+            f"{owner}: its step assigns {named}, at {line}, that is in none of its attributes, so no checkpoint would "
+            "have it; assign it, or its layer, metric or generator, to an attribute of the trainer (also in a list, a "
+            "dictionary or a tf.Module); a class of your own that makes variables has to be a tf.Module"
+        )
 
     def _never_updated(self, read: Collection[tf.Variable]) -> list[str]:
         """Returns the paths of trainable variables that a step reads and no optimizer updates; each only once."""
@@ -167,7 +188,7 @@ class TrainState:
         Raises:
           UsageError: it assigns a variable a value computed from its own.
         """
-        assigned = Assignments(graph)
+        assigned = graphs.Assignments(graph)
         for variable in self.trainer.inventory.added_to:
             if assigned.from_itself(variable.handle):
                 raise UsageError(

@@ -23,6 +23,8 @@ from .. import logging
 from ..errors import CheckpointError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
+from ..internals.variables import state_key
+from ..internals.variables import tracked as tracked_by_path
 from ..layers.embeddings import Embedding
 from ..layers.embeddings.rehash import FREE, MOVED, Placement, rehash
 from ..mesh.shards import variable_sharding
@@ -325,11 +327,14 @@ def _compare(
             reshaped.append(_Difference(_RESHAPED, own_key, line))
     left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(key_prefix(at)))
     extra = [_Difference(_EXTRA, key, f"{_readable_key(key)} {_form(*forms[key])}") for key in left]
-    optional = tuple(
-        key_prefix((*at, *path)) + name for path, node in walked for name in getattr(node, "optional_in_checkpoint", ())
-    )
+    optional = tuple(key_prefix((*at, *path)) + name for path, node in walked for name in _optional(node))
     differences = [difference for difference in (*missing, *extra) if not difference.key.startswith(optional)]
     return fitting, differences + reshaped, moving
+
+
+def _optional(node) -> Sequence[str]:
+    """Returns the attributes of an object that may be missing and extra; a run may get metrics, or lose them."""
+    return ("",) if isinstance(node, tf.keras.metrics.Metric) else getattr(node, "optional_in_checkpoint", ())
 
 
 def _message(differences: Sequence[_Difference]) -> str:
@@ -480,11 +485,18 @@ def is_variable(node) -> bool:
 
 
 def tracked_children(node, is_root: bool) -> list[tuple[str, object]]:
-    """Returns (attribute's name, object) for the objects that are tracked directly under an object."""
+    """Returns (attribute's name, object) for the objects that are tracked directly under an object.
+
+    TensorFlow tracks none of Keras's metrics.
+    """
     if is_variable(node):
         return []
+    if isinstance(node, tf.keras.metrics.Metric):
+        return [(state_key(variable, n), variable) for n, variable in enumerate(node.variables)]
     children = tf.train.TrackableView.children(node)
     tracked = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
+    if isinstance(node, tf.Module):
+        tracked += tracked_by_path(node, tf.keras.metrics.Metric).items()
     return tracked + (_keras_children(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
 
 

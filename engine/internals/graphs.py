@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from .tensorflow import function_graph
 
+_LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
+_ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_FOR_LAYERS = tuple(os.path.join(_ENGINE, *path) for path in (("internals", "keras.py"), ("layers", "")))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Ops of `tf.random` that use a state of the process.
 STATEFUL_RANDOM = {
@@ -30,6 +35,19 @@ ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
 _DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
 _SHAPE_OPS = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
+# Ops that read a resource, and others that change none of a run's state: locks, tokens and what is shown.
+_READS = {
+    "LookupTableExportV2",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "MutexLock",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarIsInitializedOp",
+    "VariableShape",
+}
+_READS_BY_PREFIX = (*_COLLECTIVES, "FlushSummary", "Write")
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
@@ -67,6 +85,42 @@ def has(graph: tf.Graph, dtype: str) -> bool:
     return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
 
 
+def written(graph: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Operation]]:
+    """Yields the resources from outside of all graphs that a graph, or one that it calls, may write, and each op."""
+    for outside, inside in graph.captures:
+        if inside.dtype == tf.resource and not isinstance(getattr(outside, "graph", None), tf.__internal__.FuncGraph):
+            yield from ((outside, op) for op in _writers(inside))
+
+
+def _writers(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the ops that may write a resource, by its handle in their graph."""
+    for op in handle.consumers():
+        if op.type in _READS or op.type.startswith(_READS_BY_PREFIX):
+            continue
+        positions = [n - _first_argument(op) for n, tensor in enumerate(op.inputs) if tensor is handle]
+        inner = [called.inputs[n] for called in all_called(op) for n in positions if n < len(called.inputs)]
+        if op.type in _IDENTITIES:
+            inner = list(op.outputs)
+        if not inner:
+            yield op
+        for tensor in inner:
+            yield from _writers(tensor)
+
+
+def _first_argument(op: tf.Operation) -> int:
+    """Returns the number of an op's first input that it passes to the graphs that it calls."""
+    return 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+
+
+def program_line(op: tf.Operation) -> str | None:
+    """Returns "FILE:LINE in FUNCTION" of the program's code that made an op; None if the engine made it for itself."""
+    frames = [frame for frame in op.traceback if not frame.filename.startswith(_LIBRARIES)]
+    if frames and frames[-1].filename.startswith(_ENGINE) and not frames[-1].filename.startswith(_FOR_LAYERS):
+        return None
+    programs = [frame for frame in frames if not frame.filename.startswith(_ENGINE)]
+    return f"{programs[-1].filename}:{programs[-1].lineno} in {programs[-1].name}" if programs else None
+
+
 class _CalledGraph(NamedTuple):
     """A graph and its caller, an op whose inputs from number `offset` on are the graph's."""
 
@@ -99,8 +153,7 @@ class Assignments:
                 is_assignment = op.type in _ASSIGNMENTS or op.type.startswith("ResourceScatter")
                 if is_assignment and ENGINE_SCOPE not in op.name:
                     self._uses.setdefault(self._handle(op.inputs[0], scope), []).append((op, scope))
-                offset = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
-                queue += [_CalledGraph(inner, op, scope, offset) for inner in all_called(op)]
+                queue += [_CalledGraph(inner, op, scope, _first_argument(op)) for inner in all_called(op)]
 
     def depend_on_batch(self, handle: tf.Tensor) -> bool:
         """Whether a variable is assigned values that depend on the batch or on random numbers.

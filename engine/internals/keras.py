@@ -20,6 +20,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
+from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
 from . import graphs
@@ -28,8 +29,8 @@ from .variables import assign_local, own_copy, read_local, tf_variable, update_a
 
 # The class of `compile` and `fit`: models inherit it, and layers may.
 Trainable = TensorFlowTrainer
-# A layer's lists of all its layers and variables, in the order of creation.
-KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables")
+# A layer's lists of all its layers, variables and metrics, in the order of creation.
+KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")
 # An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
 
@@ -93,6 +94,32 @@ def undivided_losses() -> Iterator[None]:
         yield
     finally:
         _undivided.reset(token)
+
+
+class _Seeds:
+    """Takes the place of Keras's global `SeedGenerator`, of the seeds of `keras.random` without one."""
+
+    def __init__(self, next_seed: Callable[[], tf.Tensor]):
+        self._next_seed = next_seed
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        return self._next_seed()
+
+
+@contextlib.contextmanager
+def unseeded_samples(next_seed: Callable[[], tf.Tensor]) -> Iterator[None]:
+    """Makes `keras.random` without a seed, called within, sample by `next_seed()`, [2] int64.
+
+    Otherwise each thread has a generator of its own, with a variable that no checkpoint has.
+    """
+    attributes, name = vars(global_state.GLOBAL_STATE_TRACKER), seed_generator.GLOBAL_SEED_GENERATOR
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = _Seeds(next_seed)
+    try:
+        yield
+    finally:
+        del attributes[name]
+        attributes.update(before)
 
 
 def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:

@@ -479,6 +479,16 @@ def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
     return getattr(graph._get_function(name), "graph", None) or tf.__internal__.FuncGraph(name)
 
 
+def is_in_function(graph: tf.Graph) -> bool:
+    """Returns whether code traced here is in a `tf.function` that code of a graph calls, not only in its loops."""
+    here = tf.compat.v1.get_default_graph()
+    while here is not graph and isinstance(here, tf.__internal__.FuncGraph):
+        if type(here) is tf.__internal__.FuncGraph:  # loops and conditions have subclasses
+            return True
+        here = here.outer_graph
+    return False
+
+
 def variables_read(graph: tf.Graph) -> list[tf.Variable]:
     """Returns the variables, each replica's own, that are read in the graph being traced."""
     return list(getattr(graph, "_watched_variables", ()))

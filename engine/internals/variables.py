@@ -132,7 +132,7 @@ def not_implemented(error: NotImplementedError) -> tuple[tf.Variable, str] | Non
 def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Finds the objects of a kind among a module's attributes, at any depth.
 
-    Searches lists, tuples, dictionaries and modules, except the engine's own, such as optimizers.
+    Searches lists, tuples, dictionaries, Keras's metrics and modules, except the engine's own, such as optimizers.
 
     Returns:
       Each object once, by its path ("towers.left.0"), with attributes in the order of their names.
@@ -160,6 +160,8 @@ def _items(value) -> Iterable[tuple[Any, Any]]:
         return value.items()
     if isinstance(value, (list, tuple)):
         return enumerate(value)
+    if isinstance(value, tf.keras.metrics.Metric):
+        return enumerate(value.variables)
     if not isinstance(value, tf.Module):
         return ()
     engine = __package__.rpartition(".")[0]

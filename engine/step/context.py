@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from .. import randomness
 from ..errors import UsageError
+from ..internals.tensorflow import is_in_function
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from .options import Applied
@@ -110,7 +111,7 @@ class StepContext:
     undo_log: UndoLog | None = None
 
     def __enter__(self) -> StepContext:
-        self._token = _entered.set(self)
+        self._token, self._graph = _entered.set(self), tf.compat.v1.get_default_graph()
         return self
 
     def __exit__(self, *_) -> None:
@@ -121,7 +122,7 @@ class StepContext:
         """Whether a training step is being traced."""
         return self.step is not None and self.batch_number is None
 
-    def seed(self, name: str | None = None) -> tf.Tensor:
+    def seed(self, name: str | None = None, *, common: bool = False) -> tf.Tensor:
         """Returns a seed for `tf.random.stateless_*`, [2] int64, that is unique in the run.
 
         It differs by the run's seed, the step, the replica, the micro-batch and the call: calls are numbered as the
@@ -129,14 +130,17 @@ class StepContext:
         `recomputed` computes again. In evaluation the seed differs by batch instead of step: each evaluation samples
         the same, and differently from training.
 
-        A call within a `tf.while_loop` or `tf.function` of your own is traced once: all iterations get one seed.
+        A call within a `tf.while_loop` of your own is traced once: all iterations get one seed.
 
         Args:
           name: calls with the same name return the same seed in the same micro-batch of the same step; no other call
             returns it.
+          common: whether all replicas get the same seed, for what they add to a sum over replicas, such as noise on
+            gradients. On a mesh the seed differs by the shard of the model.
 
         Raises:
-          UsageError: it is called outside of a step, and would return the same each time; or the name is not a string.
+          UsageError: it is called outside of a step, and would return the same each time; or in a `tf.function`, which
+            calls it once for all of its calls; or the name is not a string.
         """
         if self.step is None or self.replica is None:
             raise UsageError(
@@ -146,7 +150,21 @@ class StepContext:
             raise UsageError(
                 f"step_context().seed({name!r}): the name of a seed is a string, such as seed(name='noise')"
             )
-        return self._seed(self.replica, *(("call", self._number("call")) if name is None else ("name", name)))
+        self._check_traced_here("step_context().seed()", "call it outside, and pass the seed as an argument")
+        kind, which = ("common", self.mesh.model.rank) if common else ("call", self.replica)
+        use = (kind, self._number(kind)) if name is None else ("common name" if common else "name", name)
+        return self._seed(which, *use)
+
+    def keras_seed(self) -> tf.Tensor:
+        """Returns the seed of the next call of `keras.random` without one, [2] int64, which is unique in the run.
+
+        Raises:
+          UsageError: it is called in a `tf.function`, see `seed`.
+        """
+        self._check_traced_here(
+            "keras.random", "pass seed=self.seeds, with self.seeds = keras.random.SeedGenerator() made in build"
+        )
+        return self._seed(self.replica, "keras", self._number("keras"))
 
     def seed_layers(self, assigns: bool = True) -> None:
         """Makes Keras's layers sample by this step, replica and micro-batch from here on: sets generators' states.
@@ -215,7 +233,14 @@ class StepContext:
         self.applied.mark("scaling")
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
-    def _seed(self, replica: tf.Tensor, *use) -> tf.Tensor:
+    def _check_traced_here(self, call: str, cure: str) -> None:
+        """Raises UsageError for a call in a `tf.function`: one trace serves calls in other micro-batches and steps."""
+        if is_in_function(self._graph):
+            raise UsageError(
+                f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {cure}"
+            )
+
+    def _seed(self, replica: int | tf.Tensor, *use) -> tf.Tensor:
         is_evaluation = self.batch_number is not None
         now = self.batch_number if is_evaluation else self.step
         if self.updates_before is not None and not is_evaluation:

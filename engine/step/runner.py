@@ -220,8 +220,10 @@ class StepRunner:
             applied=self._applied,
             counts_ids=self._counts_ids,
         )
-        with context, keras.undivided_losses():
+        seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
+        with context, keras.undivided_losses(), seeds:
             yield context
+        self._inventory.note_traced_values()
 
 
 def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):

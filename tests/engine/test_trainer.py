@@ -394,3 +394,40 @@ def test_a_precision_is_that_of_the_trainer_s_layers_alone():
     with pytest.raises(ValueError, match="optimizer"):
         prepare(Mlp((4,)), RunContext(StepOptions(precision="float16", optimizer="none such"), 3, example=example))
     assert tf.keras.config.dtype_policy().name == "float32"
+
+
+class Annealed(Linear):
+    power = 1
+
+    def __init__(self):
+        super().__init__()
+        self.beta, self.traced, self.shares = 0.0, 0, {"a": 1.0}
+
+    def loss(self, outputs, batch):
+        self.traced += 1
+        return mean(self.shares["a"] * tf.square(outputs[:, 0]) * (1 + self.beta) ** self.power)
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_plain_attribute_that_changes_after_the_trace_is_named_once(bench, caplog, evaluates):
+    data = (np.ones((8, 3), np.float32), np.zeros(8, np.float32))
+    made = bench(Annealed(), data, 4, eval_source=data, optimizer="sgd", learning_rate=0.0)
+
+    def call():
+        if evaluates:
+            made.strategy.evaluate()
+        else:
+            made.run(1)
+
+    for _ in range(2):
+        call()
+    assert "as it was traced" not in caplog.text
+    for step in range(2):
+        made.trainer.beta += 1.0
+        made.trainer.shares["a"], made.trainer.power = 2.0 + step, 2
+        call()
+    lines = [record.getMessage() for record in caplog.records if "as it was traced" in record.getMessage()]
+    assert len(lines) == 3
+    assert any(
+        "Annealed.beta: a step that reads it keeps 0.0, as it was traced, and beta is 1.0 now" in x for x in lines
+    )

@@ -383,6 +383,7 @@ class ParameterServer(Strategy):
         They may not be the next steps: all are done when it has reached `limit`. If more than these are in progress,
         as after an unforeseen request, it completes them and schedules no others.
         """
+        self._inventory.warn_of_changed_values()
         began = time.monotonic()
         step, trains = program.step, program.state is not None
         compiles, ending = not self._leases.has_built(program), self._ending and trains

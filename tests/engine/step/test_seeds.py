@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
 from crankshaft.engine.state import RULES
 from crankshaft.engine.strategies.base import Prediction
@@ -190,6 +191,58 @@ def test_what_is_computed_again_samples_the_same_again(bench, options):
         found.append([variable.numpy() for variable in run.trainer.trainable_variables])
     for plain, again in zip(*found, strict=True):
         np.testing.assert_allclose(again, plain, rtol=1e-5, atol=1e-6)
+
+
+class ByKeras(Samples):
+    """Samples by `keras.random` without a seed."""
+
+    def samples(self):
+        return tf.concat([tf.keras.random.uniform([3]), tf.keras.random.uniform([4])], 0)
+
+
+@pytest.mark.parametrize(("shares", "options"), [(2, {"replicas": 2}), (2, {"accumulate_steps": 2})], ids=str)
+def test_keras_samples_without_a_seed_in_each_share_and_step_alike_after_a_resume(bench, shares, options, tmp_path):
+    run = made(bench, trainer=ByKeras(), **options)
+    run.train(1)
+    run.save(tmp_path)
+    assert len(set(sampled(run).ravel().round(5))) == 7 * shares
+    run.train(3)
+    again = made(bench, trainer=ByKeras(), **options).restore(tmp_path)
+    again.train(3)
+    np.testing.assert_array_equal(sampled(again), sampled(run))
+
+
+class Common(Samples):
+    """Its examples' samples are common to all replicas, two by call and two by name."""
+
+    def samples(self):
+        calls = [{}, {}, {"name": "noise"}, {"name": "noise"}]
+        common = [tf.random.stateless_uniform([], step_context().seed(common=True, **call)) for call in calls]
+        return tf.stack([*common, *tf.unstack(super().samples()[:3])])
+
+
+def test_common_seeds_are_those_of_all_replicas_and_move_no_other_seed(bench):
+    found = []
+    for trainer in (Common(), Samples()):
+        run = made(bench, trainer=trainer, replicas=2)
+        run.train(1)
+        found.append(sampled(run)[[0, -1]])  # of both replicas
+    (first, second), others = found
+    np.testing.assert_array_equal(first[:4], second[:4])
+    assert len({*first[:3].round(5), *first[4:].round(5), *second[4:].round(5)}) == 9
+    np.testing.assert_array_equal(np.stack([first[4:], second[4:]]), others[:, :3])
+
+
+@pytest.mark.parametrize("by_keras", [False, True])
+def test_a_seed_that_a_tf_function_takes_once_for_all_its_calls_is_refused(bench, by_keras):
+    class Decorated(ByKeras if by_keras else Samples):
+        @tf.function(autograph=False)
+        def samples(self):
+            return super().samples()
+
+    cure = r"pass seed=self\.seeds, with" if by_keras else "pass the seed as an argument"
+    with pytest.raises(UsageError, match=f"is in a tf.function, which is traced once, .*{cure}"):
+        made(bench, trainer=Decorated(), accumulate_steps=2).train(1)
 
 
 def test_a_name_is_text(bench):
