@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from .tensorflow import function_graph
+from .tensorflow import function_graph, may_write
 
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Ops of `tf.random` that use a state of the process.
@@ -65,6 +65,18 @@ def kinds(graph: tf.Graph) -> Counter[str]:
 def has(graph: tf.Graph, dtype: str) -> bool:
     """Whether an op of a graph, or of those that it calls, has an output of a dtype."""
     return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
+
+
+def writes() -> Counter[int]:
+    """Counts the ops that may write each variable, by the `id` of its handle, in the traced graph and those around it."""
+    counts, graph = Counter[int](), tf.compat.v1.get_default_graph()
+    while isinstance(graph, tf.__internal__.FuncGraph):
+        for handle, inside in graph.captures:
+            if inside.dtype == tf.resource:
+                written = [op for op in inside.consumers() if any(inside is one for one in may_write(op))]
+                counts[id(handle)] += len(written)
+        graph = graph.outer_graph
+    return counts
 
 
 class _CalledGraph(NamedTuple):
