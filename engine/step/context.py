@@ -47,7 +47,8 @@ class Readings:
       writes: by the `id` of a handle, the ops that may have written `variables` before they were read.
       moved: Keras variables that layers may assign, read when the layers begin to compute.
       progress: by the `id` of an optimizer, the result of its `read_progress`, for its next update.
-      accumulators: by the `id` of a variable to which replicas add, its value, see `Reduction.values_at_start`.
+      accumulators: by the `id` of a variable to which replicas add, the value that it last had on all of them.
+      aggregated: by the `id` of a variable, the ops that may have written it when it was last aggregated.
       freed: by the `id` of a table's shard on a server, how many of its rows were freed, and the variable that counts
         them: a worker that is stopped, and whose lease another one has done, may update rows after they were freed.
     """
@@ -60,6 +61,7 @@ class Readings:
     moved: Sequence[tf.keras.Variable] = ()
     progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     accumulators: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    aggregated: dict[int, int] = dataclasses.field(default_factory=dict)
     freed: dict[int, tuple[tf.Tensor, tf.Variable]] = dataclasses.field(default_factory=dict)
 
     @property

@@ -356,6 +356,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         sources = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
             group_sources = [next(sources) if updates(variable) else None for variable in group]
+            diagnosis.check_gradients_pass(pair_totals, group, group_sources)
             columns = [_gradients_by(group_sources, tape, total) for total in pair_totals]
             check_reached([gradient for column in columns for gradient in column], type(trainer).__name__)
             if isinstance(pair, SumOfMeans):
