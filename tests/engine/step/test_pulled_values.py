@@ -132,7 +132,7 @@ class MomentumTeacher(Squares):
 
 
 class Lookahead(Squares):
-    """Ends each second step at the middle of where it began and is, and evaluates there."""
+    """Goes back half of the way of two steps before it begins the next one."""
 
     def build(self):
         super().build()
@@ -140,14 +140,12 @@ class Lookahead(Squares):
         self.steps = tf.Variable(0, trainable=False)
 
     def train_step(self, batch):
-        super().train_step(batch)
         self.steps.assign_add(1)
+        is_due = self.steps % 2 == 0
         for slow, variable in zip(self.slow, self.trainable_variables, strict=True):
-            middle = slow + 0.5 * (variable - slow)
-            slow.assign(tf.where(self.steps % 2 == 0, middle, slow))
-            variable.assign(tf.where(self.steps % 2 == 0, slow, variable))
-        _, metrics = self.compute_gradients(batch)
-        return metrics
+            slow.assign_add(tf.where(is_due, 0.5 * (variable - slow), 0.0))
+            variable.assign(tf.where(is_due, slow, variable))
+        return super().train_step(batch)
 
 
 class ReadsItsAverage(tf.keras.layers.Layer):
