@@ -22,6 +22,7 @@ from .internals.variables import is_shard, state_key, table_identity, tf_variabl
 from .inventory import Freezing, Inventory
 from .optimizers import KerasOptimizer, Optimizer
 from .reduction import aggregation, per_replica
+from .step.context import Readings
 from .trainer import Trainer
 
 # The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
@@ -182,13 +183,30 @@ class TrainState:
         undeclared = [variable for variable in inventory.undeclared if id(variable) not in averaged]
         aggregation.check(graph, batch, replicas, inventory.aggregated, undeclared, inventory.per_replica_variables)
 
-    def check_added(self, graph: tf.Graph) -> None:
+    def check_added(self, graph: tf.Graph, shared: Readings | None = None) -> None:
         """Checks that a step with parameter servers only adds to shared variables, or replaces them.
 
+        Args:
+          graph: in which the step was traced.
+          shared: the step's readings, if several workers share the weights that it trains.
+
         Raises:
-          UsageError: it assigns a variable a value computed from its own.
+          UsageError: it assigns a variable a value computed from its own, or a trained weight a value for a time.
         """
         assigned = graphs.Assignments(graph)
+        optimizers = self.trainer.inventory.optimizers.values()
+        trained = {id(variable) for optimizer in optimizers for variable in optimizer.all_variables}
+        for variable, value in shared.variables if shared else ():
+            own, again = tf_variable(variable), any(variable is one for one in shared.pulled_again)
+            if id(own) in trained and (
+                assigned.from_itself(own.handle, value) or (again and assigned.any_to(own.handle))
+            ):
+                raise UsageError(
+                    f"{variable_path(variable)} {variable.shape}: besides its optimizer, the step assigns this weight "
+                    "itself, and other workers would compute with the value meanwhile, or their updates be lost; "
+                    "compute with values that are not assigned (docs/cookbook.md has SAM), give the layer a "
+                    "constraint, or train with one worker"
+                )
         for variable in self.trainer.inventory.added_to:
             if assigned.from_itself(variable.handle):
                 raise UsageError(

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .tensorflow import function_graph
+from .tensorflow import function_graph, may_write
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -33,6 +33,7 @@ _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"
 ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
 # Ops whose inputs after the first describe its layout.
 _DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
+_BRANCHING = {"Case", "If", "StatelessCase", "StatelessIf"}  # their first input chooses a graph
 _SHAPE_OPS = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
 # Ops that read a resource, and others that change none of a run's state: locks, tokens and what is shown.
@@ -109,7 +110,7 @@ def _writers(handle: tf.Tensor) -> Iterator[tf.Operation]:
 
 def _first_argument(op: tf.Operation) -> int:
     """Returns the number of an op's first input that it passes to the graphs that it calls."""
-    return 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+    return 1 if op.type in _BRANCHING else 0
 
 
 def program_line(op: tf.Operation) -> str | None:
@@ -121,6 +122,18 @@ def program_line(op: tf.Operation) -> str | None:
     return f"{programs[-1].filename}:{programs[-1].lineno} in {programs[-1].name}" if programs else None
 
 
+def writes() -> Counter[int]:
+    """Counts the ops of the traced graph, and of those around it, that may write a variable, by its handle's `id`."""
+    counts, graph = Counter[int](), tf.compat.v1.get_default_graph()
+    while isinstance(graph, tf.__internal__.FuncGraph):
+        for handle, inside in graph.captures:
+            if inside.dtype == tf.resource:
+                written = [op for op in inside.consumers() if any(inside is one for one in may_write(op))]
+                counts[id(handle)] += len(written)
+        graph = graph.outer_graph
+    return counts
+
+
 class _CalledGraph(NamedTuple):
     """A graph and its caller, an op whose inputs from number `offset` on are the graph's."""
 
@@ -130,6 +143,16 @@ class _CalledGraph(NamedTuple):
     offset: int = 0
 
 
+def _caller_input(tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _CalledGraph] | None:
+    """Returns the input of a called graph's caller that a tensor is, with the graph that it is in; None for others."""
+    if scope.caller is None or scope.outside is None or tensor.op.type != "Placeholder":
+        return None
+    names = [source.name for source in scope.graph.inputs]
+    if tensor.name not in names:
+        return None
+    return scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
+
+
 class Assignments:
     """The assignments of a traced step to variables, and what they are computed from.
 
@@ -137,23 +160,33 @@ class Assignments:
       graph: of the traced step, or one that it calls.
       batch: nest of tensors, the replica's batch.
       per_replica: handles of variables whose values differ by replica.
+      since_sum: whether only assignments that follow the engine's last one to their variable count, and constants as
+        none of the batch's size, since replicas whose shares differ have to find the same.
     """
 
-    def __init__(self, graph: tf.Graph, batch=(), per_replica: Sequence[tf.Tensor] = ()):
+    def __init__(self, graph: tf.Graph, batch=(), per_replica: Sequence[tf.Tensor] = (), since_sum: bool = False):
         self._handles = {inside.name: id(outside) for outside, inside in graph.captures}
         tensors = tf.nest.flatten(batch, expand_composites=True)
         self._batch = {tensor.name for tensor in tensors}
-        self._sizes = {tensor.shape[0] for tensor in tensors if tensor.shape.rank and (tensor.shape[0] or 0) > 1}
+        sized = [tensor for tensor in tensors if tensor.shape.rank and not since_sum]
+        self._sizes = {tensor.shape[0] for tensor in sized if (tensor.shape[0] or 0) > 1}
         self._per_replica = set(map(id, per_replica))
         self._root = _CalledGraph(graph)
         self._uses: dict[int, list[tuple[tf.Operation, _CalledGraph]]] = {}
-        queue = [self._root] if self._handles else []
-        for scope in queue:
-            for op in scope.graph.get_operations():
-                is_assignment = op.type in _ASSIGNMENTS or op.type.startswith("ResourceScatter")
-                if is_assignment and ENGINE_SCOPE not in op.name:
-                    self._uses.setdefault(self._handle(op.inputs[0], scope), []).append((op, scope))
-                queue += [_CalledGraph(inner, op, scope, _first_argument(op)) for inner in all_called(op)]
+        if self._handles:
+            self._note_uses(self._root, since_sum)
+
+    def _note_uses(self, scope: _CalledGraph, since_sum: bool) -> None:
+        """Notes the assignments of a graph, and of those that it calls, in their order."""
+        for op in scope.graph.get_operations():
+            if op.type in _ASSIGNMENTS or op.type.startswith("ResourceScatter"):
+                handle = self._handle(op.inputs[0], scope)
+                if ENGINE_SCOPE not in op.name:
+                    self._uses.setdefault(handle, []).append((op, scope))
+                elif since_sum:
+                    self._uses.pop(handle, None)
+            for inner in all_called(op):
+                self._note_uses(_CalledGraph(inner, op, scope, _first_argument(op)), since_sum)
 
     def depend_on_batch(self, handle: tf.Tensor) -> bool:
         """Whether a variable is assigned values that depend on the batch or on random numbers.
@@ -172,26 +205,32 @@ class Assignments:
                 return False
         return True
 
-    def from_itself(self, handle: tf.Tensor) -> bool:
-        """Whether a variable is assigned a value computed from its value, other than by adding to it."""
+    def any_to(self, handle: tf.Tensor) -> bool:
+        """Whether a variable is assigned anything."""
+        return id(handle) in self._uses
+
+    def from_itself(self, handle: tf.Tensor, *values: tf.Tensor) -> bool:
+        """Whether a variable is assigned a value computed from its value, other than by adding to it.
+
+        Args:
+          handle: the variable's.
+          *values: of the variable, in the step's graph, that were read before the step.
+        """
         return any(
-            op.type == "AssignVariableOp" and self._kind(op, scope, handle) != FREE
+            op.type == "AssignVariableOp" and self._kind(op, scope, handle, values) != FREE
             for op, scope in self._uses.get(id(handle), ())
         )
 
-    def _kind(self, op: tf.Operation, scope: _CalledGraph, handle: tf.Tensor) -> str:
+    def _kind(self, op: tf.Operation, scope: _CalledGraph, handle: tf.Tensor, before: Sequence[tf.Tensor] = ()) -> str:
         """How an assignment to a variable depends on its value."""
         reads = [read for read in scope.graph.get_operations() if read.type == "ReadVariableOp"]
         values = [read.outputs[0] for read in reads if self._handle(read.inputs[0], scope) == id(handle)]
-        return dependence(op.inputs[1], values)
+        return dependence(op.inputs[1], [*values, *(before if scope is self._root else ())])
 
     def _outside(self, tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _CalledGraph]:
         """Follows an input of a called graph to where it was computed."""
-        while scope.caller is not None and tensor.op.type == "Placeholder":
-            names = [tensor.name for tensor in scope.graph.inputs]
-            if tensor.name not in names:
-                break
-            tensor, scope = scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
+        while out := _caller_input(tensor, scope):
+            tensor, scope = out
         return tensor, scope
 
     def _handle(self, tensor: tf.Tensor, scope: _CalledGraph) -> int | None:
@@ -227,6 +266,53 @@ class Assignments:
                         queue += [(value, use_scope) for value in use.inputs[1:]]
             queue += [(value, scope) for value in _value_inputs(tensor)]
         return False
+
+
+def hidden_by_custom_gradients(results: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> set[str]:
+    """Finds sources that functions with custom gradients compute with and do not have as arguments.
+
+    A tape passes no gradient to these.
+
+    Args:
+      results: of one graph; computed from the functions' results.
+      sources: captured by that graph, or in it.
+
+    Returns:
+      The names of the sources from which, along ops that pass gradients on, a function's result is computed.
+    """
+    if not any(op.type == "IdentityN" and _is_custom(op) for op in operations(results[0].graph)):
+        return set()
+    root, scopes = _CalledGraph(results[0].graph), dict[tuple, _CalledGraph]()
+    captured = {id(outside): inside for outside, inside in root.graph.captures}
+    names = {captured.get(id(source), source).name: source.name for source in sources}
+    hidden, seen, nothing = set(), set(), frozenset[tuple]()
+    queue = [(tensor, root, nothing) for tensor in results]
+    for inner, inner_scope, arguments in queue:  # these of the functions within which `inner` is
+        tensor, scope = inner, inner_scope
+        while (key := (id(scope), tensor.name)) not in arguments and (out := _caller_input(tensor, scope)):
+            tensor, scope = out
+        op = tensor.op
+        if key in arguments or (key, arguments) in seen or op.type == "StopGradient" or not tensor.dtype.is_floating:
+            continue
+        seen.add((key, arguments))
+        if scope is root and tensor.name in names:
+            hidden |= {names[tensor.name]} if arguments else set()
+        elif op.type == "IdentityN" and _is_custom(op):
+            rest = [source for source in op.inputs if source is not op.inputs[tensor.value_index]]
+            within = frozenset((id(scope), source.name) for source in rest)
+            queue += [(source, scope, arguments) for source in rest]
+            queue.append((op.inputs[tensor.value_index], scope, arguments | within))
+        else:
+            queue += [(source, scope, arguments) for source in op.inputs]
+        offset = 1 if op.type in _BRANCHING else 0
+        for number, graph in enumerate(all_called(op)):
+            called = scopes.setdefault((id(scope), op.name, number), _CalledGraph(graph, op, scope, offset))
+            queue += [(output, called, arguments) for output in graph.outputs]
+    return hidden
+
+
+def _is_custom(op: tf.Operation) -> bool:
+    return "_gradient_op_type" in op.node_def.attr
 
 
 def _is_shape(constant: tf.Tensor) -> bool:

@@ -295,10 +295,15 @@ def without_assignments() -> contextlib.AbstractContextManager:
 
 
 class _Scope(tf.keras.StatelessScope):
-    """Keras's scope for computing with given values, which records assignments."""
+    """Keras's scope for computing with given values, which records assignments.
+
+    Gradients pass an assigned value as they pass a variable that was assigned one: to the variable's given value, and
+    not to what the assigned one was computed from.
+    """
 
     def __init__(self, pairs):
         super().__init__(pairs, collect_losses=True, initialize_variables=False)
+        self._given = {id(variable): value for variable, value in pairs}
         self.assigned = {}
 
     def get_current_value(self, variable):
@@ -306,8 +311,12 @@ class _Scope(tf.keras.StatelessScope):
         return variable._value if value is None else value  # Keras has none for a regularizer
 
     def add_update(self, update):
-        super().add_update(update)
-        self.assigned[id(update[0])] = update
+        variable, value = update
+        self.assigned[id(variable)] = update
+        value, given = tf.stop_gradient(value), self._given.get(id(variable))
+        if given is not None and given.dtype.is_floating:
+            value = tf.custom_gradient(lambda _: (tf.identity(value), lambda upstream: upstream))(given)
+        super().add_update((variable, value))
 
 
 def steady_variables(layers: Sequence[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:

@@ -23,7 +23,7 @@ from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
 from tensorflow.python.eager.executor import Executor
-from tensorflow.python.framework import config, ops
+from tensorflow.python.framework import auto_control_deps_utils, config, ops
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
 
 from ..errors import UsageError
@@ -492,6 +492,11 @@ def is_in_function(graph: tf.Graph) -> bool:
 def variables_read(graph: tf.Graph) -> list[tf.Variable]:
     """Returns the variables, each replica's own, that are read in the graph being traced."""
     return list(getattr(graph, "_watched_variables", ()))
+
+
+def may_write(op: tf.Operation) -> list[tf.Tensor]:
+    """Lists the handles among an op's inputs of which it may do more than read; a call does what its functions do."""
+    return list(auto_control_deps_utils.get_read_write_resource_inputs(op)[1])
 
 
 def has_state_beside_variables(node: Any) -> bool:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import UsageError
+from ..internals.graphs import ENGINE_SCOPE
 from ..internals.tensorflow import temporary_variable
 from ..internals.variables import (
     assign_local,
@@ -296,14 +297,16 @@ class Optimizer(tf.Module):
         learning_rate = self._rate_at(iterations, scale)
         if self.weight_decay:
             pairs = self._decay(pairs, learning_rate * self.weight_decay)
-        self._update(pairs, learning_rate * factor, counts)
+        with tf.name_scope(ENGINE_SCOPE):
+            self._update(pairs, learning_rate * factor, counts)
         opened = [target for _, target in pairs if isinstance(target, _OpenPiece)]
         wholes = shards.gather((target.piece, target.read()) for target in opened) if opened else []
         for target, value in zip(opened, wholes, strict=True):
             assign_local(target.whole.variable, value)
         for target in updated:
             if constraint := getattr(target.original, "constraint", None):  # of a Keras variable
-                assign_local(target.variable, constraint(target.read()))
+                with tf.name_scope(ENGINE_SCOPE):
+                    assign_local(target.variable, constraint(target.read()))
         # Every replica counts by itself: assign_add on a mirrored variable would synchronize.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
         positions = {target.position for target in updated}

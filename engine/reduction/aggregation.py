@@ -14,7 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.graphs import ENGINE_SCOPE, Assignments
+from ..internals.graphs import ENGINE_SCOPE, Assignments, writes
 from ..internals.tensorflow import is_only_replica
 from ..internals.variables import assign_local, not_implemented, read_local, tf_variable, variable_path
 from ..step.context import step_context
@@ -95,9 +95,12 @@ def terms(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf
 
 
 def assign(
-    state: Sequence[Aggregated], totals: Sequence[tf.Tensor], count: tf.Tensor, before: Mapping[int, tf.Tensor]
+    state: Sequence[Aggregated], totals: Sequence[tf.Tensor], count: tf.Tensor, before: dict[int, tf.Tensor]
 ) -> None:
-    """Assigns each variable its aggregated value on all replicas, from the sums of `terms` and of the counts."""
+    """Assigns each variable its aggregated value on all replicas, from the sums of `terms` and of the counts.
+
+    The values of those to which replicas add are then the ones in `before`.
+    """
     for (variable, by), total in zip(state, totals, strict=True):
         variable = tf_variable(variable)
         if by == MEAN:
@@ -108,9 +111,34 @@ def assign(
             high, low = tf.unstack(tf.cast(total, tf.int64))
             value = tf.cast(high * _LOW + low, variable.dtype)
         if by == SUM:
-            value += before[id(variable)] if id(variable) in before else read_local(variable)
+            before[id(variable)] = value = value + before.get(id(variable), read_local(variable))
         with tf.name_scope(ENGINE_SCOPE):
             assign_local(variable, value)
+
+
+def assigned_since_sum(
+    state: Sequence[Aggregated], batch, per_replica_variables: Sequence[tf.Variable]
+) -> list[Aggregated]:
+    """Finds the variables whose values may differ by replica: a step assigned them after it last aggregated them.
+
+    Replica code; the same on all replicas. What replicas add always counts, the mean of equal values does not.
+
+    Args:
+      state: variables that the reduction aggregates.
+      batch: the replica's.
+      per_replica_variables: those of which each replica keeps its own value.
+    """
+    counts, before = writes(), step_context().readings.aggregated
+
+    def handle(variable) -> tf.Tensor:
+        return tf_variable(variable).handle
+
+    late = [one for one in state if counts[id(handle(one.variable))] > before.get(id(one.variable), 0)]
+    if not late:
+        return []
+    copies = [handle(variable) for variable in per_replica_variables]
+    assignments = Assignments(tf.compat.v1.get_default_graph(), batch, copies, since_sum=True)
+    return [one for one in late if one.by != MEAN or assignments.depend_on_batch(handle(one.variable))]
 
 
 @contextlib.contextmanager

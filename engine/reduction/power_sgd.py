@@ -15,8 +15,8 @@ from ..mesh.mesh import Axis
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from . import per_replica
-from .aggregation import Aggregated, assign
-from .reduction import Item, Reduction, aggregation_items, zero_without_examples
+from .aggregation import Aggregated
+from .reduction import Item, Reduction, aggregation_items, assign_aggregated, zero_without_examples
 
 
 class PowerSgd(Reduction):
@@ -117,7 +117,7 @@ class PowerSgd(Reduction):
         summed = [self._gather_slices(g, local_count) for g in local.values]
         for index, total in zip(rest, others, strict=False):
             summed[index] = total
-        assign(state, others[len(rest) :], count, step_context().readings.accumulators)
+        assign_aggregated(state, others[len(rest) :], count)
         return self._finish(matrices, keys, products, local.with_values(summed), count), count
 
     def _sum_products(self, axis: Axis, matrices: dict, keys: dict, others: list[Item]):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
+from ..internals.graphs import writes
 from ..internals.tensorflow import is_only_replica, timestamp
 from ..internals.variables import tf_variable
 from ..mesh import collectives
@@ -20,7 +21,7 @@ from ..mesh.mesh import Axis, Mesh
 from ..mesh.shards import UpdateShard, plan_update_shard, variable_sharding
 from ..step.context import step_context
 from ..step.gradients import Gradients
-from .aggregation import Aggregated, assign, read_accumulators, terms
+from .aggregation import Aggregated, assign, assigned_since_sum, read_accumulators, terms
 from .wire import from_halves, move_as_int32, to_halves
 
 # 16-bit values are gathered: a replica keeps what all have sent until it has summed them. At most this many bytes at
@@ -126,7 +127,7 @@ class Reduction(tf.Module):
           is the shard that this replica updates.
         """
         step_context().applied.mark("reduce_dtype")
-        return self._sum(gradients, count, averages, variables, shards_updates=True)
+        return self._sum(gradients, count, self._aggregated_state(averages), variables, shards_updates=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
         """Returns the exact sums, for inspection, without changing the reduction's state."""
@@ -134,13 +135,26 @@ class Reduction(tf.Module):
         self.pop_figures()  # they are not a step's
         return summed
 
-    def _sum(self, gradients: Sequence, count, averages, variables: Sequence, shards_updates: bool):
+    def aggregate_again(self, batch, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:
+        """Aggregates what the step has assigned from this replica's batch since it last summed.
+
+        Args:
+          batch: the replica's.
+          count: scalar float32, its examples.
+          per_replica_variables: those of which each replica keeps its own value.
+        """
+        if not self.alone() and (late := assigned_since_sum(self._state(), batch, per_replica_variables)):
+            self._sum((), count, late, (), shards_updates=False)
+
+    def _sum(
+        self, gradients: Sequence, count, state: Sequence[Aggregated], variables: Sequence, shards_updates: bool
+    ) -> tuple[Gradients, tf.Tensor]:
         mesh = step_context().mesh
         if mesh.everyone.size == 1:
             return Gradients(gradients), count
-        gradients, state = list(gradients), self._aggregated_state(averages)
-        count = self._example_count(count)
-        self._watch_norm(gradients, count)
+        gradients, count = list(gradients), self._example_count(count)
+        if gradients:
+            self._watch_norm(gradients, count)
         if mesh.is_sharded or mesh.shard_optimizer:
             return self._sum_on_mesh(mesh, gradients, count, state, variables, shards_updates)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
@@ -149,7 +163,7 @@ class Reduction(tf.Module):
         summed = [self._gather_slices(g, count) for g in gradients]
         for i, total in zip(dense, sums, strict=False):
             summed[i] = total
-        assign(state, sums[len(dense) : -1], sums[-1], step_context().readings.accumulators)
+        assign_aggregated(state, sums[len(dense) : -1], sums[-1])
         return Gradients(summed), sums[-1]
 
     def _aggregated_state(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
@@ -192,7 +206,7 @@ class Reduction(tf.Module):
         reduce(mesh.data, [i for i in sharded if not pieces[i]], count)
         exact = [*aggregation_items(state, count_once), Item(count_once, exact=True)]
         *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], count_once, exact)
-        assign(state, totals, total, step_context().readings.accumulators)
+        assign_aggregated(state, totals, total)
         return Gradients(
             summed, shardings=[p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
         ), total
@@ -335,6 +349,14 @@ def _most_gathered(axis: Axis) -> int:
 def aggregation_items(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
     """Returns this replica's term of each variable's new value."""
     return [Item(term, exact=True) for term in terms(state, count, step_context().readings.accumulators)]
+
+
+def assign_aggregated(state: Sequence[Aggregated], totals: Sequence[tf.Tensor], count: tf.Tensor) -> None:
+    """Assigns each variable its value from the sums of `aggregation_items` and of the counts, and notes that."""
+    readings = step_context().readings
+    assign(state, totals, count, readings.accumulators)
+    counts = writes() if state else {}
+    readings.aggregated.update((id(one), counts[id(tf_variable(one).handle)]) for one, _ in state)
 
 
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

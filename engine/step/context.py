@@ -10,12 +10,13 @@ import contextlib
 import contextvars
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from .. import randomness
 from ..errors import UsageError
+from ..internals.graphs import writes
 from ..internals.tensorflow import is_in_function
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
@@ -42,18 +43,26 @@ class Readings:
     Attributes:
       loss_scale: scalar float32, by which the step's losses are multiplied; None is 1.
       variables: Keras variables with their values, if reading each would take a message to a server.
+      pull: reads some of these again, with few messages; returns such pairs.
+      pulled_again: those that were read again.
+      writes: by the `id` of a handle, the ops that may have written `variables` before they were read.
       moved: Keras variables that layers may assign, read when the layers begin to compute.
       progress: by the `id` of an optimizer, the result of its `read_progress`, for its next update.
-      accumulators: by the `id` of a variable to which replicas add, its value, see `Reduction.values_at_start`.
+      accumulators: by the `id` of a variable to which replicas add, the value that it last had on all of them.
+      aggregated: by the `id` of a variable, the ops that may have written it when it was last aggregated.
       freed: by the `id` of a table's shard on a server, how many of its rows were freed, and the variable that counts
         them: a worker that is stopped, and whose lease another one has done, may update rows after they were freed.
     """
 
     loss_scale: tf.Tensor | None = None
     variables: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
+    pull: Callable[[Sequence[tf.keras.Variable]], Sequence[tuple[tf.keras.Variable, tf.Tensor]]] = lambda _: ()
+    pulled_again: list[tf.keras.Variable] = dataclasses.field(default_factory=list)
+    writes: Mapping[int, int] = dataclasses.field(default_factory=dict)
     moved: Sequence[tf.keras.Variable] = ()
     progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     accumulators: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    aggregated: dict[int, int] = dataclasses.field(default_factory=dict)
     freed: dict[int, tuple[tf.Tensor, tf.Variable]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -197,6 +206,27 @@ class StepContext:
             return []
         moved = [(variable, tf.identity(variable.value)) for variable in self.readings.moved]
         return [*self.readings.variables, *moved, *self.layer_states]
+
+    def up_to_date(self, is_once: bool = True) -> StepContext:
+        """Returns a context, which samples as this one, whose `readings` are what the step last gave to variables.
+
+        Args:
+          is_once: whether the code that is traced here runs once per step, or in a loop of the engine's. Otherwise it
+            may follow what is traced after it, so all is read again.
+        """
+        readings = self.readings
+        if readings.variables:
+            counts, here = writes(), tf.compat.v1.get_default_graph()
+            old = []
+            for variable, value in readings.variables:
+                handle = id(variable.value.handle)
+                if counts[handle] > readings.writes.get(handle, 0) or not (is_once or value.graph is here):
+                    old.append(variable)
+            readings.pulled_again.extend(old)
+            new = {id(variable): value for variable, value in readings.pull(old)} if old else {}
+            pairs = [(variable, new.get(id(variable), value)) for variable, value in readings.variables]
+            readings = dataclasses.replace(readings, variables=pairs, writes=counts if old else readings.writes)
+        return dataclasses.replace(self, readings=readings)
 
     def micro_batch_contexts(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
         """Divides this replica's computation into micro-batches, which sample independently.

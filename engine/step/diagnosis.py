@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from .. import logging
 from ..data.arrays import Mapped
 from ..data.form import fields, text_fields
 from ..errors import UsageError
-from ..internals.graphs import STATEFUL_RANDOM, all_called, operations
+from ..internals.graphs import STATEFUL_RANDOM, all_called, hidden_by_custom_gradients, operations
+from ..internals.variables import variable_path
 from ..metrics.pairs import Outside, Pair
 from .context import step_context
 
@@ -146,6 +147,28 @@ def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
                     yield op
                 else:
                     queue += op.outputs
+
+
+def check_gradients_pass(losses: Sequence[tf.Tensor], variables: Sequence, values: Sequence) -> None:
+    """Checks that a function with a custom gradient has as arguments the weights whose given values it computes with.
+
+    Args:
+      losses: scalars of this graph.
+      variables: whose gradients the losses are to have.
+      values: for each variable the tensor with which layers compute, or the variable itself.
+
+    Raises:
+      UsageError: it has not, so that a weight would not be trained.
+    """
+    given = [(variable, x) for variable, x in zip(variables, values, strict=True) if isinstance(x, tf.Tensor)]
+    if given and (hidden := hidden_by_custom_gradients(losses, [value for _, value in given])):
+        first = next(variable for variable, value in given if value.name in hidden)
+        raise UsageError(
+            f"{variable_path(first)} {first.shape}: around parameter servers layers compute with values that a step "
+            "reads as it begins, which tf.recompute_grad and tf.custom_gradient pass no gradient to, so it would not "
+            "be trained; call a block by crankshaft.engine.layers.recomputed(layer, inputs), or give the function the "
+            "layer's weights as arguments"
+        )
 
 
 def warn_of_step(graph: tf.Graph) -> None:

@@ -327,7 +327,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
 
     def compute(batch):
         """Computes the losses of a batch or micro-batch, their gradients and the metrics."""
-        context, alone = step_context(), reduction.alone()
+        context, alone = step_context().up_to_date(), reduction.alone()
         with (
             tf.GradientTape(
                 persistent=not is_whole or len(variables) > 1, watch_accessed_variables=not has_frozen
@@ -356,6 +356,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         sources = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
             group_sources = [next(sources) if updates(variable) else None for variable in group]
+            diagnosis.check_gradients_pass(pair_totals, group, group_sources)
             columns = [_gradients_by(group_sources, tape, total) for total in pair_totals]
             check_reached([gradient for column in columns for gradient in column], type(trainer).__name__)
             if isinstance(pair, SumOfMeans):
@@ -366,13 +367,14 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         return gradients, {**without_details(metrics()), **outside}
 
     step_context().applied.mark("accumulate_steps")
-    gradients, metrics = batches.accumulate(
-        compute,
-        batch,
-        options.accumulate_steps,
-        options.parallel_micro_batches,
-        loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
-    )
+    with step_context().up_to_date(is_once=False):
+        gradients, metrics = batches.accumulate(
+            compute,
+            batch,
+            options.accumulate_steps,
+            options.parallel_micro_batches,
+            loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
+        )
     summed = [pair.summed(reduction) if isinstance(pair, _MeansLoss) else Gradients(pair) for pair in gradients]
     summed = [_assign_next_values(group, total, is_whole) for group, total in zip(variables, summed, strict=True)]
     return summed, metrics

@@ -71,6 +71,7 @@ class StepRunner:
                     f"{type(self._trainer).__name__}.train_step returned {', '.join(metrics) or 'no metrics'}, without "
                     "'loss', which a run shows and checks; name one of the losses so"
                 )
+            self._trainer.reduction.aggregate_again(batch, metrics["loss"].count, self._inventory.per_replica_variables)
             restore(metrics)
             for averaged in self._inventory.averaged.values():
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)

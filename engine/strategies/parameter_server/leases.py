@@ -140,7 +140,7 @@ class Pull:
         optimizers: Sequence[Optimizer] = (),
         moved: Sequence[tf.keras.Variable] = (),
     ):
-        self._moved = moved
+        self._moved, self._reduce_dtype = moved, reduce_dtype
         floats = [variable for variable in variables if tf_variable(variable).dtype == tf.float32]
         placed = [(server_device(tf_variable(variable)), variable) for variable in floats]
         progressing = [(server_device(optimizer.iterations), optimizer) for optimizer in optimizers]
@@ -175,7 +175,12 @@ class Pull:
             counts = [tf.bitcast(lanes, tf.float64) for lanes in counts]
             progress.update(zip(map(id, optimizers), counts, strict=True))
             pairs += zip(variables, values, strict=True)
-        return Readings(variables=pairs, moved=self._moved, progress=progress)
+        return Readings(variables=pairs, pull=self._again, moved=self._moved, progress=progress)
+
+    def _again(self, variables: Sequence[tf.keras.Variable]) -> Sequence[tuple[tf.keras.Variable, tf.Tensor]]:
+        """Reads variables within a step; returns them with their values."""
+        pull = Pull(variables, self._reduce_dtype)
+        return pull.readings(pull.buckets()).variables
 
 
 class LeaseLoop(InnerLoop):

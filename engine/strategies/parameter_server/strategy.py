@@ -348,10 +348,11 @@ class ParameterServer(Strategy):
             pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
 
             def train_step(batch, number, observed, pulled):
-                metrics = runner.train_step(batch, number, observed, pull.readings(pulled))
+                readings = pull.readings(pulled)
+                metrics = runner.train_step(batch, number, observed, readings)
                 graph = metrics["loss"].total.graph
                 state.check_saved(graph)
-                state.check_added(graph)
+                state.check_added(graph, readings if len(self.cluster.workers) > 1 else None)
                 return metrics
 
             counted: dict[str, Any] = {"counters": self._leases.counters, "form": inventory.step_form}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import minimize
 from crankshaft.engine.internals import keras
 from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
@@ -87,6 +88,73 @@ def test_state_of_layers_is_one_devices_by_its_declared_aggregation(bench, repli
     if wire := options.pop("reduce_dtype", None):
         options["reduction"] = Reduction(wire)
     check(bench(Plain(), DATA, 5, replicas, shuffle=False, optimizer="sgd", **options), replicas)
+
+
+class TwoUpdates(Plain):
+    """Two updates per step, each with a forward pass."""
+
+    def losses(self, batch):
+        return {"loss": self.loss(self.model(batch[0], training=True), batch)}
+
+    def train_step(self, batch):
+        minimize(self, batch, self.losses, {"loss": self.optimizer})
+        return minimize(self, batch, self.losses, {"loss": self.optimizer})
+
+
+def test_what_replicas_add_is_counted_once_by_each_of_a_steps_sums(bench):
+    made = bench(TwoUpdates(), DATA, 5, 2, shuffle=False, optimizer="sgd")
+    made.train(4)
+    layer = made.trainer.model.layers[0]
+    for variable, value in ((layer.seen, 28), (layer.large, 28 << 27), (layer.positive, 4 * (FEATURES > 0).sum(0))):
+        np.testing.assert_array_equal(made.held(variable), value)
+
+
+class AssignsLast(Squares):
+    """Counts and averages examples, and copies an average, after the step's update."""
+
+    def build(self):
+        super().build()
+        self.seen = tf.Variable(0, trainable=False, aggregation=SUM)
+        self.average = tf.Variable(tf.zeros(3), trainable=False, aggregation=MEAN)
+        self.newest = tf.Variable(tf.zeros(3), trainable=False, aggregation=FIRST)
+        self.weight = tf.Variable(tf.zeros([3, 1]), trainable=False, aggregation=MEAN)
+
+    def train_step(self, batch):
+        metrics = super().train_step(batch)
+        self.seen.assign_add(tf.shape(batch[0])[0])
+        self.average.assign(0.5 * self.average + 0.5 * tf.reduce_mean(batch[0], 0))
+        self.newest.assign(batch[0][0])
+        return metrics
+
+
+class Following(AssignsLast):
+    """Assigns what is equal on all replicas, which is not summed again."""
+
+    def train_step(self, batch):
+        metrics = Squares.train_step(self, batch)
+        self.weight.assign(0.5 * self.weight + 0.5 * self.model.layers[0].kernel)
+        return metrics
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_what_a_step_assigns_after_its_last_sum_is_one_devices(bench, replicas):
+    made = bench(AssignsLast(), DATA, 5, replicas, shuffle=False, optimizer="sgd")
+    made.train(4)
+    average = np.zeros(3)
+    for batch in (FEATURES[:5], FEATURES[5:]) * 2:
+        average = 0.5 * average + 0.5 * batch.mean(0)
+    assert made.held(made.trainer.seen) == 14
+    np.testing.assert_allclose(made.held(made.trainer.average), average, rtol=1e-6)
+    np.testing.assert_array_equal(made.held(made.trainer.newest), FEATURES[5])
+
+
+def test_a_mean_of_equal_values_costs_no_sum(bench):
+    def collectives(trainer) -> int:
+        made = bench(trainer, DATA, 5, 2, optimizer="sgd")
+        made.run(1)
+        return sum(n for kind, n in made.strategy.training.operations.items() if kind.startswith("Collective"))
+
+    assert collectives(Following()) == collectives(Squares()) < collectives(AssignsLast())
 
 
 def test_what_local_sgd_adds_up_in_a_period_is_counted_once(bench):
