@@ -36,19 +36,10 @@ _DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "Stri
 _BRANCHING = {"Case", "If", "StatelessCase", "StatelessIf"}  # their first input chooses a graph
 _SHAPE_OPS = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
-# Ops that read a resource, and others that change none of a run's state: locks, tokens and what is shown.
-_READS = {
-    "LookupTableExportV2",
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
-    "MutexLock",
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarIsInitializedOp",
-    "VariableShape",
-}
-_READS_BY_PREFIX = (*_COLLECTIVES, "FlushSummary", "Write")
+# Beginnings of the names of ops that TensorFlow does not list as reads, and that change none of a run's state: look-ups
+# in tables, locks, tokens, and what is shown.
+_LOOK_UPS = ("LookupTableExport", "LookupTableFind", "LookupTableSize", "VarIsInitialized")
+_KEEPS_STATE = (*_COLLECTIVES, *_LOOK_UPS, "FlushSummary", "MutexLock", "Write")
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
@@ -96,7 +87,7 @@ def written(graph: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Operation]]:
 def _writers(handle: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the ops that may write a resource, by its handle in their graph."""
     for op in handle.consumers():
-        if op.type in _READS or op.type.startswith(_READS_BY_PREFIX):
+        if op.type.startswith(_KEEPS_STATE) or not any(handle is one for one in may_write(op)):
             continue
         positions = [n - _first_argument(op) for n, tensor in enumerate(op.inputs) if tensor is handle]
         inner = [called.inputs[n] for called in all_called(op) for n in positions if n < len(called.inputs)]
