@@ -188,9 +188,10 @@ class Inventory:
 
     @property
     def moved_variables(self) -> list[tf.keras.Variable]:
-        """The layers' variables that a forward pass may assign: moving statistics, counts, stateful layers' states."""
+        """Keras's variables that a forward pass may assign: moving statistics, counts, states, metrics' totals."""
         layers = self.layers.values()
-        return [*keras.moved_variables(layers), *keras.carried_states(layers)]
+        others = [v for v in self.variables if isinstance(v, tf.keras.Variable) and not v.trainable]
+        return [*keras.moved_variables(layers), *keras.carried_states(layers), *others]
 
     @property
     def added_to(self) -> list[tf.Variable]:

@@ -84,8 +84,8 @@ class SyncCheck(Periodic):
                 f"step {step}: {', '.join(odd)} of {len(checksums)} replicas holds other values of "
                 f"{variable_path(variable)} {variable.shape.as_list()} than the rest; look for a callback, hook or "
                 "program that sets it to other values on one process, for a step that changes it without an "
-                "aggregation or reduction.sum(averages=), or for a faulty device, and start again from the last "
-                "checkpoint"
+                "aggregation or reduction.sum(averages=), or by random numbers without seed(common=True), or for a "
+                "faulty device, and start again from the last checkpoint"
             )
 
     def _called(self, replica: int) -> str:

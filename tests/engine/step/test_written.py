@@ -144,3 +144,10 @@ def test_keras_metrics_that_a_step_updates_are_resumed_to_the_bit(bench, replica
     again = made(bench, Metrics(), replicas).restore(tmp_path)
     again.train(4)
     np.testing.assert_array_equal(again.trainer.model.get_weights()[0], expected)
+
+
+def test_keras_metrics_are_read_anew_before_layers_compute_with_values_of_servers(bench):
+    run = made(bench, Metrics())
+    (metric,) = run.trainer.metrics_used["inputs"]
+    moved = {id(variable) for variable in run.trainer.inventory.moved_variables}
+    assert moved >= {id(variable) for variable in metric.variables}
