@@ -311,7 +311,7 @@ def test_models_and_optimizers_in_lists_and_dictionaries_are_found_once():
     assert list(found.optimizers) == ["by_name.a", "by_name.b"]
     assert len(found.all_weights) == 4
     sampled = [trainer.drop.seed_generator, *(tower.layers[-1].seed_generator for tower in trainer.towers)]
-    assert {id(generator) for generator in found.seed_generators} == {id(generator) for generator in sampled}
+    assert {id(generator) for generator, _ in found.seed_generators} == {id(generator) for generator in sampled}
 
 
 def test_what_must_be_overridden_says_so():
