@@ -97,8 +97,7 @@ def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, A
     return {
         "flags": {name: getattr(config, name) for name in _COMPARED_FLAGS},
         "model": keras_compile.CompiledState(config.trainer_class.make()),
-        # The order's seed does not reach a compiled step.
-        "feeds": {name: (type(feed), feed.form, dataclasses.replace(feed.order, seed=None)) for name, feed in feeds},
+        "feeds": {name: (type(feed), feed.form) for name, feed in feeds},
         "classes": inputs.data_info.num_classes,
         "of_keras": keras.defaults(),
         "eager": tf.config.functions_run_eagerly(),
