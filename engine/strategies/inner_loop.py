@@ -60,6 +60,10 @@ class Compiled(NamedTuple):
     step_graph: Any
     arrivals: Arrivals | None
 
+    def newest(self, programs: int) -> Compiled:
+        """Returns those with no more than so many programs, the last ones that were compiled."""
+        return self._replace(programs=dict([*self.programs.items()][-programs:]))
+
 
 class InnerLoop(Program):
     """Runs steps [start, stop) of a feed's operands: `strategy.run(step)` inside `tf.while_loop`.
