@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -121,26 +122,30 @@ def _trace_examples(order: Order, runtime: object) -> tf.types.experimental.Conc
 class Indices(Blocks):
     """Blocks of example indices, computed ahead by a `tf.data` thread; each is copied to GPUs once.
 
-    The first is computed at once: many runs need no other, and no thread.
+    The first two are computed at once: many runs need no other, and no thread and no trace of the order.
     """
 
     def __init__(self, devices: Devices, order: Order):
         self._mesh = devices.mesh
 
+        def examples_at_once(block: int) -> tf.Tensor:
+            with tf.device("CPU:0"):
+                return order.examples(tf.constant(block, tf.int64))
+
         def open_at(block: int):
+            yield examples_at_once(block)
+            yield examples_at_once(block + 1)
             unseeded_order = dataclasses.replace(order, seed=None if order.seed is None else 0)
             examples = _trace_examples(unseeded_order, runtime())
             with tf.device("CPU:0"):
                 seed = tf.constant(order.seed or 0, tf.int64)
-                first = examples(tf.constant(block, tf.int64), seed)
-            yield first
-            following = tf.data.Dataset.range(block + 1, tf.int64.max)
+            following = tf.data.Dataset.range(block + 2, tf.int64.max)
             yield from untuned(following.map(lambda number: examples(number, seed)).prefetch(2))
 
         super().__init__(order, open_at, devices.copy if devices.on_gpus else None)
 
     def most_steps(self, indices) -> float:
-        return indices.shape[0]
+        return indices.shape[0] or math.inf
 
     def replica_indices(self, indices: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
         """Returns the indices of this replica's examples of a step, [n] int64. Replica code."""

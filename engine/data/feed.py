@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -114,8 +115,12 @@ class Feed(abc.ABC):
 
     @property
     def form(self) -> Any:
-        """All that a program compiled for this feed depends on, besides its order and operands; None if unknown."""
+        """All that a program compiled for this feed depends on, besides its operands; None if unknown."""
         return None
+
+    @property
+    def _unseeded_order(self) -> Order:
+        return dataclasses.replace(self.order, seed=None)  # the seed reaches no program
 
     def most_steps(self, operands) -> float:
         """Returns the largest number of steps of a call with operands of this shape."""

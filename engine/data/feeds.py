@@ -69,7 +69,16 @@ class ResidentFeed(Feed):
     def form(self) -> Any:
         in_files = any(isinstance(array, Mapped) for array in tf.nest.flatten(self._source.as_arrays()))
         plain = type(self._source) is ArraySource and not in_files  # others are read by functions in the program
-        return self._source.element_spec if plain else None
+        return (self._source.element_spec, self.order.batch_size) if plain else None
+
+    def traced(self, operands) -> Any:
+        if not all(map(tf.is_tensor, tf.nest.flatten(operands))):  # of several replicas, or in files
+            return operands
+        # One program for any number of examples; those of an epoch's smaller last batch have another size of it.
+        arrays, indices = operands
+        steps, batch = indices.shape
+        anys = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), arrays)
+        return anys, tf.TensorSpec([1 if steps == 1 else None, batch], indices.dtype)
 
     def most_steps(self, operands) -> float:
         return self._indices.most_steps(operands[1])
@@ -146,7 +155,7 @@ class ReadFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return self._source.element_spec if self._padding is None else None
+        return (self._source.element_spec, self._unseeded_order) if self._padding is None else None
 
     def most_steps(self, operands) -> float:
         return tf.nest.flatten(operands)[0].shape[0] if self._padding is None else 1
@@ -314,7 +323,8 @@ class StreamedFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return self.part.stream.element_spec if self._last_batch is None and self._num_shares == 1 else None
+        is_plain = self._last_batch is None and self._num_shares == 1
+        return (self.part.stream.element_spec, self._unseeded_order) if is_plain else None
 
     def retain_last_batch(self) -> None:
         if self._last_batch is None and not self._distributes:

@@ -256,9 +256,12 @@ class Order:
         """
         if epochs := self._epochs_per_block:
             indices = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))
-            # A loop, though short: unrolled, it would take longer to build than the rest of a feed.
+            # In a graph a loop, though short: unrolled, it would take longer to build than the rest of a feed.
             numbers = block * epochs + tf.range(tf.constant(epochs, tf.int64))
-            epoch_examples = tf.map_fn(lambda epoch: self._shuffled(indices, epoch), numbers)
+            if tf.executing_eagerly():
+                epoch_examples = tf.stack([self._shuffled(indices, epoch) for epoch in tf.unstack(numbers)])
+            else:
+                epoch_examples = tf.map_fn(lambda epoch: self._shuffled(indices, epoch), numbers)
             return tf.reshape(epoch_examples, [epochs * self.whole_steps, self.batch_size])
         epoch, in_epoch = block // self.blocks_per_epoch, block % self.blocks_per_epoch
         steps, batch = tf.constant(self.block_steps, tf.int64), tf.constant(self.batch_size, tf.int64)

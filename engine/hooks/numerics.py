@@ -195,7 +195,7 @@ class NanGuard(Hook):
         self._clock = clock
         self._warned_at = -math.inf
         self._unchecked: tuple[int, int, LoopSums] | None = None  # first step, last step, their sums
-        self._are_finite = CompiledOf(_are_finite)
+        self._are_finite = CompiledOf(_are_finite, at_second_call=True)
 
     def __call__(self, status: Status) -> None:
         before = self._unchecked

@@ -35,10 +35,12 @@ class CompiledOf:
 
     Args:
       function: from a list of variables to tensors; traced without AutoGraph.
+      at_second_call: whether the first call for the same variables is op by op: a run that needs no other is not
+        delayed by a trace.
     """
 
-    def __init__(self, function: Callable[[list], Any]):
-        self._function = function
+    def __init__(self, function: Callable[[list], Any], at_second_call: bool = False):
+        self._function, self._at_second_call = function, at_second_call
         self._variables: list = []
         self._compiled: Callable[[], Any] | None = None
 
@@ -46,6 +48,8 @@ class CompiledOf:
         of = [*variables]
         if self._compiled is None or [*map(id, of)] != [*map(id, self._variables)]:
             self._variables, self._compiled = of, tf.function(lambda: self._function(of), autograph=False)
+            if self._at_second_call:
+                return self._function(of)
         return self._compiled()
 
 

@@ -60,6 +60,10 @@ class Compiled(NamedTuple):
     step_graph: Any
     arrivals: Arrivals | None
 
+    def newest(self, programs: int) -> Compiled:
+        """Returns those with no more than so many programs, the last ones that were compiled."""
+        return self._replace(programs=dict([*self.programs.items()][-programs:]))
+
 
 class InnerLoop(Program):
     """Runs steps [start, stop) of a feed's operands: `strategy.run(step)` inside `tf.while_loop`.
@@ -142,7 +146,7 @@ class InnerLoop(Program):
         limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
         operands, start, stop = self._call_input(step, limit)
         input_seconds = time.perf_counter() - before
-        arguments = _loop_arguments(operands, step, start, stop, due, loop_inputs)
+        arguments = _loop_arguments(operands, self._number(step), start, stop, due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._program(step, arguments), *arguments)
         with self.moving_to(step + stop - start):
@@ -161,7 +165,7 @@ class InnerLoop(Program):
         step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_per_collection))
         call_input = self._call_input(step, limit)
         operands, start, stop = call_input
-        self._program(step, _loop_arguments(operands, step, start, stop, None, loop_inputs))
+        self._program(step, _loop_arguments(operands, self._number(step), start, stop, None, loop_inputs))
         self._traced_input = step, limit, call_input
         return self._metric_specs
 
@@ -171,6 +175,10 @@ class InnerLoop(Program):
         if traced is not None and traced[0] == step and traced[1] <= limit:
             return traced[2]
         return self.feed.call_input(step, limit)
+
+    def _number(self, step: int) -> int:
+        """Returns the number of a step in the run or, of an evaluation, of its batch."""
+        return step if self.state else step % self.feed.order.steps_per_epoch
 
     @property
     def metric_specs(self) -> list[RowSpec]:

@@ -205,7 +205,7 @@ class Replicated(Strategy):
             evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
 
             def eval_step(batch, number, observed):
-                done = feed.batch_number(number), tf.identity(state.step_variable)
+                done = number, tf.identity(state.step_variable)
                 if isinstance(step, Prediction):
                     return {}, runner.outputs(step.compute, batch, *done)
                 return evaluate(batch, *done, observed)

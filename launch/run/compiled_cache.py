@@ -26,6 +26,7 @@ from .data.inputs import Inputs
 # Flags that a compiled step does not depend on, and those that it depends on; others must have their defaults.
 _FREE_FLAGS = ("train_epochs", "train_steps", "eval_every_steps", "validation_split", "progress")
 _COMPARED_FLAGS = ("global_batch_size", "eval_batch_size", "shuffle_buffer", "seed", "jit", "strategy")
+_MOST_PROGRAMS = 64  # one for each size of an epoch's last batch, and with XLA for each number of examples
 _DEFAULTS = Flags()
 ATTRIBUTE = "_kept_by_fit"  # of the model
 
@@ -55,7 +56,7 @@ class CompiledCache:
         loops = all(isinstance(loop, InnerLoop) and not loop.writes_summaries for loop in programs.values())
         if key is None or not (loops and state.trainer.run_context.in_place):
             return
-        compiled = {split: program.compiled for split, program in programs.items()}
+        compiled = {split: program.compiled.newest(_MOST_PROGRAMS) for split, program in programs.items()}
         key = {**key, "model": state.trainer.compiled_state}  # a callback may have compiled the model since
         cache = CompiledCache(key, state.trainer, state.step_variable, state.jit, compiled)
         vars(state.trainer.model)[ATTRIBUTE] = cache  # not by `setattr`, so that Keras and checkpoints do not track it
@@ -97,8 +98,7 @@ def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, A
     return {
         "flags": {name: getattr(config, name) for name in _COMPARED_FLAGS},
         "model": keras_compile.CompiledState(config.trainer_class.make()),
-        # The order's seed does not reach a compiled step.
-        "feeds": {name: (type(feed), feed.form, dataclasses.replace(feed.order, seed=None)) for name, feed in feeds},
+        "feeds": {name: (type(feed), feed.form) for name, feed in feeds},
         "classes": inputs.data_info.num_classes,
         "of_keras": keras.defaults(),
         "eager": tf.config.functions_run_eagerly(),

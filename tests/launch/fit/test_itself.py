@@ -595,6 +595,29 @@ def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replica
         assert int(kept.optimizer.iterations) == 4 * epochs
 
 
+def test_a_fit_compiles_nothing_for_another_number_of_examples(traces):
+    """As of a federated client: only a smaller last batch of another size is compiled, and kept too."""
+
+    def made():
+        keras.utils.set_random_seed(3)
+        return new_model()
+
+    def fit(model, examples):
+        data = INPUTS[:examples], TARGETS[:examples]
+        return crankshaft.fit(model, *data, batch_size=4, epochs=2, verbose=0, validation_data=data)
+
+    kept, fresh, counts = made(), made(), []
+    for examples in (10, 18, 14, 13, 17, 9, 10):
+        before = len(traces)
+        run = fit(kept, examples)
+        counts.append(len(traces) - before)
+        assert run.history.history == fit(fresh, examples).history.history
+        forget(fresh)
+        traces[before + counts[-1] :] = []
+    assert [count > 0 for count in counts] == [True, False, False, True, False, False, False]
+    check_same_training(kept, fresh)
+
+
 class Own(keras.Model):
     """A model with code of the program's, some of which Python decides as it is traced."""
 
