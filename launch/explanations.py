@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import resource
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -104,13 +105,13 @@ def _system_errno(error: BaseException) -> int | None:
     lacks_memory = isinstance(error, MemoryError) or re.search(_NO_MEMORY, str(error))
     if lacks_memory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return errno.ENOMEM
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     if isinstance(error, RuntimeError) and error.args in _NO_THREAD:
         return errno.EAGAIN
-    if not _kinds(error).intersection(_STATUSES_OF_LIMITS):
+    # TensorFlow's status code stands for several reasons, and its message has the system's text, as array_record's has.
+    if not (isinstance(error, OSError) or _kinds(error).intersection(_STATUSES_OF_LIMITS)):
         return None
-    # TensorFlow's status code stands for several reasons, and its message has the system's text.
     return next((number for number in _LIMITS if os.strerror(number) in reason(error)), None)
 
 
@@ -236,6 +237,13 @@ _EXPLANATIONS = (
         lambda _, match: UsageError(
             f"an epoch of the data has {match[2]} examples, and the run goes by {match[1]}, as they were counted as it "
             "began, or as assert_cardinality says; give the data that it began with, or use another run_dir"
+        ),
+    ),
+    _Explanation(  # of `zipfile`, by which Keras and NumPy write
+        ("ValueError",),
+        "ZIP does not support timestamps before 1980",
+        lambda error, _: RunError(
+            f"{reason(error)}, and this machine's clock says {time.strftime('%Y-%m-%d')}; set the clock, and try again"
         ),
     ),
     _Explanation(  # whose message continues in other lines

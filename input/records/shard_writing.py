@@ -208,16 +208,15 @@ def _write_tfrecord(path: str, records: Iterator[list[bytes]]) -> np.ndarray:
 def _write_array_record(path: str, records: Iterator[list[bytes]]) -> np.ndarray:
     pieces, writer = [np.zeros(0, np.int64)], None
     try:
-        for some in records:
-            pieces.append(np.array([*map(len, some)], np.int64))
-            if writer is None:
-                group = min(1024, max(1, _GROUP_BYTES // max(1, len(some[0]))))
-                writer = shards.library().ArrayRecordWriter(path, f"group_size:{group}")
-            for record in some:
-                writer.write(record)
+        with contextlib.ExitStack() as stack:
+            for some in records:
+                pieces.append(np.array([*map(len, some)], np.int64))
+                if writer is None:
+                    group = min(1024, max(1, _GROUP_BYTES // max(1, len(some[0]))))
+                    writer = shards.library().ArrayRecordWriter(path, f"group_size:{group}")
+                    stack.callback(writer.close)  # which writes, too
+                for record in some:
+                    writer.write(record)
     except RuntimeError as error:
         raise OSError(str(error)) from None
-    finally:
-        if writer is not None:
-            writer.close()
     return np.concatenate(pieces)

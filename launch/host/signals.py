@@ -143,6 +143,24 @@ def interruptible() -> Iterator[None]:
         handlers.remove()
 
 
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Lets Ctrl-C end the process at once, for a body that holds Python's lock: no handler would run within.
+
+    A program's own handler stays, and so does a Ctrl-C that is ignored.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_usual = before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), Handlers)
+    if not is_usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Signals:
     """SIGTERM, Ctrl-C and SIGHUP: the first makes the run save and end, a second one ends the process at once.
 

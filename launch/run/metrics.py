@@ -7,6 +7,7 @@ Prometheus's conventions (https://prometheus.io/docs/practices/naming): seconds,
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,8 +39,9 @@ def serving(port: int, address: str, get_run: Callable[[], Any], labels: dict[st
     try:
         server = Server(address or _LOOPBACK, port, prometheus_client.make_wsgi_app(registry))
     except OSError as error:
+        cure = "give bind one of this host's, see `ip address`" if error.errno == errno.EADDRNOTAVAIL else "use another"
         raise UsageError(
-            f"metrics_port={port}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); use another"
+            f"metrics_port={port}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); {cure}"
         ) from None
     with served(server):
         yield server.port

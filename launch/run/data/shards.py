@@ -22,7 +22,7 @@ from filelock import lock_descriptor
 from ....engine.data import entry, reader
 from ....engine.data.source import Source, unknown_dimensions
 from ....engine.errors import counted
-from ....engine.machine.files import sync
+from ....engine.machine.files import naming, sync
 from ....input import data_json
 from ....input.files import storage
 from ....input.records import features, shard_writing
@@ -197,10 +197,11 @@ def _locked(
                 "or remove that one"
             )
         if not begun:
-            file.truncate(0)
-            file.write(json.dumps({"plan": plan, "shards": [shard.file for shard in planned]}))
-            file.flush()
-            sync(path)
+            with naming(path):
+                file.truncate(0)
+                file.write(json.dumps({"plan": plan, "shards": [shard.file for shard in planned]}))
+                file.flush()
+                sync(path)
         splits = (manifest or {}).get("splits", {}).values()
         yield {shard["file"]: shard for split in splits for shard in split["shards"]}
 

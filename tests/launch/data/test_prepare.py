@@ -15,6 +15,7 @@ from crankshaft.input.checks import InputError
 from crankshaft.input.files import tokens
 from crankshaft.launch import prepare
 from tests.input.test_tfrecord import example
+from tests.limits import files_no_larger_than
 from tests.runs import assert_equal_bits
 
 ARRAYS = """
@@ -212,6 +213,16 @@ def test_mistake_is_one_line(prepared, line):
     code, _, error = prepared(*line.split())
     assert code == 2
     assert MISTAKES[line] in error
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "array_record"])
+def test_a_shard_that_has_no_room_is_named_with_the_cure(prepared, tmp_path, kind):
+    with files_no_larger_than(1 << 13):
+        code, _, error = prepared("--input=digits", f"--output_dir={tmp_path}/out", f"--format={kind}")
+    assert code == 1
+    assert f"{tmp_path}/out/" in error
+    assert "File too large" in error
+    assert "; this process may have 8,192 bytes in a file (ulimit -f); raise that, or use less" in error
 
 
 REFUSED = {

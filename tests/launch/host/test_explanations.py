@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import threading
+import zipfile
 
 import pytest
 import tensorflow as tf
@@ -111,6 +112,13 @@ def test_memory_that_ulimit_refuses_is_named_as_the_limit_and_lasts(limited):
             f"; this process may have {most:,} bytes of address space (ulimit -v); raise that, or use less"
         )
     assert "ulimit" not in explained(refuse, tf.errors.AbortedError(None, None, "a peer is gone"))[1]
+
+
+def test_a_clock_before_1980_is_named_with_the_cure():
+    code, line = explained(zipfile.ZipInfo, "model.json", (1970, 1, 1, 0, 0, 0))  # as Keras's `save` makes it then
+    assert code == EXIT_FAILED  # the clock may be set the next time
+    assert line.startswith("ZIP does not support timestamps before 1980, and this machine's clock says 2")
+    assert line.endswith("; set the clock, and try again")
 
 
 def test_an_operation_without_a_deterministic_kernel_names_the_variable_that_allows_another():

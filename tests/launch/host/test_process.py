@@ -410,7 +410,25 @@ assert requests == ["SIGTERM"]
 """
 
 
+# A call that never returns and holds Python's lock, as TensorFlow's as it joins a cluster.
+LOCKED = """
+import ctypes, os, signal, time
+from crankshaft.launch.host.signals import ended_by_ctrl_c, interruptible
+
+waiting = os.getpid()
+with interruptible(), ended_by_ctrl_c():
+    if not os.fork():
+        time.sleep(0.5)
+        os.kill(waiting, signal.SIGINT)
+        os._exit(0)
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
+"""
+
+
 ENDS = {
+    "Ctrl-C ends a call that holds Python's lock": (LOCKED, -signal.SIGINT, "", ""),
     "SIGTERM is not lost while a library replaces its handler": (REPLACED, 0, "0\n", ""),
     "nothing is printed as a program imports Keras after the package": ("import crankshaft, keras", 0, "", ""),
     "what a library says before it ends the process is shown": (ENDED_WITHIN, -signal.SIGABRT, "", "Unknown flag"),

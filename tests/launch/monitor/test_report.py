@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark import result
-from crankshaft.launch.monitor import report
+from crankshaft.launch.monitor import report, server
 from tests.launch.benchmark.test_report import MORE, RESULT
 from tests.waiting import PATIENCE
 
@@ -24,6 +24,13 @@ def reported(capsys):
         return end.value.code or 0, out, err.splitlines()
 
     return run
+
+
+def test_a_page_at_another_hosts_address_names_the_cure(capsys, tmp_path):
+    with pytest.raises(SystemExit) as end:  # 192.0.2.1 is for documentation (RFC 5737)
+        server.main(["crankshaft monitor", "--bind=192.0.2.1", str(tmp_path)])
+    assert end.value.code == 2
+    assert "(Cannot assign requested address); --bind=ADDRESS takes another of this host's" in capsys.readouterr().err
 
 
 def test_a_result_is_printed_with_every_section_as_tables(tmp_path, reported):
