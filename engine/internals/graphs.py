@@ -26,6 +26,7 @@ STATEFUL_RANDOM = {
 }
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
+REPLICA_SCOPE = "replica_number"  # and of a replica's number, from which its random numbers are seeded
 # Ops whose inputs after the first describe its layout.
 _DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
 _SHAPE_OPS = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
@@ -102,12 +103,16 @@ class Assignments:
                 offset = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
                 queue += [_CalledGraph(inner, op, scope, offset) for inner in all_called(op)]
 
-    def depend_on_batch(self, handle: tf.Tensor) -> bool:
-        """Whether a variable is assigned values that depend on the batch or on random numbers.
+    def depend_on_batch(self, handle: tf.Tensor, by_size: bool = False) -> bool:
+        """Whether a variable is assigned values that depend on the replica's batch or on its random numbers.
 
         Values summed or gathered across replicas are the same on all, and don't count.
+
+        Args:
+          handle: the variable's.
+          by_size: whether a constant that equals the batch's size, known when tracing, counts as depending on it.
         """
-        return any(self._depends(op.inputs[1:], scope) for op, scope in self._uses.get(id(handle), ()))
+        return any(self._depends(op.inputs[1:], scope, by_size) for op, scope in self._uses.get(id(handle), ()))
 
     def only_add(self, handle: tf.Tensor) -> bool:
         """Whether all assignments to a variable add something independent of its value."""
@@ -151,7 +156,7 @@ class Assignments:
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
-    def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph) -> bool:
+    def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool) -> bool:
         queue, seen = [(tensor, scope) for tensor in tensors], set()
         for inner, inner_scope in queue:
             tensor, scope = self._outside(inner, inner_scope)
@@ -159,9 +164,11 @@ class Assignments:
                 continue
             seen.add(name)
             op = tensor.op
-            if scope is self._root and tensor.name in self._batch:
+            if (scope is self._root and tensor.name in self._batch) or REPLICA_SCOPE in op.name:
                 return True
-            if "Random" in op.type or op.type in STATEFUL_RANDOM or self._is_size(tensor):
+            if op.type in STATEFUL_RANDOM or ("Random" in op.type and not op.type.startswith("Stateless")):
+                return True
+            if by_size and self._is_size(tensor):
                 return True
             if op.type.startswith(_COLLECTIVES):
                 continue

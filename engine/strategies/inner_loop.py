@@ -24,6 +24,7 @@ from ..internals.tensorflow import (
     tracing_for_xla,
 )
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
+from ..reduction.aggregation import Doubts
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
 from .base import LoopResult, Program
@@ -86,6 +87,7 @@ class InnerLoop(Program):
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       form: returns the values, other than its arguments, on which a traced step depends; each form has its own program.
       batch_shares: one per replica, or per group that computes the same examples.
+      doubts: what a trace of the step has left open, for a second one to decide.
 
     Attributes:
       programs: the compiled loops, by `form`, the form of their operands, and the writer of layers' own summaries.
@@ -108,12 +110,14 @@ class InnerLoop(Program):
         returns_rows: bool = False,
         form: Callable[[], Hashable] = tuple,
         batch_shares: int = 1,
+        doubts: Doubts | None = None,
     ):
         super().__init__(feed, state)
         self._form, self.pace = form, pace
         self._keeps_scores, self._returns_rows = keeps_scores, returns_rows
         self.prediction_specs = None if returns_rows else ()
         self._syncs = syncs
+        self._doubts = doubts
         self._batch_shares = batch_shares
         self._replicates_batch = False  # whether each replica computes the whole batch
         self.unrolls = unrolls
@@ -330,9 +334,16 @@ class InnerLoop(Program):
         `more` are specs of a step's arguments other than its batch, its number and whether it is observed.
         """
         one_batch = tf.function(self.feed.next_operands, autograph=False)
-        one_step = tf.function(self._replicated_step, autograph=False)
         batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
-        one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
+
+        def trace():
+            one_step = tf.function(self._replicated_step, autograph=False)
+            return one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
+
+        one_step = trace()
+        if self._doubts:
+            with self._doubts.deciding():
+                trace()
         self._step_graph = one_step.graph
         warn_of_step(one_step.graph)
         zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
