@@ -206,6 +206,7 @@ class StepRunner:
             replica = tf.convert_to_tensor(0 if is_alone else self._mesh.data.rank, tf.int32)
             shard = tf.convert_to_tensor(self._mesh.model.rank if is_alone else replica_id(), tf.int32)
         context = StepContext(
+            graph=tf.compat.v1.get_default_graph(),
             step=step,
             replica=replica,
             shard=shard,
