@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -31,6 +32,7 @@ REPLICA_SCOPE = "replica_number"  # and of a replica's number, from which its ra
 _DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
 _SHAPE_OPS = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
+_IN_REPLICA = re.compile(r"(^|/)replica_\d+/")  # TensorFlow's name scope of all but a process's first replica
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
@@ -170,7 +172,7 @@ class Assignments:
                 return True
             if by_size and self._is_size(tensor):
                 return True
-            if op.type.startswith(_COLLECTIVES):
+            if _exchanges(op):
                 continue
             if op.type == "ReadVariableOp":
                 handle = self._handle(op.inputs[0], scope)
@@ -181,6 +183,16 @@ class Assignments:
                         queue += [(value, use_scope) for value in use.inputs[1:]]
             queue += [(value, scope) for value in _value_inputs(tensor)]
         return False
+
+
+def _exchanges(op: tf.Operation) -> bool:
+    """Whether an op's result is the same on all replicas: a collective's, or what joins values of several replicas.
+
+    In one process TensorFlow may concatenate or add these without a collective, outside of the replicas' name scopes.
+    """
+    if op.type.startswith(_COLLECTIVES):
+        return True
+    return not _IN_REPLICA.search(op.name) and any(_IN_REPLICA.search(source.op.name) for source in op.inputs)
 
 
 def _is_shape(constant: tf.Tensor) -> bool:
@@ -205,7 +217,7 @@ def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
     dependent, queue = {tensor.name for tensor in on}, list(on)
     for tensor in queue:
         for op in tensor.consumers():
-            if op.type.startswith(_COLLECTIVES) or op.type in _SHAPE_OPS:
+            if _exchanges(op) or op.type in _SHAPE_OPS:
                 continue
             new = [output for output in op.outputs if output.name not in dependent]
             new = [output for output in new if any(source.name in dependent for source in _value_inputs(output))]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
 from ..data.feed import CallInput
+from ..errors import NotCompilableError, reason
 from ..health.watchdog import Arrivals
 from ..internals import graphs
 from ..internals.tensorflow import (
@@ -38,6 +40,14 @@ from .syncs import Syncs
 # in one of the two graphs alone, and a fused kernel rounds once.
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
+# TensorFlow's errors as XLA compiles a program, and where their text has an op's kind, or its name alone.
+_COMPILATION_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnimplementedError,
+    tf.errors.InternalError,
+    tf.errors.NotFoundError,
+)
+_OP_KIND = re.compile(r"No registered '(\w+)' OpKernel|with op (\w+) must be|\{\{node (\S+?)\}\}")
 
 
 def _loop_arguments(operands, step: int, start: int, stop: int, due: int | None, more: tuple) -> tuple:
@@ -149,7 +159,8 @@ class InnerLoop(Program):
         arguments = _loop_arguments(operands, step, start, stop, due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._program(step, arguments), *arguments)
-        with self.moving_to(step + stop - start):
+        compiles = len(self.programs) > programs
+        with self.moving_to(step + stop - start), self._compilation_explained(compiles):
             if self._arrivals is None:
                 tensors = call()
             else:  # steps may wait for input in the loop, too
@@ -158,7 +169,19 @@ class InnerLoop(Program):
                 tensors = self.feed.run_with_timeout(call, self._arrivals.count)
                 input_seconds = self._arrivals.seconds() - waited_before
         result = self._result(tensors, stop - start, input_seconds)
-        return result._replace(compiles=len(self.programs) > programs)
+        return result._replace(compiles=compiles)
+
+    @contextlib.contextmanager
+    def _compilation_explained(self, compiles: bool) -> Iterator[None]:
+        try:
+            yield
+        except _COMPILATION_ERRORS as error:
+            if not (self.jit and compiles):
+                raise
+            kind, constant, name = match.groups() if (match := _OP_KIND.search(str(error))) else (None, None, None)
+            named = (op.type for op in graphs.operations(self._step_graph) if op.name == name)
+            op = kind or constant or next(named, "an op")
+            raise NotCompilableError(f"XLA can't compile {op}; use jit=auto or off ({reason(error)})") from error
 
     def trace(self, *loop_inputs) -> Sequence[RowSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
@@ -345,7 +368,7 @@ class InnerLoop(Program):
             with self._doubts.deciding():
                 trace()
         self._step_graph = one_step.graph
-        warn_of_step(one_step.graph)
+        warn_of_step(one_step.graph, self._strategy.num_replicas_in_sync)
         zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
         for here, metrics in zip(self._replica_contexts(), results, strict=True):
             metrics, *rows = metrics if self._returns_rows else (metrics,)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Update, step_context
+from crankshaft.engine import Update, gather, step_context
 from crankshaft.engine.errors import OutOfSyncError
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.internals import keras
@@ -205,6 +205,26 @@ def test_a_constant_that_equals_the_batch_s_size_by_chance_is_no_size(bench):
 def test_the_size_of_a_replica_s_batch_is_refused_if_it_is_known_when_tracing(bench):
     with pytest.raises(ValueError, match=r"/state \[\]: each of 2 replicas assigns it"):
         bench(of(assigning(lambda v, x: v + float(x.shape[0]))), EIGHT, 8, 2).run(1)
+
+
+class Queue(Plain):
+    """Keeps the newest examples of all replicas."""
+
+    def build(self):
+        super().build()
+        self.queue = tf.Variable(tf.zeros([4, 3]), trainable=False, name="queue")
+
+    def train_step(self, batch):
+        rows, _ = gather(self, batch[0])
+        self.queue.assign(tf.concat([rows, self.queue], 0)[:4])
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize("examples", [1, 4])
+def test_a_queue_of_gathered_rows_is_the_same_on_all_replicas(bench, examples):
+    made = bench(Queue(), EIGHT, 2 * examples, 2, shuffle=False)
+    made.train(1)
+    np.testing.assert_array_equal(made.held(made.trainer.queue)[: 2 * examples], EIGHT[0][: 2 * examples][:4])
 
 
 class OwnNoise(Plain):
