@@ -23,10 +23,7 @@ from . import per_replica
 MEAN, SUM = tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM
 _LOW = 1 << 12  # integers are sent as two float32, whose sums over thousands of replicas are exact
 _RNN_STATE = "rnn_state"  # Keras's name for a stateful layer's state
-_BY_ROW = (
-    "make it with aggregation='sum' and add the change, by "
-    "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
-)
+_ADD_ROWS = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
 
 
 class Aggregated(NamedTuple):
@@ -126,10 +123,15 @@ def updates_explained(replicas: int) -> Iterator[None]:
         if not (refused := not_implemented(error)):
             raise
         variable, method = refused
-        by_row = "" if per_replica.differs(variable) else f"; for rows of the replica's own examples, {_BY_ROW}"
+        is_apart = per_replica.differs(variable)
+        rows = (
+            ""
+            if is_apart
+            else f"; for rows of a replica's own examples, make it with aggregation='sum', and {_ADD_ROWS}"
+        )
         raise UsageError(
             f"{_described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
-            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{by_row}"
+            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{rows}"
         ) from error
 
 
@@ -233,7 +235,7 @@ def check(
             raise UsageError(
                 f"{_described(variable)}: its aggregation is the sum of what replicas "
                 "add, and the step assigns it something other than itself plus something; use assign_add (for rows of "
-                f"the replica's examples: {_BY_ROW}), or sum the batch's share by "
+                f"the replica's own examples {_ADD_ROWS}), or sum the batch's share by "
                 "tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation out"
             )
 

@@ -291,6 +291,37 @@ def test_an_update_that_variables_on_replicas_do_not_have_names_the_variable_and
         bench(Scattering(), DATA, 5, 2).run(1)
 
 
+class Rows(Plain):
+    """Keeps a row of each example: its features, by what the error about `scatter_nd_update` says."""
+
+    def build(self):
+        super().build()
+        self.rows = tf.Variable(tf.zeros([8, 3]), trainable=False, name="rows", aggregation=SUM)
+
+    def train_step(self, batch):
+        self.keep(tf.cast(batch[1], tf.int32)[:, None], batch[0])
+        return super().train_step(batch)
+
+    def keep(self, indices, updates):
+        change = updates - tf.gather_nd(self.rows, indices)
+        self.rows.assign_add(tf.scatter_nd(indices, change, self.rows.shape))
+
+
+class ScatteredRows(Rows):
+    def keep(self, indices, updates):
+        self.rows.scatter_nd_update(indices, updates)
+
+
+def test_a_row_of_each_example_is_kept_as_the_error_says_and_by_no_copy_of_each_replica(bench):
+    data = EIGHT[0], np.arange(8, dtype=np.float32)
+    made = bench(Rows(), data, 5, 2, shuffle=False)
+    made.train(4)
+    np.testing.assert_allclose(made.held(made.trainer.rows), EIGHT[0], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"aggregation='sum', and assign_add\(tf\.scatter_nd") as raised:
+        bench(ScatteredRows(), data, 5, 2).run(1)
+    assert "ON_READ" not in str(raised.value)
+
+
 class Recurrent(Plain):
     def build_model(self):
         inputs = tf.keras.Input(batch_shape=[2, 3])
