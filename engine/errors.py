@@ -98,6 +98,10 @@ class StuckStreamError(StuckReadError):
     """A stream has yielded nothing for too long; TensorFlow would wait for it for ever."""
 
 
+class NotCompilableError(UsageError):
+    """XLA can't compile a step; the message names the op."""
+
+
 class LabelError(UsageError):
     """Labels do not fit a loss or a metric."""
 

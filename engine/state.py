@@ -170,7 +170,9 @@ class TrainState:
         self._named |= handles(idle)
         return sorted({*map(variable_path, idle)})
 
-    def check_assigned(self, graph: tf.Graph, batch, averaged: Collection[int], replicas: int) -> None:
+    def check_assigned(
+        self, graph: tf.Graph, batch, averaged: Collection[int], replicas: int, doubts: aggregation.Doubts
+    ) -> None:
         """Checks that the variables that a step assigns are equal on all replicas afterwards: see `aggregation.check`.
 
         Args:
@@ -178,10 +180,14 @@ class TrainState:
           batch: with which it was traced.
           averaged: the `id`s of variables that the step itself averages across replicas.
           replicas: their number.
+          doubts: see `aggregation.check`.
         """
         inventory = self.trainer.inventory
         undeclared = [variable for variable in inventory.undeclared if id(variable) not in averaged]
-        aggregation.check(graph, batch, replicas, inventory.aggregated, undeclared, inventory.per_replica_variables)
+        differs = self.trainer.reduction.sync_every_steps  # replicas' weights, within a period
+        trained = [] if differs else [tf_variable(v) for v in (*inventory.all_weights, *inventory.trainable_variables)]
+        kinds = inventory.aggregated, undeclared, trained, inventory.per_replica_variables
+        aggregation.check(graph, batch, replicas, *kinds, doubts)
 
     def check_added(self, graph: tf.Graph, shared: Readings | None = None) -> None:
         """Checks that a step with parameter servers only adds to shared variables, or replaces them.

@@ -18,10 +18,10 @@ from .base import Period, Periodic, Status
 class SyncCheck(Periodic):
     """Compares a hash of every variable across replicas, and raises `OutOfSyncError` if one differs.
 
-    Before each checkpoint and at the run's end, so that no result comes from replicas that differ, and periodically. A
-    variable sharded over a mesh is compared between the replicas with the same shard. Variables that may differ are
-    excluded: those that synchronize when read, such as the optimizer state of local SGD, and a process's position in
-    its data.
+    After the first call, before each checkpoint and at the run's end, so that no result comes from replicas that
+    differ, and periodically. A variable sharded over a mesh is compared between the replicas with the same shard.
+    Variables that may differ are excluded: those that synchronize when read, such as the optimizer state of local SGD,
+    and a process's position in its data.
 
     Args:
       every_steps: the period; 0 disables it.
@@ -43,10 +43,12 @@ class SyncCheck(Periodic):
         super().__init__(every_steps)
         self._replica_names = replica_names
         self._user_periods, self._runs_users = user_periods, runs_users
+        self._is_first = True
         self._variables: list[tf.Variable] = []
         self._hashes: CompiledOf
 
     def begin(self, status: Status) -> None:
+        self._is_first = True
         if status.strategy.num_hosts > 1 and any(status.strategy.exchange(int(self._runs_users))):
             self.more = self._user_periods
         positions = {id(variable) for variable in status.state.input.variables}
@@ -60,7 +62,11 @@ class SyncCheck(Periodic):
         replicas = status.strategy.num_replicas // status.strategy.num_hosts
         self._hashes = CompiledOf(lambda variables: hashes(variables, replicas))
 
+    def is_due(self, status: Status) -> bool:
+        return super().is_due(status) or (self._is_first and status.strategy.in_step)
+
     def act(self, status: Status) -> None:
+        self._is_first = False
         self.check_together(status, status.strategy.exchange_json(self.before_save(status)))
 
     def before_save(self, status: Status) -> str:
@@ -83,9 +89,9 @@ class SyncCheck(Periodic):
             raise OutOfSyncError(
                 f"step {step}: {', '.join(odd)} of {len(checksums)} replicas holds other values of "
                 f"{variable_path(variable)} {variable.shape.as_list()} than the rest; look for a callback, hook or "
-                "program that sets it to other values on one process, for a step that changes it without an "
-                "aggregation or reduction.sum(averages=), or by random numbers without seed(common=True), or for a "
-                "faulty device, and start again from the last checkpoint"
+                "program that sets it to other values on one process, for a step that changes it by each replica's own "
+                "examples or random numbers without an aggregation, a sum across replicas, reduction.sum(averages=) or "
+                "seed(common=True), or for a faulty device, and start again from the last checkpoint"
             )
 
     def _called(self, replica: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -31,6 +32,7 @@ STATEFUL_RANDOM = {
 }
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
+REPLICA_SCOPE = "replica_number"  # and of a replica's number, from which its random numbers are seeded
 # Ops whose inputs after the first describe its layout.
 _DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
 _BRANCHING = {"Case", "If", "StatelessCase", "StatelessIf"}  # their first input chooses a graph
@@ -40,6 +42,7 @@ _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
 # in tables, locks, tokens, and what is shown.
 _LOOK_UPS = ("LookupTableExport", "LookupTableFind", "LookupTableSize", "VarIsInitialized")
 _KEEPS_STATE = (*_COLLECTIVES, *_LOOK_UPS, "FlushSummary", "MutexLock", "Write")
+_IN_REPLICA = re.compile(r"(^|/)replica_\d+/")  # TensorFlow's name scope of all but a process's first replica
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
@@ -151,15 +154,14 @@ class Assignments:
       graph: of the traced step, or one that it calls.
       batch: nest of tensors, the replica's batch.
       per_replica: handles of variables whose values differ by replica.
-      since_sum: whether only assignments that follow the engine's last one to their variable count, and constants as
-        none of the batch's size, since replicas whose shares differ have to find the same.
+      since_sum: whether only assignments that follow the engine's last one to their variable count.
     """
 
     def __init__(self, graph: tf.Graph, batch=(), per_replica: Sequence[tf.Tensor] = (), since_sum: bool = False):
         self._handles = {inside.name: id(outside) for outside, inside in graph.captures}
         tensors = tf.nest.flatten(batch, expand_composites=True)
         self._batch = {tensor.name for tensor in tensors}
-        sized = [tensor for tensor in tensors if tensor.shape.rank and not since_sum]
+        sized = [tensor for tensor in tensors if tensor.shape.rank]
         self._sizes = {tensor.shape[0] for tensor in sized if (tensor.shape[0] or 0) > 1}
         self._per_replica = set(map(id, per_replica))
         self._root = _CalledGraph(graph)
@@ -179,12 +181,16 @@ class Assignments:
             for inner in all_called(op):
                 self._note_uses(_CalledGraph(inner, op, scope, _first_argument(op)), since_sum)
 
-    def depend_on_batch(self, handle: tf.Tensor) -> bool:
-        """Whether a variable is assigned values that depend on the batch or on random numbers.
+    def depend_on_batch(self, handle: tf.Tensor, by_size: bool = False) -> bool:
+        """Whether a variable is assigned values that depend on the replica's batch or on its random numbers.
 
         Values summed or gathered across replicas are the same on all, and don't count.
+
+        Args:
+          handle: the variable's.
+          by_size: whether a constant that equals the batch's size, known when tracing, counts as depending on it.
         """
-        return any(self._depends(op.inputs[1:], scope) for op, scope in self._uses.get(id(handle), ()))
+        return any(self._depends(op.inputs[1:], scope, by_size) for op, scope in self._uses.get(id(handle), ()))
 
     def only_add(self, handle: tf.Tensor) -> bool:
         """Whether all assignments to a variable add something independent of its value."""
@@ -234,7 +240,7 @@ class Assignments:
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
-    def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph) -> bool:
+    def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool) -> bool:
         queue, seen = [(tensor, scope) for tensor in tensors], set()
         for inner, inner_scope in queue:
             tensor, scope = self._outside(inner, inner_scope)
@@ -242,11 +248,13 @@ class Assignments:
                 continue
             seen.add(name)
             op = tensor.op
-            if scope is self._root and tensor.name in self._batch:
+            if (scope is self._root and tensor.name in self._batch) or REPLICA_SCOPE in op.name:
                 return True
-            if "Random" in op.type or op.type in STATEFUL_RANDOM or self._is_size(tensor):
+            if op.type in STATEFUL_RANDOM or ("Random" in op.type and not op.type.startswith("Stateless")):
                 return True
-            if op.type.startswith(_COLLECTIVES):
+            if by_size and self._is_size(tensor):
+                return True
+            if _exchanges(op):
                 continue
             if op.type == "ReadVariableOp":
                 handle = self._handle(op.inputs[0], scope)
@@ -306,6 +314,16 @@ def _is_custom(op: tf.Operation) -> bool:
     return "_gradient_op_type" in op.node_def.attr
 
 
+def _exchanges(op: tf.Operation) -> bool:
+    """Whether an op's result is the same on all replicas: a collective's, or what joins values of several replicas.
+
+    In one process TensorFlow may concatenate or add these without a collective, outside of the replicas' name scopes.
+    """
+    if op.type.startswith(_COLLECTIVES):
+        return True
+    return not _IN_REPLICA.search(op.name) and any(_IN_REPLICA.search(source.op.name) for source in op.inputs)
+
+
 def _is_shape(constant: tf.Tensor) -> bool:
     return constant.shape.rank == 1 and constant.op.name.split("/")[-1].startswith("Shape")
 
@@ -328,7 +346,7 @@ def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
     dependent, queue = {tensor.name for tensor in on}, list(on)
     for tensor in queue:
         for op in tensor.consumers():
-            if op.type.startswith(_COLLECTIVES) or op.type in _SHAPE_OPS:
+            if _exchanges(op) or op.type in _SHAPE_OPS:
                 continue
             new = [output for output in op.outputs if output.name not in dependent]
             new = [output for output in new if any(source.name in dependent for source in _value_inputs(output))]

@@ -269,6 +269,13 @@ class Reduction(tf.Module):
         """
         if axis.size == 1 or not items:
             return [item.value for item in items]
+        if step_context().graph not in (None, tf.compat.v1.get_default_graph()):
+            raise UsageError(
+                "a step sums gradients over replicas within tf.cond, a loop or a tf.function, where they can't meet; "
+                "leave @tf.function out, since a run compiles its steps; to update at some steps only, sum the "
+                "gradients at each, and call Update.apply within the condition ('Train a part every k steps' in the "
+                "cookbook)"
+            )
         items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket is sent meanwhile
         times_it = "reduce_seconds" in self.watched
         started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None

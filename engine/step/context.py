@@ -76,6 +76,7 @@ class StepContext:
     """The values that differ by step or replica and can't be arguments. Entered by `with`.
 
     Attributes:
+      graph: that of the step itself, where replicas may exchange values, not of a branch, loop or function in it.
       step: scalar int64, steps of training done before this one.
       replica: scalar int32, by which this replica samples: its id in the strategy; on a mesh, its data coordinate; 0
         if replicas compute the same examples.
@@ -99,6 +100,7 @@ class StepContext:
       undo_log: of the rows that a step writes even if it is skipped; None if it can't be.
     """
 
+    graph: tf.Graph | None = None
     step: tf.Tensor | None = None
     replica: tf.Tensor | None = None
     shard: tf.Tensor | None = None

@@ -61,6 +61,10 @@ _ROUNDED = (
     "%s: whole numbers up to %s become float32 in the model, which represents them exactly up to %s; subtract an "
     "offset, divide them, or look them up as ids"
 )
+_SUMMARY_OF_ONE = (
+    "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
+    "metric, such as crankshaft.mean of a value for each example, which a run writes with its own"
+)
 _SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
@@ -171,13 +175,19 @@ def check_gradients_pass(losses: Sequence[tf.Tensor], variables: Sequence, value
         )
 
 
-def warn_of_step(graph: tf.Graph) -> None:
-    """Warns of samples that a resumed run does not repeat, and of ops that accumulate 16-bit values in 16 bits."""
+def warn_of_step(graph: tf.Graph, replicas: int) -> None:
+    """Warns of what a step that was traced in a graph does not do as it may seem to.
+
+    It samples numbers that a resumed run does not repeat, accumulates 16-bit values in 16 bits, or writes a summary of
+    one of several replicas.
+    """
     halves, ops = (tf.bfloat16, tf.float16), [*operations(graph)]
     if sampled := STATEFUL_RANDOM & {op.type for op in ops}:
         logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
         logging.warning_once(_SUMS_IN_16_BITS, ", ".join(inexact[:5]))
+    if replicas > 1 and any(op.type.startswith("Write") and op.type.endswith("Summary") for op in ops):
+        logging.warning_once(_SUMMARY_OF_ONE, replicas)
 
 
 def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:

@@ -203,9 +203,11 @@ class StepRunner:
     def _context(self, step, has_examples, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
         """Enters a step's context. Replicas with the same examples sample the same, by their data coordinate."""
         is_alone = is_only_replica()
-        replica = tf.convert_to_tensor(0 if is_alone else self._mesh.data.rank, tf.int32)
-        shard = tf.convert_to_tensor(self._mesh.model.rank if is_alone else replica_id(), tf.int32)
+        with tf.name_scope(graphs.REPLICA_SCOPE):
+            replica = tf.convert_to_tensor(0 if is_alone else self._mesh.data.rank, tf.int32)
+            shard = tf.convert_to_tensor(self._mesh.model.rank if is_alone else replica_id(), tf.int32)
         context = StepContext(
+            graph=tf.compat.v1.get_default_graph(),
             step=step,
             replica=replica,
             shard=shard,

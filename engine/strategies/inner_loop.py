@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
 from ..data.feed import CallInput
+from ..errors import NotCompilableError, reason
 from ..health.watchdog import Arrivals
 from ..internals import graphs
 from ..internals.tensorflow import (
@@ -24,6 +26,7 @@ from ..internals.tensorflow import (
     tracing_for_xla,
 )
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
+from ..reduction.aggregation import Doubts
 from ..state import TrainState
 from ..step.diagnosis import warn_of_step
 from .base import LoopResult, Program
@@ -37,6 +40,14 @@ from .syncs import Syncs
 # in one of the two graphs alone, and a fused kernel rounds once.
 _UNROLLED_STEPS = 4
 _FEW_OPERATIONS = 700
+# TensorFlow's errors as XLA compiles a program, and where their text has an op's kind, or its name alone.
+_COMPILATION_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnimplementedError,
+    tf.errors.InternalError,
+    tf.errors.NotFoundError,
+)
+_OP_KIND = re.compile(r"No registered '(\w+)' OpKernel|with op (\w+) must be|\{\{node (\S+?)\}\}")
 
 
 def _loop_arguments(operands, step: int, start: int, stop: int, due: int | None, more: tuple) -> tuple:
@@ -90,6 +101,7 @@ class InnerLoop(Program):
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       form: returns the values, other than its arguments, on which a traced step depends; each form has its own program.
       batch_shares: one per replica, or per group that computes the same examples.
+      doubts: what a trace of the step has left open, for a second one to decide.
 
     Attributes:
       programs: the compiled loops, by `form`, the form of their operands, and the writer of layers' own summaries.
@@ -112,12 +124,14 @@ class InnerLoop(Program):
         returns_rows: bool = False,
         form: Callable[[], Hashable] = tuple,
         batch_shares: int = 1,
+        doubts: Doubts | None = None,
     ):
         super().__init__(feed, state)
         self._form, self.pace = form, pace
         self._keeps_scores, self._returns_rows = keeps_scores, returns_rows
         self.prediction_specs = None if returns_rows else ()
         self._syncs = syncs
+        self._doubts = doubts
         self._batch_shares = batch_shares
         self._replicates_batch = False  # whether each replica computes the whole batch
         self.unrolls = unrolls
@@ -149,7 +163,8 @@ class InnerLoop(Program):
         arguments = _loop_arguments(operands, self._number(step), start, stop, due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._program(step, arguments), *arguments)
-        with self.moving_to(step + stop - start):
+        compiles = len(self.programs) > programs
+        with self.moving_to(step + stop - start), self._compilation_explained(compiles):
             if self._arrivals is None:
                 tensors = call()
             else:  # steps may wait for input in the loop, too
@@ -158,7 +173,19 @@ class InnerLoop(Program):
                 tensors = self.feed.run_with_timeout(call, self._arrivals.count)
                 input_seconds = self._arrivals.seconds() - waited_before
         result = self._result(tensors, stop - start, input_seconds)
-        return result._replace(compiles=len(self.programs) > programs)
+        return result._replace(compiles=compiles)
+
+    @contextlib.contextmanager
+    def _compilation_explained(self, compiles: bool) -> Iterator[None]:
+        try:
+            yield
+        except _COMPILATION_ERRORS as error:
+            if not (self.jit and compiles):
+                raise
+            kind, constant, name = match.groups() if (match := _OP_KIND.search(str(error))) else (None, None, None)
+            named = (op.type for op in graphs.operations(self._step_graph) if op.name == name)
+            op = kind or constant or next(named, "an op")
+            raise NotCompilableError(f"XLA can't compile {op}; use jit=auto or off ({reason(error)})") from error
 
     def trace(self, *loop_inputs) -> Sequence[RowSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
@@ -338,11 +365,18 @@ class InnerLoop(Program):
         `more` are specs of a step's arguments other than its batch, its number and whether it is observed.
         """
         one_batch = tf.function(self.feed.next_operands, autograph=False)
-        one_step = tf.function(self._replicated_step, autograph=False)
         batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
-        one_step = one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
+
+        def trace():
+            one_step = tf.function(self._replicated_step, autograph=False)
+            return one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
+
+        one_step = trace()
+        if self._doubts:
+            with self._doubts.deciding():
+                trace()
         self._step_graph = one_step.graph
-        warn_of_step(one_step.graph)
+        warn_of_step(one_step.graph, self._strategy.num_replicas_in_sync)
         zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
         for here, metrics in zip(self._replica_contexts(), results, strict=True):
             metrics, *rows = metrics if self._returns_rows else (metrics,)

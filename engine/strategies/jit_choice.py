@@ -11,7 +11,7 @@ import time
 import tensorflow as tf
 
 from .. import logging
-from ..errors import reason
+from ..errors import NotCompilableError, reason
 from ..internals import graphs
 from ..state import TrainState
 from .inner_loop import InnerLoop
@@ -23,8 +23,9 @@ _MOST_OPERATIONS = 2_000  # of a step: with more, XLA compiles longer, and can't
 _MOST_OFF_CPUS = 16_000  # where launches cost more; 12 blocks of a transformer are 5,000, ten seconds of a CPU
 _CLEAR = 2.0  # if one way is this many times as fast, it is not timed again
 _WORTH_IT = 1.05  # XLA must be this much faster: it needs one more compilation per batch shape
-# TensorFlow's errors for graphs that XLA can't compile; ResourceExhaustedError if they take too much memory.
+# Errors for graphs that XLA can't compile; ResourceExhaustedError if they take too much memory.
 _NOT_COMPILABLE = (
+    NotCompilableError,
     tf.errors.InvalidArgumentError,
     tf.errors.ResourceExhaustedError,
     tf.errors.UnimplementedError,
@@ -83,7 +84,7 @@ def measure(
                 raise
             out_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
             why_not = "it has not enough memory for this step" if out_of_memory else "it cannot compile this step"
-            logging.info("jit=auto: %s (%s)", why_not, reason(error))
+            logging.info("jit=auto: %s (%s)", why_not, reason(error.__cause__ or error))
     # The first one timed also allocates memory for both, and disturbances only slow a measurement.
     rates = [rate for rate, _ in measured.values()]
     if len(rates) == 2 and max(rates) <= _CLEAR * min(rates):

@@ -20,7 +20,7 @@ from ..data.source import unknown_dimensions
 from ..data.streamed import Stream, divide, is_part, unwatched
 from ..errors import UsageError
 from ..mesh.mesh import Mesh
-from ..reduction.aggregation import updates_explained
+from ..reduction.aggregation import Doubts, updates_explained
 from ..state import TrainState
 from ..step.context import StepContext
 from ..step.runner import StepRunner
@@ -212,16 +212,19 @@ class Replicated(Strategy):
 
             return self._program(eval_step, feed, keeps_scores=not self.static_shapes, returns_rows=returns_rows)
 
+        doubts = Doubts()
+
         def train_step(batch, number, observed):
             if callable(step):
                 with StepContext(mesh=self.mesh):
                     return {**step(batch, number, observed), **self._local_figures()}
+            batch = doubts.examples(batch)
             with updates_explained(self.num_replicas):
                 metrics = runner.train_step(batch, number, observed, jit=jit)
             graph = metrics["loss"].total.graph
             state.check_saved(graph)
             if self.num_replicas > 1:
-                state.check_assigned(graph, batch, runner.averaged, self.num_replicas)
+                state.check_assigned(graph, batch, runner.averaged, self.num_replicas, doubts)
             return {**metrics, **self._local_figures()}
 
         syncs = self._syncs if step == "train" else None
@@ -230,6 +233,7 @@ class Replicated(Strategy):
             feed,
             jit=jit,
             syncs=syncs,
+            doubts=doubts,
             # Gains nothing with several replicas or in XLA's programs (also TPUs'), nor if steps may wait in the loop,
             # since the wait could not be distinguished from the steps beside it.
             unrolls=self.num_replicas == 1 and not (jit or self.static_shapes or feed.reads_in_loop or syncs),

@@ -480,7 +480,7 @@ class Flags:
     check_sync_every_steps: int = _shown_flag(
         Integer(0),
         0,
-        "Also compare all replicas' variables at this interval; 0: only before saving.",
+        "Also compare all replicas' variables at this interval; 0: only after the first call and before saving.",
         use=_REPLICAS,
         is_period=True,
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, make_optimizer, mean, minimize
+from crankshaft.engine import Trainer, make_optimizer, mean, minimize, step_context
 
 
 class Gan(Trainer):
@@ -104,3 +104,22 @@ def test_what_a_function_that_a_step_calls_applies_counts_in_each_trace(bench):
     made = bench(Compiled(), data, 2, block_steps=8, unrolls=True, **how)
     made.train(5)
     assert made.state.step == 5
+
+
+class Conditional(Gan):
+    def train_step(self, batch):
+        step = super().train_step
+        return tf.cond(step_context().step % 2 == 0, lambda: step(batch), lambda: step(batch))
+
+
+class InFunction(Gan):
+    train_step = tf.function(Gan.train_step, autograph=False)
+
+
+@pytest.mark.parametrize("trainer", [Conditional, InFunction])
+def test_a_sum_over_replicas_in_a_branch_or_a_function_is_an_error_that_names_another_way(bench, trainer):
+    bench(trainer(), points(), 8, 1).run(2)
+    with pytest.raises(
+        ValueError, match=r"gradients over replicas within tf\.cond.*Update\.apply within the condition"
+    ):
+        bench(trainer(), points(), 8, 2).run(2)

@@ -237,6 +237,21 @@ def test_what_a_step_should_not_do_is_warned_of(bench, caplog, monkeypatch, trai
     assert (line in caplog.text) == is_warned
 
 
+class Summarized(Linear):
+    def loss(self, outputs, batch):
+        tf.summary.scalar("sum", tf.reduce_sum(batch[0]), step=0)
+        return super().loss(outputs, batch)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_summary_in_a_step_on_replicas_is_said_to_be_of_one(bench, caplog, monkeypatch, tmp_path, replicas):
+    monkeypatch.setattr(logging, "warning_once", logging.warning)
+    made = bench(Summarized(), (np.ones((4, 3), np.float32), np.zeros(4, np.int32)), 4, replicas)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default():
+        made.run(1)
+    assert ("what one of 2 replicas computes" in caplog.text) == (replicas == 2)
+
+
 @pytest.mark.parametrize(
     ("pair", "message"),
     [

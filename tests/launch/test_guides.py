@@ -56,6 +56,10 @@ HOLDS = {
     "A physics-informed network": "solved.result['eval']['loss'] < 1e-3",
     "A GAN": "np.allclose(made.predict(noise, 'generator'), serve(features=noise)['outputs'], atol=1e-6)",
     "WGAN-GP with several critic updates": "np.abs(made.mean(0) - 3).max() < 1.5",  # 3 at first
+    "Train a part every k steps": "two.trainer.optimizer.iterations.numpy() == 30"
+    " and two.trainer.body_optimizer.iterations.numpy() == 10 and same(one.model, two.model)",
+    "MoCo": "same(one.model, two.model) and np.allclose(one.trainer.queue, two.trainer.queue, atol=1e-4)"
+    " and two.result['eval']['loss'] < 3",
     "A diffusion model": "np.abs(np.linalg.norm(samples, axis=1) - 1).mean() < 0.25",
     "A forecaster": "max(done.result['eval'][f'error_{hours}'] for hours in HORIZONS) < 0.25",  # of 0.7
     "A graph network": "done.result['eval']['loss'] < 0.3 * strength.var()",
@@ -136,6 +140,11 @@ def _result_of(run_dir: str) -> dict:
         return json.load(file)
 
 
+def _same_weights(one, two) -> bool:
+    """Whether two models have the same weights but for rounding: sums over replicas are in another order."""
+    return all(np.allclose(*pair, atol=1e-4) for pair in zip(one.get_weights(), two.get_weights(), strict=True))
+
+
 @pytest.fixture
 def reader(inside, tmp_path, monkeypatch):
     """A `Reader` in a folder of its own, whose scripts can be imported there; and the names of its Python.
@@ -146,7 +155,7 @@ def reader(inside, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     if find_spec("torch") is None:
         monkeypatch.setitem(sys.modules, "torch.utils.data", types.SimpleNamespace(DataLoader=Loader, Dataset=object))
-    before, names = set(sys.modules), {"__name__": "guide", "result_of": _result_of}
+    before, names = set(sys.modules), {"__name__": "guide", "result_of": _result_of, "same": _same_weights}
     yield Reader(inside, names), names
     for name, module in list(sys.modules.items()):
         if name not in before and str(getattr(module, "__file__", "")).startswith(str(tmp_path)):

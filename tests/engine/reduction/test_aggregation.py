@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import minimize
+from crankshaft.engine import Update, gather, minimize, step_context
+from crankshaft.engine.errors import OutOfSyncError
+from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.internals import keras
 from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
@@ -206,19 +208,19 @@ def test_a_layer_that_sums_its_batch_over_replicas_has_one_devices_state(bench):
         np.testing.assert_allclose(two.held(theirs), mine.numpy(), rtol=1e-6)
 
 
-def assigning(value, by="none", dtype="float32"):
+def assigning(value, by="none", dtype="float32", trained=False):
     """A layer that assigns value(its variable, the batch)."""
 
     class Assigning(tf.keras.layers.Layer):
         def build(self, shape):
             self.state = self.add_weight(
-                shape=(), initializer="ones", dtype=dtype, trainable=False, name="state", aggregation=by
+                shape=(), initializer="ones", dtype=dtype, trainable=trained, name="state", aggregation=by
             )
 
         def call(self, x, training=None):
             if training:
                 self.state.assign(value(self.state, x))
-            return x
+            return x + self.state if trained else x
 
     return Assigning
 
@@ -236,14 +238,97 @@ def assigning(value, by="none", dtype="float32"):
             assigning(lambda v, x: tf.while_loop(lambda i, _: i < 2, lambda i, w: (i + 1, w + x[0, 0]), (0, 0.0))[1]),
             ["/state []", "'mean'"],
         ),
+        (assigning(lambda v, x: -tf.reduce_mean(x), trained=True), ["/state []", "2 replicas", "all_reduce"]),
+        (
+            assigning(lambda v, x: tf.cond(v > 0, lambda: x[0, 0], lambda: v + 0), trained=True),
+            ["/state", "all_reduce"],
+        ),
+        (assigning(lambda v, x: v + tf.random.stateless_normal([], step_context().seed())), ["/state []", "'mean'"]),
     ],
 )
 def test_state_of_a_batch_that_has_no_rule_is_an_error_before_the_first_step(bench, layer, words):
     made = bench(of(layer), DATA, 5, 2)
-    with pytest.raises(ValueError, match="aggregation") as raised:
+    with pytest.raises(ValueError, match=r"of 2 replicas|aggregation") as raised:
         made.run(1)
+    assert "ON_READ" not in str(raised.value)
     assert all(word in str(raised.value) for word in words), raised.value
     assert "\n" not in str(raised.value)
+
+
+EIGHT = np.resize(FEATURES, [8, 3]), np.zeros(8, np.float32)
+
+
+def test_a_constant_that_equals_the_batch_s_size_by_chance_is_no_size(bench):
+    """Two replicas of 4 examples each. A sampled number differs by replica only if its seed does."""
+    value = lambda v, x: tf.math.floormod(v + 1.0, 4.0) + tf.random.stateless_uniform([4], [4, 3])[0]  # noqa: E731
+    states = []
+    for replicas in (1, 2):
+        made = bench(of(assigning(value)), EIGHT, 8, replicas, shuffle=False)
+        made.train(3)
+        states.append(made.held(made.trainer.model.layers[0].state))
+    assert states[0] == states[1]
+
+
+def test_the_size_of_a_replica_s_batch_is_refused_if_it_is_known_when_tracing(bench):
+    with pytest.raises(ValueError, match=r"/state \[\]: each of 2 replicas assigns it"):
+        bench(of(assigning(lambda v, x: v + float(x.shape[0]))), EIGHT, 8, 2).run(1)
+
+
+class Queue(Plain):
+    """Keeps the newest examples of all replicas."""
+
+    def build(self):
+        super().build()
+        self.queue = tf.Variable(tf.zeros([4, 3]), trainable=False, name="queue")
+
+    def train_step(self, batch):
+        rows, _ = gather(self, batch[0])
+        self.queue.assign(tf.concat([rows, self.queue], 0)[:4])
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize("examples", [1, 4])
+def test_a_queue_of_gathered_rows_is_the_same_on_all_replicas(bench, examples):
+    made = bench(Queue(), EIGHT, 2 * examples, 2, shuffle=False)
+    made.train(1)
+    np.testing.assert_array_equal(made.held(made.trainer.queue)[: 2 * examples], EIGHT[0][: 2 * examples][:4])
+
+
+class OwnNoise(Plain):
+    """Adds noise of each replica's own to the gradients' sum, which no trace shows."""
+
+    layer = tf.keras.layers.Flatten
+
+    def train_step(self, batch):
+        variables = self.trainable_variables
+        gradients, metrics = self.compute_gradients(batch)
+        gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
+        noise = tf.random.stateless_normal([], step_context().seed())
+        update = Update(self, [gradient + noise for gradient in gradients.over(count).unscaled()], variables)
+        update.apply(self.optimizer, variables)
+        return update.end(metrics)
+
+
+class Slow(Plain):
+    """Keeps each step's weights, which in local SGD are each replica's own."""
+
+    layer = tf.keras.layers.Flatten
+
+    def build(self):
+        super().build()
+        self.slow = tf.Variable(tf.zeros([3, 1]), trainable=False, name="slow")
+
+    def train_step(self, batch):
+        metrics = super().train_step(batch)
+        self.slow.assign(self.model.trainable_variables[0])
+        return metrics
+
+
+@pytest.mark.parametrize(("trainer", "reduction", "step"), [(OwnNoise, None, 1), (Slow, LocalSgd, 4)])
+def test_replicas_that_differ_are_found_after_the_first_call_in_sync(bench, trainer, reduction, step):
+    made = bench(trainer(), EIGHT, 8, 2, block_steps=1, reduction=reduction and reduction(4, outer()))
+    with pytest.raises(OutOfSyncError, match=f"step {step}: replica 1 of 2 .*random numbers"):
+        made.loop([SyncCheck(0)], 20)
 
 
 class Replay(Plain):
@@ -271,6 +356,37 @@ class Scattering(Replay):
 def test_an_update_that_variables_on_replicas_do_not_have_names_the_variable_and_another(bench):
     with pytest.raises(ValueError, match=r"^ring \[4, 3\]: scatter_nd_update .*2 replicas; .*tensor_scatter_nd_update"):
         bench(Scattering(), DATA, 5, 2).run(1)
+
+
+class Rows(Plain):
+    """Keeps a row of each example: its features, by what the error about `scatter_nd_update` says."""
+
+    def build(self):
+        super().build()
+        self.rows = tf.Variable(tf.zeros([8, 3]), trainable=False, name="rows", aggregation=SUM)
+
+    def train_step(self, batch):
+        self.keep(tf.cast(batch[1], tf.int32)[:, None], batch[0])
+        return super().train_step(batch)
+
+    def keep(self, indices, updates):
+        change = updates - tf.gather_nd(self.rows, indices)
+        self.rows.assign_add(tf.scatter_nd(indices, change, self.rows.shape))
+
+
+class ScatteredRows(Rows):
+    def keep(self, indices, updates):
+        self.rows.scatter_nd_update(indices, updates)
+
+
+def test_a_row_of_each_example_is_kept_as_the_error_says_and_by_no_copy_of_each_replica(bench):
+    data = EIGHT[0], np.arange(8, dtype=np.float32)
+    made = bench(Rows(), data, 5, 2, shuffle=False)
+    made.train(4)
+    np.testing.assert_allclose(made.held(made.trainer.rows), EIGHT[0], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"aggregation='sum', and assign_add\(tf\.scatter_nd") as raised:
+        bench(ScatteredRows(), data, 5, 2).run(1)
+    assert "ON_READ" not in str(raised.value)
 
 
 class Recurrent(Plain):

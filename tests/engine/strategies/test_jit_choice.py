@@ -2,15 +2,17 @@
 
 import re
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import mean
 from crankshaft.engine.state import host_device
 from crankshaft.engine.strategies import jit_choice
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
-from tests.engine.trainers import pictures
+from tests.engine.trainers import Squares, pictures
 
 
 class OutOfMemory(Mlp):
@@ -60,6 +62,27 @@ def test_both_are_measured_unless_one_is_known_not_to_do(
     if tried == [False]:
         assert not jit_choice.choose(measured)
     assert_same(made.arrays(), before)
+
+
+def by_numpy(x):
+    return tf.numpy_function(lambda x: x, [x], tf.float32)
+
+
+def by_loop(x):
+    """A loop whose turns depend on the data: its gradient keeps a list of any length."""
+    return tf.while_loop(lambda i, _: i < tf.cast(x[0, 0], tf.int32), lambda i, y: (i + 1, tf.tanh(y)), (0, x))[1]
+
+
+@pytest.mark.parametrize(("value", "op"), [(by_numpy, "PyFunc"), (by_loop, "EmptyTensorList")])
+def test_an_op_that_xla_lacks_is_named_with_the_setting_that_does_without(bench, value, op):
+    class Lacking(Squares):
+        def loss(self, outputs, batch):
+            return mean(tf.square(value(outputs)[:, 0]) + 0.0 * outputs[:, 0])
+
+    made = bench(Lacking(), (np.ones([8, 3], np.float32), np.ones(8, np.float32)), 4, jit=True)
+    with pytest.raises(ValueError, match=rf"^XLA can't compile {op}; use jit=auto or off \("):
+        made.run(1)
+    assert jit_choice.measure(made.strategy, made.state)[1] == "it cannot compile this step"
 
 
 def test_larger_steps_are_tried_on_gpus(bench, monkeypatch):
