@@ -48,7 +48,6 @@ class SyncCheck(Periodic):
         self._hashes: CompiledOf
 
     def begin(self, status: Status) -> None:
-        self._is_first = True
         if status.strategy.num_hosts > 1 and any(status.strategy.exchange(int(self._runs_users))):
             self.more = self._user_periods
         positions = {id(variable) for variable in status.state.input.variables}
