@@ -35,7 +35,7 @@ test-slow: $(INSTALLED) ## run the slow tests
 test-clusters: $(INSTALLED) ## run the tests by Slurm, podman and Ray, which this installs as the script that is printed says
 	@cat tests/clusters/install.sh
 	@tests/clusters/install.sh $(VENV_PYTHON)
-	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters tests/launch/manifests/test_manifest.py $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters $(ARGS)
 
 saved-runs: $(INSTALLED) ## write again the run_dirs that tests resume, after a deliberate change of what a run saves
 	@$(VENV_PYTHON) -m tests.launch.saved_runs.write $(ARGS)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from crankshaft.engine.machine import events
-from crankshaft.launch import ask, local, manifest, prepare
+from crankshaft.launch import ask, local, prepare
 from crankshaft.launch.benchmark import result
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import FIELDS, GROUPS
@@ -82,7 +82,6 @@ def _flags() -> str:
         parts.append(f"{heading}:\n\n{_entries(kind)}")
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.Flags)}")
     for name, command in (
-        ("manifest", manifest),
         ("plan", plan),
         ("prepare", prepare),
         ("monitor", server),

@@ -335,7 +335,7 @@ def test_help_may_be_cut_short_by_its_reader():
         assert program.stderr.read() == b""
     assert program.returncode == 0
     with open("/dev/full", "wb") as full:  # and a disk that is full is named
-        command = [sys.executable, "-m", "crankshaft", "manifest", "dockerfile"]
+        command = [sys.executable, "-m", "crankshaft", "train", "--help"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     line = "error: a part of the output is lost: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (1, line)
