@@ -98,11 +98,6 @@ PLACEMENT_CONFLICTS: Conflicts = (
         "jit=on needs one replica, and there are {c.num_virtual_devices}; use jit=auto or off",
     ),
     (
-        lambda c: _sharding(c) and c.powersgd_rank,
-        "{sharded} does not go with powersgd_rank={c.powersgd_rank}, which compresses the gradients of whole matrices; "
-        "leave one out",
-    ),
-    (
         lambda c: _sharding(c) and c.sync_every_steps > 1,
         "{sharded} does not go with sync_every_steps={c.sync_every_steps}, which lets replicas train by themselves, "
         "and replicas of a sharded model can't; leave one out",
@@ -154,11 +149,6 @@ CONFLICTS: Conflicts = (
     (
         lambda c: c.sync_every_steps > 1 and c.strategy == "tpu",
         "strategy=tpu can't be combined with {apart}; leave one of them out",
-    ),
-    (
-        lambda c: c.sync_every_steps > 1 and c.powersgd_rank,
-        "powersgd_rank={c.powersgd_rank} is of sums in each step, and sync_every_steps={c.sync_every_steps} makes "
-        "none; leave one of them out",
     ),
     (
         lambda c: _rolls_back(c) and not c.run_dir,

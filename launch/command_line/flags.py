@@ -43,14 +43,7 @@ _CLUSTERS = ("strategy", *registry.CLUSTERED)
 _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 REPLACED = {  # flags that are gone, and what to use
-    **{
-        name: f"use benchmark_arg={name.removeprefix('benchmark_')}=VALUE"
-        for name in ("benchmark_steps", "benchmark_seconds", "benchmark_rounds", "fail_below", "profile")
-    },
-    "tokens": "use sampling=tokens=N",
-    "tpu_address": "set the variable TPU_NAME to the TPU's name or grpc:// address",
-    "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
-    "own_network": 'start it in a network of its own: unshare -rn sh -c "ip link set lo up; exec crankshaft local ..."',
+    "powersgd_rank": "use reduce_dtype=bfloat16, or sync_every_steps",
 }
 EITHER = (("train_steps", "train_epochs"),)  # two ways to set a length
 _LOCAL_SGD = ("sync_every_steps",)
@@ -307,9 +300,6 @@ class Flags:
         "Data type of gradients between replicas, and of values to and from parameter servers.",
         use=(*_REPLICAS, "parameter_server"),
         decides=True,
-    )
-    powersgd_rank: int = _between_flag(
-        Integer(0), 0, "Compress gradients to two matrices of this rank (PowerSGD); 0: off.", decides=True
     )
     sync_every_steps: int = _between_flag(
         Integer(1),

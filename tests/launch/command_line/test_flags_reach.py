@@ -112,9 +112,6 @@ def test_gradients_travel_in_the_type_that_was_asked_for(run):
     devices = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_steps=5", "--mode=train")
     exact, rounded = run(*devices).tensors, run(*devices, "--reduce_dtype=bfloat16").tensors
     assert 0 < difference(exact, rounded) < 0.02
-    compressed = run(*devices, "--powersgd_rank=2").tensors
-    assert 0 < difference(exact, compressed) < 0.02
-    assert any(name.startswith("trainer/reduction/memory/") for name in compressed)
 
 
 @pytest.mark.slow
@@ -154,7 +151,6 @@ BY_A_STEP = [
     {"precision": "bfloat16"},
     {"recompute": True},
     {"strategy": "mirrored", "num_virtual_devices": 2, "reduce_dtype": "bfloat16", "shard_optimizer": True},
-    {"strategy": "mirrored", "num_virtual_devices": 2, "powersgd_rank": 1},
     {"strategy": "mirrored", "num_virtual_devices": 2, "sync_every_steps": 2},
 ]
 # The engine or the launcher applies these itself, or refuses them, whatever a step does.

@@ -47,7 +47,6 @@ MISTAKES = {
     "RUN --train_steps": "Missing value for flag --train_steps; see --help",
     "--stderrthreshold=loud": "--stderrthreshold must be one of ... not 'loud'; see --help",
     "RUN MIRRORED --mesh=model:2,model:2": "it is not a mesh ... data:2,model:2",
-    "RUN MIRRORED --mesh=model:2 --powersgd_rank=2": "mesh=model:2 does not go with powersgd_rank=2 ... leave",
     "RUN --mode=benchmark --benchmark_arg=steps=3 --benchmark_arg=seconds=2": (
         "benchmark_arg ... steps=3 and seconds=2 are both given ... use one"
     ),
@@ -71,7 +70,6 @@ MISTAKES = {
     "RUN MIRRORED --shard_optimizer --sync_every_steps=16": (
         "shard_optimizer does not go with sync_every_steps=16 ... leave one"
     ),
-    "RUN MIRRORED --sync_every_steps=16 --powersgd_rank=2": "powersgd_rank=2 ... sync_every_steps=16 ... leave one",
     "RUN --train_steps=5 --warmup_steps=5": "warmup_steps=5 leaves nothing of train_steps=5",
     "RUN --freeze=(:2": "freeze=(:2 can't be used: it is not a regular expression ... bias|gamma",
     "RUN --freeze=hidden:some": "freeze=hidden:some ... its epochs are not a number above 0 ... e.g. backbone:3",
