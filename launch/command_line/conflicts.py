@@ -47,10 +47,6 @@ def _watching(c: Config) -> str:
     return "early_stopping" if c.early_stopping else "reduce_lr" if c.reduce_lr else ""
 
 
-def _rolls_back(c: Config) -> bool:
-    return c.trains and c.rollbacks > 0
-
-
 def _init_options(c: Config) -> list[str]:
     return [name for name in ("init_optimizer", "init_map") if getattr(c, name)]
 
@@ -149,25 +145,6 @@ CONFLICTS: Conflicts = (
     (
         lambda c: c.sync_every_steps > 1 and c.strategy == "tpu",
         "strategy=tpu can't be combined with {apart}; leave one of them out",
-    ),
-    (
-        lambda c: _rolls_back(c) and not c.run_dir,
-        "on_nonfinite={c.on_nonfinite} returns to checkpoints, which are in run_dir; give one",
-    ),
-    (
-        lambda c: _rolls_back(c) and c.strategy == "parameter_server",
-        "on_nonfinite={c.on_nonfinite} can't be combined with strategy=parameter_server, whose workers' steps can't be "
-        "repeated; leave one of them out",
-    ),
-    (
-        lambda c: _rolls_back(c) and c.sync_every_steps > 1,
-        "on_nonfinite={c.on_nonfinite} can't be combined with sync_every_steps={c.sync_every_steps}, which sums no "
-        "step alone; leave one of them out",
-    ),
-    (
-        lambda c: _rolls_back(c) and c.check_numerics,
-        "on_nonfinite={c.on_nonfinite} can't be combined with check_numerics=True, which ends a run within a step; "
-        "leave one of them out",
     ),
     (
         lambda c: c.restore_best and c.mode == "train" and c.has_evaluator,

@@ -35,7 +35,7 @@ MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "g
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
-AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
+AUTO_SHARD_POLICIES = ("auto", "file", "data", "off")
 SPLITS = ("eval", "train")
 
 _SERVERS = ("strategy", "parameter_server")
@@ -386,10 +386,9 @@ class Flags:
         decides=True,
     )
     on_nonfinite: str = _update_flag(
-        OneOf(("raise", "skip", "rollback"), counted="rollback"),
+        OneOf(("raise", "skip")),
         "raise",
-        "If a step is not finite: stop the run; skip its update; or return to the last checkpoint, at most N times "
-        "(3), and leave its batch out.",
+        "If a step is not finite: stop the run; or skip its update.",
         decides=True,
     )
 

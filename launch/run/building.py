@@ -283,7 +283,7 @@ def _step_options(
         accumulate_steps=config.accumulate_steps,
         parallel_micro_batches=parallel_micro_batches,
         recompute=config.recompute,
-        on_nonfinite="raise" if config.rollbacks else config.on_nonfinite,  # the step is the same
+        on_nonfinite=config.on_nonfinite,
         debug=config.debug,
         check_numerics=config.check_numerics,
     )

@@ -19,7 +19,6 @@ from ...engine.hooks.bottlenecks import InputBound, Stragglers
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
-from ...engine.hooks.rollback import Rollback
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.snapshots import InMemory
 from ...engine.hooks.sync_check import SyncCheck
@@ -47,7 +46,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
 
     Args:
-      run: gets its record, rows, metrics, final weights, stop request, check of replicas and rollback.
+      run: gets its record, rows, metrics, final weights, stop request and check of replicas.
       user_hooks: see `check_user_hooks`.
       began: when the process began to work on the run, by `time.monotonic`.
       pauses: of the process.
@@ -132,9 +131,6 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
 
     if run.checkpoints:
         hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
-        if config.rollbacks:
-            run.rollback = Rollback(config.rollbacks, run.checkpoints, hooks)
-            hooks.append(run.rollback)
     if run.snapshots:
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         hooks.append(InMemory(run.snapshots, seconds, hooks))
