@@ -44,13 +44,6 @@ train_epochs: 5
 
 Numbers are decimal, text and paths UTF-8 (in a locale with another encoding start a script with `PYTHONUTF8=1`), and a
 file has each name once.
-
-Tab completes commands, flags and their choices in bash by this line in `~/.bashrc`, in zsh by `autoload -U +X
-bashcompinit && bashcompinit` and this line in `~/.zshrc`, after `compinit`:
-
-```console
-complete -o default -o nospace -C "crankshaft complete" crankshaft
-```
 """
 _LOCAL = "These stand before the `--` of `crankshaft local`; after it the flags above, or a script and its flags."
 

@@ -14,7 +14,6 @@ COMMANDS = {
     "plan": ("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
     "prepare": ("crankshaft.launch.prepare", "Write an input's examples into shards of files."),
     "ask": ("crankshaft.launch.ask", "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop."),
-    "complete": ("crankshaft.launch.complete", "Answer a shell whose user presses Tab: see docs/flags.md."),
     "monitor": ("crankshaft.launch.monitor.server", "Show running and finished runs on a page."),
     "report": ("crankshaft.launch.monitor.report", "Print a benchmark's result as Markdown, or write the page."),
 }

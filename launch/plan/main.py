@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ...engine.data.data import Data
     from ..command_line.config import Config
 
-TAKES_FLAGS_OF_TRAIN = True  # for `crankshaft complete`
 _USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [flags of train]]"
 _MOST_HOSTS = 50_000
 _FIRST_PORT = 10_000
