@@ -199,8 +199,6 @@ def test_columns_in_another_order_are_read_by_name(tmp_path, form):
     order = (3, 1, 0, 2)
     write_named(tmp_path / "data", [NAMES[index] for index in order], order)
     assert named_run(tmp_path, "eval", MODELS[form]).result["eval"] == trained.result["eval"]
-    export = named_run(tmp_path, "export", MODELS[form]).result["export"]
-    assert form == "dict" or "in their order: user, b1, b2, b3." in (pathlib.Path(export) / "README.md").read_text()
     # Batches of another size are rounded otherwise on some CPUs: by units in the last place.
     np.testing.assert_allclose(load_model(tmp_path / "run").predict(), expected, rtol=1e-6)
     table = csv_input.load(str(tmp_path / "data"), 0).train
@@ -227,7 +225,6 @@ def test_columns_whose_names_no_signature_can_have_are_exported_under_others(tmp
     own = {"gr__e_id": "größe id", "b_1_2": "b-1", "b_1": "b_1", "x2nd": "2nd"}
     served = serve(**{name: tf.constant(rows[column]) for name, column in own.items()})["outputs"]
     np.testing.assert_allclose(served, trained.predict(rows), rtol=1e-6)
-    assert "`x2nd` is '2nd', `b_1_2` is 'b-1', `gr__e_id` is 'größe id'." in (folder / "README.md").read_text()
 
 
 def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
