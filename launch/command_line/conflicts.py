@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from .config import KERAS_FILES, READING, SCHEDULES_TO_THE_END, Config
+from .config import READING, SCHEDULES_TO_THE_END, Config
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
 # When a row holds, and its line, in which {c} is the configuration; the other names are in `refuse`.
@@ -27,7 +27,6 @@ def refuse(config: Config, conflicts: Conflicts) -> None:
             "apart": f"sync_every_steps={config.sync_every_steps}, whose replicas differ between syncs",
             "watching": f"{_watching(config)} watches monitor={config.monitor}",
             "watch_train": f"use monitor={dataclasses.replace(config.monitored, source='train')}",
-            "init_options": " and ".join(_init_options(config)),
             "ending": _ending(config) or "nothing",
             "tasks": len(config.cluster.addresses) if config.cluster else 1,
             "give_data": "return (train, eval) from the data function, or use validation_split=0.1",
@@ -45,10 +44,6 @@ def _watching(c: Config) -> str:
     if c.monitored.source != "eval":
         return ""
     return "early_stopping" if c.early_stopping else "reduce_lr" if c.reduce_lr else ""
-
-
-def _init_options(c: Config) -> list[str]:
-    return [name for name in ("init_optimizer", "init_map") if getattr(c, name)]
 
 
 def _ending(c: Config) -> str:
@@ -197,11 +192,6 @@ CONFLICTS: Conflicts = (
         lambda c: c.mode == "predict" and _ending(c) not in PREDICTION_FILES,
         "output={c.output} ends in {ending}; give a file of predictions one of the endings "
         f"{', '.join(PREDICTION_FILES)}",
-    ),
-    (
-        lambda c: len(_init_options(c)) > 1 or (_init_options(c) and (c.init_from or "").endswith(KERAS_FILES)),
-        "init_from={c.init_from} can't be combined with {init_options}: init_optimizer continues a run's checkpoint, "
-        "init_map renames variables of a tf.train.Checkpoint, and a Keras file has weights alone; leave one out",
     ),
 )
 

@@ -43,6 +43,8 @@ _CLUSTERS = ("strategy", *registry.CLUSTERED)
 _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 REPLACED = {  # flags that are gone, and what to use
+    "init_map": "set weights of other code by run.set_weights, see docs/from_keras.md",
+    "init_optimizer": "begin with the weights alone, by init_from, or resume the run itself",
     "powersgd_rank": "use reduce_dtype=bfloat16, or sync_every_steps",
 }
 EITHER = (("train_steps", "train_epochs"),)  # two ways to set a length
@@ -131,23 +133,6 @@ class Flags:
         "Run, checkpoint or Keras file from which to load the weights.",
         of_call=True,
         may_be_elsewhere=True,
-    )
-
-    init_optimizer: bool = _model_flag(
-        Boolean(),
-        False,
-        "Also continue that run's optimizer state; steps and schedules begin at 0.",
-        use=("init_from",),
-        of_call=True,
-    )
-    init_map: Sequence[str] = _model_flag(
-        Text("REGEX=REPLACEMENT", rules.check_renaming),
-        [],
-        "Rename the variables of a tf.train.Checkpoint of other code; an empty name leaves one out. Repeatable, in "
-        "order.",
-        use=("init_from",),
-        several=True,
-        of_call=True,
     )
 
     # Input

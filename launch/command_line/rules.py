@@ -394,18 +394,6 @@ def parse_freeze(text: str) -> tuple[str, float | None]:
         return pattern, math.nan
 
 
-def check_renaming(text: str) -> None:
-    """Checks, as a rule, that the text is REGEX=REPLACEMENT."""
-    pattern, equals, replacement = text.rpartition("=")
-    if not pattern or not equals:
-        raise ValueError("it is not of the form REGEX=REPLACEMENT; use e.g. model/layer-0=dense")
-    check_regular_expression(pattern)
-    try:
-        re.sub(pattern, replacement, "")
-    except (re.error, IndexError) as error:
-        raise ValueError(f"its replacement does not fit ({error}); use e.g. \\1 for the first group") from None
-
-
 def matching(pattern: str, otherwise: str) -> Rule:
     """Returns a rule that all of the text matches a pattern, in which . is any character."""
 

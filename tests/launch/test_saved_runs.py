@@ -18,7 +18,7 @@ from tests.logical_cpus import make_four
 from tests.runs import manifests
 
 GONE = {  # flags, since the runs were saved
-    *("powersgd_rank", "tokens", "tpu_address", "fail_below", "profile"),
+    *("init_map", "init_optimizer", "powersgd_rank", "tokens", "tpu_address", "fail_below", "profile"),
     *("benchmark_steps", "benchmark_seconds", "benchmark_rounds"),
 }
 

@@ -156,7 +156,7 @@ BY_A_STEP = [
 # The engine or the launcher applies these itself, or refuses them, whatever a step does.
 BY_OTHERS = set(
     """mode run_dir config seed train_steps train_epochs stop_at_step allow_changed_config max_restarts min_workers
-    result_json model model_arg init_from init_optimizer init_map input input_arg data_dir eval_data_dir
+    result_json model model_arg init_from input input_arg data_dir eval_data_dir
     global_batch_size validation_split eval_batch_size resident_data_mb shuffle_window max_bad_records shuffle_buffer
     auto_shard_policy strategy num_virtual_devices mesh gpus steps_per_loop jit communication cluster_hosts
     task_index bind num_ps evaluator cluster_timeout_seconds step_timeout_seconds outer_arg max_staleness_steps

@@ -303,7 +303,7 @@ def test_help_names_every_flag_once_by_group_and_every_model_and_input(crank_eac
     shown = [line.split("=")[0].strip().removeprefix("--").removeprefix("[no]") for line in lines if line[:4] == "  --"]
     assert shown == [name for names in GROUPS.values() for name in names]
     assert len(shown) == len(set(shown))
-    assert {"  --mesh=data:D,model:M", "  --init_map=REGEX=REPLACEMENT", "  --seed=..."} <= {*lines}
+    assert {"  --mesh=data:D,model:M", "  --seed=..."} <= {*lines}
     assert [line[:-1] for line in lines if line in {f"{title}:" for title in GROUPS}] == list(GROUPS)
     assert all(", ".join(names) in " ".join(helped.out.split()) for names in registry.NAMES.values())
     lines = short.ok().out.splitlines()
