@@ -319,8 +319,8 @@ def test_help_names_every_flag_once_by_group_and_every_model_and_input(crank_eac
 
 
 def test_help_shows_the_arguments_of_the_model_and_input_that_are_given(inside):
-    out = " ".join(inside("--model=mlp", "--input=ratings", "--help").ok().out.split())
-    for kind, name in (("model", "mlp"), ("input", "ratings")):
+    out = " ".join(inside("--model=mlp", "--input=criteo", "--help").ok().out.split())
+    for kind, name in (("model", "mlp"), ("input", "criteo")):
         entry = registry.find(kind, name)
         assert f" {name} {' '.join(entry.summary.split())} [--{kind}_arg" in out
         assert all(f" {argument}=" in out for argument in entry.defaults)
