@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import queue
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from logging import Filter, LogRecord
@@ -24,7 +23,6 @@ from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reaso
 from ...health import server_probe
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
-from ...internals.tensorflow import ends_executor
 from ...machine.threads import PROCESS, Thread
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
@@ -335,11 +333,3 @@ def quiet_tensorflow() -> None:
         if any(isinstance(log_filter, _InOneLine) for log_filter in logger.filters):
             return
         logger.addFilter(_InOneLine())
-    report = sys.unraisablehook
-
-    def report_others(raised) -> None:
-        # A lost server's, raised again by each waiting thread that releases its executor; the run reports it once.
-        if not (ends_executor(raised.object) and isinstance(raised.exc_value, tf.errors.OpError)):
-            report(raised)
-
-    sys.unraisablehook = report_others
