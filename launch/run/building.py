@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,7 +25,6 @@ from ...engine.health import watchdog
 from ...engine.inventory import Inventory
 from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
-from ...engine.machine.threads import Thread
 from ...engine.mesh.shards import variable_sharding
 from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
@@ -102,7 +102,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
 
     def end_process(line: str) -> None:
         if record_end:
-            recording = Thread(target=record_end, args=(line,), daemon=True)
+            recording = threading.Thread(target=record_end, args=(line,), daemon=True)
             with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
                 recording.start()
                 recording.join(_RECORD_SECONDS)

@@ -29,7 +29,6 @@ from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
 from ...engine.machine.requests import Requests
-from ...engine.machine.threads import Thread
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
@@ -169,7 +168,7 @@ class _IncludeWorkers(Periodic):
 
     def begin(self, status: Status) -> None:
         if self._config.is_chief:
-            Thread(target=self._poll, name="included", daemon=True).start()
+            threading.Thread(target=self._poll, name="included", daemon=True).start()
 
     def _poll(self) -> None:
         absent, newcomers = self._cluster.absent, self._cluster.newcomers
