@@ -43,7 +43,7 @@ test-slow: $(INSTALLED) ## run the slow tests
 test-clusters: $(INSTALLED) ## run the tests by Slurm, podman and Ray, which this installs as the script that is printed says
 	@cat tests/clusters/install.sh
 	@tests/clusters/install.sh $(VENV_PYTHON)
-	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters tests/launch/manifests/test_manifest.py $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters $(ARGS)
 
 versions: ## test the oldest and the newest Python, TensorFlow, Keras and NumPy, each in an environment of its own
 	@$(PYTHON) tests/versions/run.py $(ARGS)

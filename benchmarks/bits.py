@@ -64,7 +64,6 @@ ON_SEVERAL = ("mlp_dropout", "cnn_batch_norm")
 STRATEGIES = {
     "mirrored": ("train", "--strategy=mirrored --num_virtual_devices=2"),
     "local_sgd": ("train", "--strategy=mirrored --num_virtual_devices=2 --sync_every_steps=4"),
-    "powersgd": ("train", "--strategy=mirrored --num_virtual_devices=2 --powersgd_rank=2"),
     "workers": ("local --workers=2 --", ""),
     "server": ("local --workers=1 --ps=1 --", "--steps_per_loop=10"),
 }

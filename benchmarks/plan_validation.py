@@ -1,9 +1,7 @@
 """What the planner predicts beside what a run takes: memory, of real processes, or time. A script, not a test.
 
     python -m benchmarks.plan_validation --cases=mlp:one_device,cnn:two_workers
-    crankshaft plan --measure=this.yaml
     python -m benchmarks.plan_validation --times=this.yaml --cases=mlp:one_device,cnn:two_workers
-    taskset -c 0 crankshaft plan --measure=core.yaml
     python -m benchmarks.plan_validation --times=core.yaml --link=1e9,0.01 --cases=mlp:two_workers,mlp:2+2_servers
 
 Memory is the sum, over the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a
@@ -12,7 +10,7 @@ largest processes of `crankshaft train`; `crankshaft local`, which starts them, 
 those of a batch, from examples per second: `crankshaft plan`'s by the file's constants, and benchmark mode's.
 
 With --link, each worker and server is on a host of its own (`benchmarks.links`), of one core, and the coordinator on
-the first worker's. A plan is made twice: by the times of messages that `--measure`'s way finds between two such hosts,
+the first worker's. A plan is made twice: by the times of messages between two such hosts (`benchmarks.message_times`),
 and by the file's, to each of which a round trip and the bytes at the link's rate are added.
 """
 
@@ -206,7 +204,7 @@ def with_links(machine: str, link: Link, folder: Path) -> list[str]:
         for size, seconds in figures.network_seconds
     )
     with Hosts(2, link) as hosts:
-        processes = on_hosts(hosts, TASKS["two_workers"], [sys.executable, "-m", "crankshaft.launch.plan.links"])
+        processes = on_hosts(hosts, TASKS["two_workers"], [sys.executable, "-m", "benchmarks.message_times"])
         rows = json.loads(run_together(processes)[0][-1])
     (_, latency), *others = sorted((float(size), seconds) for size, seconds in rows.items())
     measured = ((0.0, latency), *others)
@@ -216,9 +214,12 @@ def with_links(machine: str, link: Link, folder: Path) -> list[str]:
     print(table(["bytes of a message", "measured ms", "by the link's figures ms"], shown, names=0), flush=True)
     paths = []
     for name, points in (("measured", measured), ("by_figures", by_figures)):
-        paths.append(folder / f"{name}.yaml")
-        text = hardware.to_yaml(dataclasses.replace(figures, network_seconds=points))
-        paths[-1].write_text(text, encoding="utf-8")
+        paths.append(folder / f"{name}.json")
+        constants = dataclasses.asdict(figures) | {"network_seconds": dict(points)}
+        constants["matmul_tflops"] = {dtype: dict(rates) for dtype, rates in figures.matmul_tflops.items()}
+        constants["link_seconds"] = figures.link_seconds and dict(figures.link_seconds)
+        given = {key: value for key, value in constants.items() if value not in (None, {})}
+        paths[-1].write_text(json.dumps(given), encoding="utf-8")
     return [str(path) for path in paths]
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from crankshaft.engine.machine import events
-from crankshaft.launch import ask, local, manifest, prepare
+from crankshaft.launch import ask, local, prepare
 from crankshaft.launch.benchmark import result
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import FIELDS, GROUPS
@@ -44,13 +44,6 @@ train_epochs: 5
 
 Numbers are decimal, text and paths UTF-8 (in a locale with another encoding start a script with `PYTHONUTF8=1`), and a
 file has each name once.
-
-Tab completes commands, flags and their choices in bash by this line in `~/.bashrc`, in zsh by `autoload -U +X
-bashcompinit && bashcompinit` and this line in `~/.zshrc`, after `compinit`:
-
-```console
-complete -o default -o nospace -C "crankshaft complete" crankshaft
-```
 """
 _LOCAL = "These stand before the `--` of `crankshaft local`; after it the flags above, or a script and its flags."
 
@@ -82,7 +75,6 @@ def _flags() -> str:
         parts.append(f"{heading}:\n\n{_entries(kind)}")
     parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.Flags)}")
     for name, command in (
-        ("manifest", manifest),
         ("plan", plan),
         ("prepare", prepare),
         ("monitor", server),

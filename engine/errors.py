@@ -119,18 +119,9 @@ class SaveError(RunError):
 
 
 class NonfiniteError(RunError):
-    """A loss, gradient or variable became inf or nan.
-
-    Args:
-      message: the line.
-      steps: of training, the first and the last, one of which may have caused it; None if no step did.
-    """
+    """A loss, gradient or variable became inf or nan."""
 
     exit_code = EXIT_DIVERGED
-
-    def __init__(self, message: str = "", steps: tuple[int, int] | None = None):
-        super().__init__(message)
-        self.steps = steps
 
 
 class LostPeerError(RunError):

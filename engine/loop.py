@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 
 from .errors import UsageError
 from .hooks import Hook, Status
 from .hooks.eviction import Eviction
-from .hooks.rollback import Rollback
 from .meter import Meter, Segment, Totals
 from .state import TrainState
 from .strategies.base import Interrupted, Program, Strategy
@@ -28,7 +26,6 @@ class Loop:
       state: changed by steps; it may be restored afterwards.
       hooks: called in this order, after `Eviction`.
       until_step: at which the run ends; None if only its caller knows.
-      rollback: one of the hooks, which runs the steps; None runs them by the strategy.
       clock: returns seconds; the clock may stop while the process is stopped.
 
     Attributes:
@@ -42,10 +39,8 @@ class Loop:
         state: TrainState,
         hooks: Sequence[Hook],
         until_step: int | None,
-        rollback: Rollback | None = None,
         clock=time.perf_counter,
     ):
-        self._run = functools.partial(rollback.run, strategy) if rollback else strategy.run
         eviction = Eviction(state.trainer.inventory)
         self._hooks = [eviction, *hooks] if eviction.tables else hooks
         self._strategy, self._state, self._clock = strategy, state, clock
@@ -105,15 +100,13 @@ class Loop:
             until = min(step, state.freezing.next_change(first) or step)
             self._due = {id(hook): _next_due(hook, self.status, first) for hook in self._hooks}
             due = min([until, *(step for step in self._due.values() if step is not None)])
-            result = self._run(program, due - first)
+            result = strategy.run(program, due - first)
             after = self._clock()
             read = feed.stats()
             segment = Segment(
                 first,
                 result.steps,
-                examples=order.examples_before(first + result.steps) - order.examples_before(first)
-                if result.sums
-                else 0,
+                examples=order.examples_before(first + result.steps) - order.examples_before(first),
                 sums=result.sums,
                 seconds=after - before,
                 input_seconds=result.input_seconds,

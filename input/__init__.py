@@ -18,7 +18,6 @@ NAMES = (
     "images",
     "mnist",
     "parquet",
-    "ratings",
     "synthetic",
     "synthetic_clicks",
     "text",

@@ -109,11 +109,6 @@ def open_run(
         config, script_flags = _configure(trainer_class, data, may_change, keywords, may_be_endless=True)
         if not config.trains:
             raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
-        if config.rollbacks:
-            line = (
-                "is of a run that trains to its end; in a loop of your own catch NonfiniteError, and restore('latest')"
-            )
-            raise UsageError(f"open_run(): on_nonfinite={config.on_nonfinite} {line}")
         if config.is_evaluator:
             raise SystemExit(run_to_end(config, data, hooks, script_flags).code)
         run = assemble_run(config, data, hooks, script_flags)

@@ -11,11 +11,9 @@ import sys
 COMMANDS = {
     "train": ("crankshaft.launch.train", "Train, evaluate, time or export a model."),
     "local": ("crankshaft.launch.local", "Run a whole cluster on this machine, one process per task."),
-    "manifest": ("crankshaft.launch.manifest", "Print the input for Slurm or Kubernetes that runs a cluster."),
     "plan": ("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
     "prepare": ("crankshaft.launch.prepare", "Write an input's examples into shards of files."),
     "ask": ("crankshaft.launch.ask", "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop."),
-    "complete": ("crankshaft.launch.complete", "Answer a shell whose user presses Tab: see docs/flags.md."),
     "monitor": ("crankshaft.launch.monitor.server", "Show running and finished runs on a page."),
     "report": ("crankshaft.launch.monitor.report", "Print a benchmark's result as Markdown, or write the page."),
 }

@@ -14,7 +14,7 @@ import re
 import pytest
 
 import benchmarks.__main__
-from crankshaft.launch import ask, local, manifest, prepare
+from crankshaft.launch import ask, local, prepare
 from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.command_line.rules import fields
 from crankshaft.launch.monitor import report, server
@@ -27,7 +27,6 @@ OF_TRAIN = {name for names in GROUPS.values() for name in names} | {"flagfile", 
 OF_COMMAND = {
     "train": OF_TRAIN,
     "local": set(fields(local.Flags)),
-    "manifest": set(fields(manifest.Flags)),
     "plan": set(fields(plan.Flags)) | OF_TRAIN,
     "prepare": set(fields(prepare.Flags)),
     "monitor": set(fields(server.Flags)),
@@ -177,7 +176,6 @@ def test_names_in_docstrings_and_comments_exist():
 # What only a command line calls, and lines of benchmark mode.
 COMMANDS = (
     "local.py",
-    "manifest.py",
     "ask.py",
     "prepare.py",
     "monitor",

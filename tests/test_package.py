@@ -80,6 +80,6 @@ def test_a_wrong_command_is_one_line(tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: crankshaft trian is not a command of train, local, manifest, plan, prepare, ask, complete, monitor, "
-        "report; did you mean train?\n"
+        "error: crankshaft trian is not a command of train, local, plan, prepare, ask, monitor, report; "
+        "did you mean train?\n"
     )

@@ -111,7 +111,6 @@ class Job:
         self.slow_now, self._variables = folder / "slow now", {}
         if any(FAULTS[each.fault].slow_writes for each in injections):
             self._variables = machine.slow_writes(folder, self.run_dir, self.slow_now)
-        self._more_flags = [flag for each in injections for flag in FAULTS[each.fault].flags]
         plan = {**dataclasses.asdict(settings), "injections": [dataclasses.asdict(each) for each in injections]}
         (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
 
@@ -164,7 +163,6 @@ class Job:
             *(f"--step_timeout_seconds={STEP_TIMEOUT_SECONDS}", "--keep_checkpoints=2"),
             *("--progress=plain", f"--precision={settings.precision}"),
         ]
-        flags += self._more_flags
         if settings.files:
             flags += ["--input=tfrecord", f"--data_dir={self.data}", "--resident_data_mb=0"]
             flags += [f"--eval_data_dir={self.data}/part-0.tfrecord", f"--input_arg=features={RECORD}"]

@@ -62,7 +62,6 @@ class Fault:
       inside: it happens in the process of its target, a task.
       ends: it may end the job with a line and exit code 2 or 65. It is then mended, and the job started again.
       says: a regular expression that the job's output must then have.
-      flags: of the job's training.
       slow_writes: whether the job's writes can be slow, see `Job.slow_now`.
       leaves_gaps: the record of metrics may have gaps.
       files: the job must read files.
@@ -77,7 +76,6 @@ class Fault:
     inside: bool = False
     ends: bool = False
     says: str = ""
-    flags: tuple[str, ...] = ()
     slow_writes: bool = False
     leaves_gaps: bool = False
     files: bool = False
@@ -223,7 +221,7 @@ def flip_bit(status, injection: Injection) -> None:
 
 
 def write_nan(status, injection: Injection) -> None:
-    """Makes a weight NaN on this replica, once: not again after the run has returned to a good state."""
+    """Makes a weight NaN on this replica, once."""
     own = _weight(status)
     own.assign(own * math.nan)
 
@@ -246,7 +244,6 @@ _WORKERS = ("two_workers", "mesh")
 _LINK = {"targets": ("host",), "strategies": SEVERAL, "seconds": (1, 8), "lacks": lacks_loopback}
 _DISK = {"targets": ("host",), "seconds": (0.5, 4), "leaves_gaps": True, "lacks": machine.enter}
 _DATA = {"targets": ("host",), "ends": True, "seconds": (4, 8), "files": True}
-_ROLLBACK, _RETURNS = ("--on_nonfinite=rollback",), "returns from step"
 _ROWS = [
     Fault("SIGKILL", send(signal.SIGKILL), _ANY, (*ALL, *ELASTIC)),
     Fault("SIGTERM", send(signal.SIGTERM), _ANY, (*ALL, *ELASTIC)),
@@ -273,7 +270,7 @@ _ROWS = [
     Fault("checkpoint corrupted", spoil_checkpoint(overwrite), ("host",), seconds=(0, 8)),
     Fault("checkpoint removed", spoil_checkpoint(os.remove), ("host",), seconds=(0, 8)),
     Fault(NAN, expect_nan, _TRAINING, inside=True, ends=True, says="is nan|not finite"),
-    Fault("NaN in a weight", write_nan, _TRAINING, SYNCHRONOUS, inside=True, flags=_ROLLBACK, says=_RETURNS),
+    Fault("NaN in a weight", write_nan, _TRAINING, SYNCHRONOUS, inside=True, ends=True, says="is not finite"),
     Fault("bit flip in a weight", flip_bit, _TRAINING, _WORKERS, inside=True, says="holds other values of"),
 ]
 FAULTS = {row.name: row for row in _ROWS}

@@ -7,10 +7,8 @@ by that graph when it reads. Both are followed here, for variables of any strate
 from __future__ import annotations
 
 import collections
-import difflib
 import functools
 import itertools
-import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -167,84 +165,6 @@ def restore(
                 matching.reset_rows(shard, rows, is_new)
     matching.initialize_new(is_new)
     return [name for name, _, _ in entries], _message(differences)
-
-
-def restore_renamed(prefix: str, weights: Mapping[str, Any], rules: Sequence[tuple[str, str]]) -> list[str]:
-    """Restores weights from a checkpoint of other code, whose variables' names are replaced by rules: all, or none.
-
-    A variable's name is its path of attributes, "model/layers/0/kernel", which is the model's if an optimizer has the
-    variable too. TensorFlow's slot variables are left out, and variables whose name becomes "".
-
-    Args:
-      prefix: the checkpoint's path; one by names alone (TensorFlow 1's) is read too.
-      weights: variables, Keras's or TensorFlow's, and tables, by name.
-      rules: (regular expression, replacement), as `re.sub` takes them; applied in order.
-
-    Returns:
-      The names of the weights.
-
-    Raises:
-      CheckpointError: before any variable is changed, if the checkpoint can't be read, and for names that only one side
-        has, each with the nearest on the other side, names that two variables get, and other shapes or types.
-    """
-    try:
-        reader = tf.train.load_checkpoint(prefix)
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
-    paths = _stored_paths(reader.get_tensor(KEY)) if KEY in shapes else {key: key for key in shapes}
-    keys: dict[str, list[str]] = {}
-    for key, name in sorted(paths.items()):
-        for pattern, replacement in rules:
-            name = re.sub(pattern, replacement, name)
-        if name:
-            keys.setdefault(name, []).append(key)
-    lacking, left = sorted(weights.keys() - keys.keys()), sorted(keys.keys() - weights.keys())
-    differences = [_Difference(_MISSING, name, f"{name}{_nearest(name, left)}") for name in lacking]
-    differences += [_Difference(_EXTRA, name, f"{name}{_nearest(name, lacking)}") for name in left]
-    entries: list[tuple[Any, Key]] = []
-    for name in sorted(weights.keys() & keys.keys()):
-        weight, (key, *more) = weights[name], keys[name]
-        here = _form([weight.rows, weight.width], tf.float32) if isinstance(weight, Embedding) else _form_here(weight)
-        if more:
-            differences.append(_Difference(_RESHAPED, name, f"{name}: from {key} and {', '.join(more)}"))
-        elif here != (there := _form(shapes[key], dtypes[key])):
-            differences.append(_Difference(_RESHAPED, name, f"{name}: {here} here, {there} in the checkpoint"))
-        elif isinstance(weight, Embedding):
-            shards, rows = weight.shards, (weight.rows,)
-            entries += [(shard, ShardRows((key,), rows, n, len(shards))) for n, shard in enumerate(shards)]
-        else:
-            entries.append((weight, key))
-    if differences or not entries:
-        raise CheckpointError(
-            f"{prefix} does not have the weights of this model by init_map: {_message(differences)}; rename its "
-            "variables by REGEX=REPLACEMENT, and leave others out by REGEX="
-        )
-    slices.read(prefix, entries)
-    return sorted(weights)
-
-
-def _stored_paths(graph: bytes) -> dict[str, str]:
-    """Returns the path of each variable in a checkpoint's graph by its key; one through an optimizer only if needed."""
-    stored = TrackableObjectGraph.FromString(graph).nodes
-    queue: collections.deque[tuple[str, int]] = collections.deque([("", 0)])
-    links: collections.deque[tuple[str, int]] = collections.deque()
-    paths, seen = {}, set()
-    while queue or links:
-        path, number = (queue or links).popleft()
-        if number in seen:
-            continue
-        seen.add(number)
-        if (key := _stored_key(stored[number])) not in (None, COUNTER_KEY):
-            paths[key] = path.rstrip("/")
-        for name, child in _stored_children(stored, number).items():
-            (links if name == UPDATED else queue).append((f"{path}{name}/", child))
-    return paths
-
-
-def _nearest(name: str, others: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, others, n=1, cutoff=0.0)
-    return f" (nearest: {near[0]})" if near else ""
 
 
 def _compare(

@@ -33,7 +33,6 @@ import tensorflow as tf
 from .. import logging
 from ..errors import CheckpointError, SaveError, reason
 from ..machine import environment, files
-from ..machine.threads import Thread
 from . import graph, shares, slices, snapshot
 from . import manifest as manifests
 from .catalogue import Catalogue
@@ -115,7 +114,7 @@ class Checkpoints:
         self.state = state
         self.keep = keep or None
         self.about = about
-        self._thread: Thread | None = None
+        self._thread: threading.Thread | None = None
         self._error: SaveError | None = None  # of the newest save, once it has failed
         self._failed_step: int | None = None  # the first one since a checkpoint was written
         self._begun_step: int | None = None  # that this object began to save, or restored, last; as in all processes
@@ -227,7 +226,7 @@ class Checkpoints:
         if not any(entry.is_live for entry in saving.entries):
             saving.may_change.set()
         # Not a daemon: a process that ends, even by an exception, first finishes writing.
-        thread = Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
+        thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
         thread.start()  # if the system lets it
         self._thread = thread
         saving.may_change.wait()

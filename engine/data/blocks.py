@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import threading
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from ..internals.tensorflow import runtime
-from ..machine.threads import Thread
 from ..mesh.mesh import Mesh
 from .arrays import device_form, is_on_gpus, on_each_device
 from .order import Order, replica_range
@@ -73,7 +73,7 @@ class Blocks:
         iterators = [self._iterator]
         self._iterator = self._number = self._block = None
         # Freeing a distributed dataset's iterator waits for its thread (see `untuned`); training and results must not.
-        Thread(target=iterators.clear, name="frees an iterator").start()
+        threading.Thread(target=iterators.clear, name="frees an iterator").start()
 
 
 class Devices:

@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from ..errors import SourceError, StuckReadError
 from ..internals.tensorflow import weak_method
-from ..machine.threads import Thread
 from . import form
 from .arrays import ArraySource
 from .order import Order
@@ -294,7 +293,7 @@ class Reads:
         self._progress = _Progress()
         arguments = (self._calls, self._progress)
         threads = [  # not an executor's, for which the process's end would wait
-            Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True)
+            threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True)
             for _ in range(source.read_threads)
         ]
         for thread in threads:
@@ -370,7 +369,7 @@ def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
         del progress.at[thread], call, future, source, indices
 
 
-def _end(calls: queue.SimpleQueue, threads: Sequence[Thread]) -> None:
+def _end(calls: queue.SimpleQueue, threads: Sequence[threading.Thread]) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
             calls.get_nowait()[0].cancel()  # no longer needed

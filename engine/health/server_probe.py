@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from ..machine.threads import Thread
 from .watchdog import end_process
 
 _PERIOD_SECONDS = 1.0
@@ -29,7 +28,7 @@ def probe(job: str, task: int) -> None:
 def silent(job: str, tasks: Iterable[int]) -> list[int]:
     """Returns the tasks of a job that don't answer within seconds, since they are stopped or unreachable."""
     # Daemons: the process must not wait for a thread that waits for a stopped task.
-    threads = {task: Thread(target=probe, args=(job, task), daemon=True) for task in tasks}
+    threads = {task: threading.Thread(target=probe, args=(job, task), daemon=True) for task in tasks}
     for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + _ANSWER_SECONDS
@@ -89,8 +88,8 @@ def watched(
 
     # Daemons: the process must not wait for a thread that waits for a stopped server.
     for server in range(len(addresses)):
-        Thread(target=keep_asking, args=(server,), name=f"ask-ps-{server}", daemon=True).start()
-    Thread(target=watch, name="servers", daemon=True).start()
+        threading.Thread(target=keep_asking, args=(server,), name=f"ask-ps-{server}", daemon=True).start()
+    threading.Thread(target=watch, name="servers", daemon=True).start()
     try:
         yield
     finally:

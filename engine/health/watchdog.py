@@ -19,7 +19,6 @@ import tensorflow as tf
 from .. import logging
 from ..errors import EXIT_FAILED, one_line
 from ..internals import tensorflow
-from ..machine.threads import Thread
 from . import standstill
 from .peers import DEFAULT_TIMEOUT_SECONDS, Heard, Peers
 
@@ -127,7 +126,7 @@ class Watchdog:
         self._has_aborted = False
         self._speaks = threading.RLock()  # held by the thread that reports why this process ends
         self._closing = threading.Event()
-        self._thread: Thread | None = None
+        self._thread: threading.Thread | None = None
 
     def beat(self, step: int, factor: float = 1.0) -> None:
         """Records that the main thread begins, or has ended, a call from `step` on. Almost free.
@@ -153,7 +152,7 @@ class Watchdog:
             logging.warning("the UDP port of %s can't be used (%s): who is stuck or lost is a guess", address, error)
             self._peers.close()
         self._moved = time.monotonic()
-        self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
 

@@ -169,7 +169,7 @@ def evaluate(
     epoch = program.feed.order.steps_per_epoch
     partial = (batches, epoch) if batches and batches < epoch else None
     if is_strict:
-        numerics.check_weights(trainer, title, strategy, state.step)
+        numerics.check_weights(trainer, title, strategy)
     rows = Rows(trainer.predictions_memory_mb << 20, directory, title)
     keeps = computes_metrics(trainer) and strategy.is_chief
     with averaged_weights(trainer):

@@ -90,7 +90,7 @@ def first_nonfinite_variable(state) -> str | None:
     return first_nonfinite([*of_layers, *state.variables()])
 
 
-def check_weights(trainer, title: str, processes=None, step: int | None = None) -> None:
+def check_weights(trainer, title: str, processes=None) -> None:
     """Raises `NonfiniteError`, which begins with `title`, if a weight or a moving statistic is not finite.
 
     The loss may still be finite, since on some CPUs ReLU maps NaN to 0. Waits for the devices.
@@ -99,10 +99,9 @@ def check_weights(trainer, title: str, processes=None, step: int | None = None) 
       trainer: of the run.
       title: of the message.
       processes: that all make this call (`engine.strategies.base.Processes`), and raise together; None is this one.
-      step: of a training run, any of whose steps up to it may have caused it.
     """
     path = _nonfinite_weight(trainer)
-    _check_paths(trainer, title, processes.exchange_json(path) if processes else [path], step)
+    _check_paths(trainer, title, processes.exchange_json(path) if processes else [path])
 
 
 def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = None) -> str:
@@ -111,11 +110,11 @@ def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = 
     return first_nonfinite([*inventory.all_weights, *inventory.moving_statistics], are_finite) or ""
 
 
-def _check_paths(trainer, title: str, paths: Iterable[str], step: int | None) -> None:
+def _check_paths(trainer, title: str, paths: Iterable[str]) -> None:
     """Raises `NonfiniteError`, see `check_weights`, by the `_nonfinite_weight` of all processes."""
     if path := next(filter(None, paths), None):
         line = f"{title}: variable {path} is not finite; {_cure(trainer.run_context.options)}"
-        raise NonfiniteError(line, None if step is None else (1, step))
+        raise NonfiniteError(line)
 
 
 def nonfinite_metrics(totals: Mapping[str, Pair]) -> Iterator[tuple[str, float]]:
@@ -214,7 +213,7 @@ class NanGuard(Hook):
         return _nonfinite_weight(status.state.trainer, self._are_finite) if self._ends else None
 
     def check_together(self, status: Status, values: list[str]) -> None:
-        _check_paths(status.state.trainer, f"step {status.step}", values, status.step)
+        _check_paths(status.state.trainer, f"step {status.step}", values)
 
     def end(self, status: Status) -> None:
         if (path := self.before_save(status)) is not None:
@@ -234,7 +233,7 @@ class NanGuard(Hook):
             which = f"the first such variable is {path}" if path else "all variables are finite"
             value = "nan" if math.isnan(total) else "inf"
             line = f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}"
-            raise NonfiniteError(line, (first, last))
+            raise NonfiniteError(line)
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
         # Sums show how many steps of a call were skipped, not which: a call with one good step resets the count.
@@ -268,7 +267,7 @@ def _cure(options: StepOptions) -> str:
         "lower the learning rate": True,
         "use precision=bfloat16, which has the range of float32": options.precision == "float16",
         "set clip_norm": not options.clip_norm,
-        "leave such updates out with on_nonfinite=skip or rollback": not options.may_skip,
+        "leave such updates out with on_nonfinite=skip": not options.may_skip,
         "name the op with check_numerics": not options.check_numerics,
     }
     chosen = ", ".join(cure for cure, is_of_use in cures.items() if is_of_use)

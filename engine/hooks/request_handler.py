@@ -17,7 +17,6 @@ import tensorflow as tf
 from ..checkpoints import manifest
 from ..errors import reason
 from ..machine.requests import Request, Requests, stacks
-from ..machine.threads import Thread
 from .base import Hook, Status
 from .writing import Writing
 
@@ -150,7 +149,7 @@ class RequestHandler(Hook):
             if request.task in self._addresses:
                 milliseconds = max(_LEAST_TRACE_MS, round(1e3 * PROFILED_STEPS * call.seconds / max(1, call.steps)))
                 # A daemon: the process does not wait for a lost task's trace.
-                Thread(target=self._trace, args=(request, milliseconds), daemon=True).start()
+                threading.Thread(target=self._trace, args=(request, milliseconds), daemon=True).start()
             elif not self._profiling:
                 try:
                     tf.profiler.experimental.start(self._folder)

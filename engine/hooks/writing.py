@@ -10,7 +10,6 @@ from typing import Any
 
 from .. import logging
 from ..errors import reason
-from ..machine.threads import Thread
 
 # Approximate period. A thread that woke for each piece of work would disturb training.
 _TURN_SECONDS = 0.5
@@ -24,14 +23,14 @@ class Writing:
         self._name = name
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._wake = threading.Event()
-        self._thread: Thread | None = None
+        self._thread: threading.Thread | None = None
         self._each_turn: list[Callable[[], Any] | None] = []  # one per user
 
     def open(self, each_turn: Callable[[], Any] | None = None) -> None:
         """Starts the thread, which calls `each_turn`, if any, whenever its queue is empty."""
         self._each_turn = [*self._each_turn, each_turn]
         if self._thread is None:
-            thread = Thread(target=self._run, name=self._name, daemon=True)
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()  # if the system lets it
             self._thread = thread
             atexit.register(self._end)  # after an exception nothing else might

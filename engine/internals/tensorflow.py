@@ -22,7 +22,6 @@ from tensorflow.python.autograph.pyct import loader
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
-from tensorflow.python.eager.executor import Executor
 from tensorflow.python.framework import auto_control_deps_utils, config, ops
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
 
@@ -467,11 +466,6 @@ def answer_to(name: str, function: Callable) -> None:
 def called_by_name(name: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
     """Calls the function that `answer_to` has registered in the executing process; returns tensors of these types."""
     return tf.raw_ops.PyFunc(input=list(inputs), token=name, Tout=list(dtypes))
-
-
-def ends_executor(function: Any) -> bool:
-    """Returns whether it releases a thread's executor, which raises a lost server's errors again."""
-    return function is Executor.__del__
 
 
 def function_graph(graph: tf.Graph, name: str) -> tf.Graph:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
-
-from ..machine.threads import Thread
 
 EXAMPLES = (5, 3)  # in the two batches that a trial compares with their concatenation
 TRIALS = 3
@@ -108,7 +107,7 @@ def in_a_thread(function: Callable[[], None]) -> None:
         except Exception as error:
             errors.append(error)
 
-    thread = Thread(target=call, name="trial")
+    thread = threading.Thread(target=call, name="trial")
     thread.start()
     thread.join()
     if errors:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import logging
-from ..errors import RunError, UsageError
+from ..errors import UsageError
 
 # How a file system answers that it has no fsync: of folders, as CIFS, vboxsf and some FUSE ones do, or of any file.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -197,23 +197,16 @@ def free_bytes(path: str) -> int:
     return shutil.disk_usage(path).free
 
 
-def temporary_folder(needed_bytes: int = 0) -> str:
-    """Returns the folder for temporary files, by the variable TMPDIR or the system's, which has so many bytes free.
+def temporary_folder() -> str:
+    """Returns the folder for temporary files, by the variable TMPDIR or the system's.
 
     Raises:
       UsageError: no such folder can be written.
-      RunError: less is free.
     """
     try:
-        folder = tempfile.gettempdir()
+        return tempfile.gettempdir()
     except FileNotFoundError as error:
         raise UsageError(f"{error.strerror}; set the variable TMPDIR to a folder that can be written") from None
-    if (free := free_bytes(folder)) < needed_bytes:
-        raise RunError(
-            f"{needed_bytes >> 20:,} MiB are needed for a temporary file, and {free >> 20:,} MiB are free on the disk "
-            f"of {folder}; free more, or set the variable TMPDIR to a folder on another disk"
-        )
-    return folder
 
 
 @contextlib.contextmanager

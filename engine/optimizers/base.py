@@ -199,11 +199,6 @@ class Optimizer(tf.Module):
         self._scale_before = updates, before
         self.learning_rate_scale.assign(scale)
 
-    @property
-    def rate_variables(self):
-        """The variables that decide the learning rate, with the schedule: `iterations` and `learning_rate_scale`."""
-        return [self.iterations, self.learning_rate_scale]
-
     def final_average(self) -> Shadows | None:
         """Returns averages that replace the weights when training ends, as by `use_ema` in Keras's `fit`, if any."""
         return None

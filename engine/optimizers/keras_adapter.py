@@ -80,11 +80,6 @@ class KerasOptimizer(Optimizer):
             )
         self._use_locking = value
 
-    @property
-    def rate_variables(self):
-        values = self.keras_optimizer.iterations, keras.own_rate(self.keras_optimizer)
-        return [*super().rate_variables, *(value for value in values if isinstance(value, tf.keras.Variable))]
-
     def final_average(self):
         if not self.keras_optimizer.use_ema or not self.keras_optimizer.iterations.numpy():
             return None

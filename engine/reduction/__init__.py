@@ -1,4 +1,4 @@
-"""The reduction of gradients across replicas: exact sums, PowerSGD's low-rank ones, or local SGD's periodic sync."""
+"""The reduction of gradients across replicas: exact sums, or local SGD's periodic sync."""
 
 from .reduction import Reduction
 

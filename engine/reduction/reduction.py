@@ -117,8 +117,8 @@ class Reduction(tf.Module):
           count: scalar float32, the number of examples in that sum; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean across replicas,
             weighted by `count`. None is the state of `build`, each variable by its own aggregation.
-          variables: the gradients' variables, needed if gradients may be compressed or the model is sharded over a
-            mesh; if omitted, they are summed exactly, like copies' gradients.
+          variables: the gradients' variables, needed if the model is sharded over a mesh; if omitted, gradients are
+            summed like copies'.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
@@ -262,11 +262,8 @@ class Reduction(tf.Module):
         has_examples = step_context().has_examples
         return count if has_examples is None else tf.where(has_examples, count, 0.0)
 
-    def _sum_in_buckets(self, axis: Axis, items: list[Item], meanwhile: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
-        """Returns the items' sums over an axis, in the items' order: one collective per bucket.
-
-        `meanwhile` are tensors that this replica computes during the sum; waiting is timed from their completion.
-        """
+    def _sum_in_buckets(self, axis: Axis, items: list[Item]) -> list[tf.Tensor]:
+        """Returns the items' sums over an axis, in the items' order: one collective per bucket."""
         if axis.size == 1 or not items:
             return [item.value for item in items]
         if step_context().graph not in (None, tf.compat.v1.get_default_graph()):
@@ -278,7 +275,7 @@ class Reduction(tf.Module):
             )
         items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket is sent meanwhile
         times_it = "reduce_seconds" in self.watched
-        started = _time_after([*(item.value for item in items), *meanwhile]) if times_it else None
+        started = _time_after([item.value for item in items]) if times_it else None
         reduce_bucket, bucket_size = self._sum_bucket, -(-self.bucket_bytes // self.reduce_dtype.size)
         if self.reduce_dtype != tf.float32:
             most = _most_gathered(axis)

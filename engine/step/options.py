@@ -175,7 +175,7 @@ _MARKS = {
     "precision=float16": ("scaling", "unscaling", "skipping", "ending"),
 }
 _UPDATE_OPTIONS = ("clip_norm", "clip_variable_norm", "clip_value", "accumulate_steps", "on_nonfinite", "precision")
-_SUM_OPTIONS = ("reduce_dtype", "powersgd_rank", "sync_every_steps")
+_SUM_OPTIONS = ("reduce_dtype", "sync_every_steps")
 _ARGUMENTS = {
     "clip_variable_norm": "clipnorm",
     "clip_value": "clipvalue",

@@ -130,13 +130,13 @@ class Processes:
 
 
 class LoopResult(NamedTuple):
-    """The result of one call: its metrics (unread; None of a step left out), its steps, their seconds of input wait.
+    """The result of one call: its metrics (unread), its steps, their seconds of input wait.
 
     Also, with several workers, their reports (`engine.strategies.workers.WorkerRows`), whether a program was compiled
     for it, and of a program with `prediction_specs`, what `metrics.predictions.in_order` takes.
     """
 
-    sums: LoopSums | None
+    sums: LoopSums
     steps: int
     input_seconds: float
     workers: Any = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,6 @@ import tensorflow as tf
 
 from .. import logging
 from ..internals.tensorflow import variable_without_value
-from ..machine.threads import Thread
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
             by_op.clear()
             logging.info("variables are placed in the order in which they are made: %s", error)
 
-    thread = Thread(target=build, name="rehearsal")
+    thread = threading.Thread(target=build, name="rehearsal")
     thread.start()
     thread.join()
     return list(by_op.values())

@@ -13,12 +13,12 @@ import json
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...engine import logging
-from ...engine.machine.threads import Thread
 from ..errors import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError
 from . import listeners
 from .cluster import Cluster, split
@@ -192,7 +192,7 @@ class Rendezvous:
 
     def __enter__(self) -> Rendezvous:
         self._listener = _listen(self._cluster)
-        self._thread = Thread(target=self._greet_callers, name="rendezvous", daemon=True)
+        self._thread = threading.Thread(target=self._greet_callers, name="rendezvous", daemon=True)
         self._thread.start()
         return self
 

@@ -90,17 +90,3 @@ def check_script_exists(program: Sequence[str]) -> None:
     """Raises `UsageError` if a program, see `split_program`, is a script that does not exist."""
     if len(program) == 1 and not os.path.isfile(program[0]):
         raise UsageError(f"the script {program[0]} does not exist; give its path from {os.getcwd()}")
-
-
-def check_task_flags(words: Sequence[str], has_others: bool) -> None:
-    """Raises `UsageError` for a mistake in the tasks' flags; files that they name are not read.
-
-    Args:
-      words: flags of crankshaft train.
-      has_others: whether the tasks' program may have other flags too.
-    """
-    files = ("--flagfile", "-flagfile", "--config", "-config")
-    words = [word for word in words if word.partition("=")[0] not in files]
-    _, rest = parsing.parse_words(words, FIELDS, known_only=has_others, between=True)
-    if rest and not has_others:
-        raise UsageError(f"{rest[0]!r} is not a flag of crankshaft train; write --NAME=VALUE")

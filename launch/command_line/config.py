@@ -98,12 +98,6 @@ class Config(Flags):
         return self.mode in ("train", "train_and_eval")
 
     @property
-    def rollbacks(self) -> int:
-        """How many times the run returns to its last good state after an error in its numbers; 0 is never."""
-        name, _, count = self.on_nonfinite.partition(":")
-        return int(count or 3) if name == "rollback" else 0
-
-    @property
     def configured_run_dir(self) -> str | None:
         """The folder of the run's files: --run_dir unchanged."""
         return self.remote.url if self.remote else self.run_dir

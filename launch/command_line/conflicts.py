@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from .config import KERAS_FILES, READING, SCHEDULES_TO_THE_END, Config
+from .config import READING, SCHEDULES_TO_THE_END, Config
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
 # When a row holds, and its line, in which {c} is the configuration; the other names are in `refuse`.
@@ -27,7 +27,6 @@ def refuse(config: Config, conflicts: Conflicts) -> None:
             "apart": f"sync_every_steps={config.sync_every_steps}, whose replicas differ between syncs",
             "watching": f"{_watching(config)} watches monitor={config.monitor}",
             "watch_train": f"use monitor={dataclasses.replace(config.monitored, source='train')}",
-            "init_options": " and ".join(_init_options(config)),
             "ending": _ending(config) or "nothing",
             "tasks": len(config.cluster.addresses) if config.cluster else 1,
             "give_data": "return (train, eval) from the data function, or use validation_split=0.1",
@@ -45,14 +44,6 @@ def _watching(c: Config) -> str:
     if c.monitored.source != "eval":
         return ""
     return "early_stopping" if c.early_stopping else "reduce_lr" if c.reduce_lr else ""
-
-
-def _rolls_back(c: Config) -> bool:
-    return c.trains and c.rollbacks > 0
-
-
-def _init_options(c: Config) -> list[str]:
-    return [name for name in ("init_optimizer", "init_map") if getattr(c, name)]
 
 
 def _ending(c: Config) -> str:
@@ -96,11 +87,6 @@ PLACEMENT_CONFLICTS: Conflicts = (
     (
         lambda c: c.jit == "on" and c.num_virtual_devices > 1,
         "jit=on needs one replica, and there are {c.num_virtual_devices}; use jit=auto or off",
-    ),
-    (
-        lambda c: _sharding(c) and c.powersgd_rank,
-        "{sharded} does not go with powersgd_rank={c.powersgd_rank}, which compresses the gradients of whole matrices; "
-        "leave one out",
     ),
     (
         lambda c: _sharding(c) and c.sync_every_steps > 1,
@@ -156,30 +142,6 @@ CONFLICTS: Conflicts = (
         "strategy=tpu can't be combined with {apart}; leave one of them out",
     ),
     (
-        lambda c: c.sync_every_steps > 1 and c.powersgd_rank,
-        "powersgd_rank={c.powersgd_rank} is of sums in each step, and sync_every_steps={c.sync_every_steps} makes "
-        "none; leave one of them out",
-    ),
-    (
-        lambda c: _rolls_back(c) and not c.run_dir,
-        "on_nonfinite={c.on_nonfinite} returns to checkpoints, which are in run_dir; give one",
-    ),
-    (
-        lambda c: _rolls_back(c) and c.strategy == "parameter_server",
-        "on_nonfinite={c.on_nonfinite} can't be combined with strategy=parameter_server, whose workers' steps can't be "
-        "repeated; leave one of them out",
-    ),
-    (
-        lambda c: _rolls_back(c) and c.sync_every_steps > 1,
-        "on_nonfinite={c.on_nonfinite} can't be combined with sync_every_steps={c.sync_every_steps}, which sums no "
-        "step alone; leave one of them out",
-    ),
-    (
-        lambda c: _rolls_back(c) and c.check_numerics,
-        "on_nonfinite={c.on_nonfinite} can't be combined with check_numerics=True, which ends a run within a step; "
-        "leave one of them out",
-    ),
-    (
         lambda c: c.restore_best and c.mode == "train" and c.has_evaluator,
         "restore_best takes the best evaluation's weights, and the evaluator keeps it in best/",
     ),
@@ -230,11 +192,6 @@ CONFLICTS: Conflicts = (
         lambda c: c.mode == "predict" and _ending(c) not in PREDICTION_FILES,
         "output={c.output} ends in {ending}; give a file of predictions one of the endings "
         f"{', '.join(PREDICTION_FILES)}",
-    ),
-    (
-        lambda c: len(_init_options(c)) > 1 or (_init_options(c) and (c.init_from or "").endswith(KERAS_FILES)),
-        "init_from={c.init_from} can't be combined with {init_options}: init_optimizer continues a run's checkpoint, "
-        "init_map renames variables of a tf.train.Checkpoint, and a Keras file has weights alone; leave one out",
     ),
 )
 

@@ -35,7 +35,7 @@ MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "g
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("float32", "bfloat16", "float16")
 SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
-AUTO_SHARD_POLICIES = ("auto", "file", "data", "hint", "off")
+AUTO_SHARD_POLICIES = ("auto", "file", "data", "off")
 SPLITS = ("eval", "train")
 
 _SERVERS = ("strategy", "parameter_server")
@@ -43,14 +43,9 @@ _CLUSTERS = ("strategy", *registry.CLUSTERED)
 _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
 REPLACED = {  # flags that are gone, and what to use
-    **{
-        name: f"use benchmark_arg={name.removeprefix('benchmark_')}=VALUE"
-        for name in ("benchmark_steps", "benchmark_seconds", "benchmark_rounds", "fail_below", "profile")
-    },
-    "tokens": "use sampling=tokens=N",
-    "tpu_address": "set the variable TPU_NAME to the TPU's name or grpc:// address",
-    "benchmark_part": "in a checkout of Crankshaft, `python -m benchmarks.parts --part=NAME` times parts of a step",
-    "own_network": 'start it in a network of its own: unshare -rn sh -c "ip link set lo up; exec crankshaft local ..."',
+    "init_map": "set weights of other code by run.set_weights, see docs/from_keras.md",
+    "init_optimizer": "begin with the weights alone, by init_from, or resume the run itself",
+    "powersgd_rank": "use reduce_dtype=bfloat16, or sync_every_steps",
 }
 EITHER = (("train_steps", "train_epochs"),)  # two ways to set a length
 _LOCAL_SGD = ("sync_every_steps",)
@@ -143,23 +138,6 @@ class Flags:
         "Run, checkpoint or Keras file from which to load the weights.",
         of_call=True,
         may_be_elsewhere=True,
-    )
-
-    init_optimizer: bool = _model_flag(
-        Boolean(),
-        False,
-        "Also continue that run's optimizer state; steps and schedules begin at 0.",
-        use=("init_from",),
-        of_call=True,
-    )
-    init_map: Sequence[str] = _model_flag(
-        Text("REGEX=REPLACEMENT", rules.check_renaming),
-        [],
-        "Rename the variables of a tf.train.Checkpoint of other code; an empty name leaves one out. Repeatable, in "
-        "order.",
-        use=("init_from",),
-        several=True,
-        of_call=True,
     )
 
     # Input
@@ -313,9 +291,6 @@ class Flags:
         use=(*_REPLICAS, "parameter_server"),
         decides=True,
     )
-    powersgd_rank: int = _between_flag(
-        Integer(0), 0, "Compress gradients to two matrices of this rank (PowerSGD); 0: off.", decides=True
-    )
     sync_every_steps: int = _between_flag(
         Integer(1),
         1,
@@ -401,10 +376,9 @@ class Flags:
         decides=True,
     )
     on_nonfinite: str = _update_flag(
-        OneOf(("raise", "skip", "rollback"), counted="rollback"),
+        OneOf(("raise", "skip")),
         "raise",
-        "If a step is not finite: stop the run; skip its update; or return to the last checkpoint, at most N times "
-        "(3), and leave its batch out.",
+        "If a step is not finite: stop the run; or skip its update.",
         decides=True,
     )
 

@@ -253,6 +253,7 @@ def _flags_from_file(path: str, given_names: Collection[str]) -> Values:
     user_files.refuse_unnamed_code(f"config={path}", in_run, given_names)
     script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
     in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
+    in_run = {name: value for name, value in in_run.items() if value or name not in REPLACED}  # off: without effect
     left_out = {*_LEFT_OUT_OF_RUN_CONFIG, *(() if "run_dir" in given_names else _RUN_DIR_FLAGS)}
     return {name: value for name, value in in_run.items() if name not in left_out}
 

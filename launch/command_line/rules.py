@@ -180,15 +180,10 @@ class FilePaths(ValueType):
 
 
 class OneOf(ValueType):
-    """One of some names, or of those that a function returns on use.
+    """One of some names, or of those that a function returns on use."""
 
-    Args:
-      names: the names.
-      counted: one of them that may have a number after it, of 1 or more: NAME:N.
-    """
-
-    def __init__(self, names: Collection[str] | Callable[[], Collection[str]], counted: str = ""):
-        self._names, self._counted = names, counted
+    def __init__(self, names: Collection[str] | Callable[[], Collection[str]]):
+        self._names = names
 
     @property
     def choices(self) -> Collection[str]:  # type: ignore[override]
@@ -198,13 +193,11 @@ class OneOf(ValueType):
     @property
     def expected(self) -> str:  # type: ignore[override]
         """The names, in words."""
-        return f"one of {', '.join(self.choices)}" + (f" or {self._counted}:N" if self._counted else "")
+        return f"one of {', '.join(self.choices)}"
 
     def coerce(self, value: Any) -> str:
         """See `ValueType`."""
-        name, _, count = (text := _text(value)).partition(":")
-        is_counted = name == self._counted and re.fullmatch("[1-9][0-9]{0,8}", count, re.ASCII)
-        if text not in self.choices and not is_counted:
+        if (text := _text(value)) not in self.choices:
             raise ValueError(f"it takes {self.expected}")
         return text
 
@@ -399,18 +392,6 @@ def parse_freeze(text: str) -> tuple[str, float | None]:
         return pattern, number_of(epochs, False)
     except ValueError:
         return pattern, math.nan
-
-
-def check_renaming(text: str) -> None:
-    """Checks, as a rule, that the text is REGEX=REPLACEMENT."""
-    pattern, equals, replacement = text.rpartition("=")
-    if not pattern or not equals:
-        raise ValueError("it is not of the form REGEX=REPLACEMENT; use e.g. model/layer-0=dense")
-    check_regular_expression(pattern)
-    try:
-        re.sub(pattern, replacement, "")
-    except (re.error, IndexError) as error:
-        raise ValueError(f"its replacement does not fit ({error}); use e.g. \\1 for the first group") from None
 
 
 def matching(pattern: str, otherwise: str) -> Rule:

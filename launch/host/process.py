@@ -11,13 +11,10 @@ import signal
 import socket
 import stat
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
-from logging import makeLogRecord
 from pathlib import Path
-from typing import NamedTuple
 
 from filelock import SoftFileLock, Timeout, lock_descriptor
 
@@ -36,7 +33,6 @@ _VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 _OWNER = NAMES.lock_owner
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
-_TASKS = "/proc/self/task"  # Linux's threads of this process
 
 
 def prepare_streams() -> None:
@@ -75,24 +71,19 @@ def refuse_within_import() -> None:
     )
 
 
-class _Fork(NamedTuple):
-    """A fork that this process came from: when, by `time.monotonic`; whether TensorFlow ran, or was being started."""
-
-    time: float
-    lacks_threads: bool
-
-
-_forks: list[_Fork] = []  # the last is the one that made this process; empty in a process that was started
+_began = time.monotonic()  # about when this program began, or the fork of it
+_lacks_threads = False  # whether this is a fork of a process in which TensorFlow ran, or was being started
 
 
 def _note_fork() -> None:
+    global _began, _lacks_threads
     if is_free := PROCESS.acquire(blocking=False):
         PROCESS.release()
     else:  # another thread, which this process lacks, was changing the process
         PROCESS._at_fork_reinit()  # type: ignore[attr-defined]
     internals = sys.modules.get("crankshaft.engine.internals.tensorflow")
     has_started = getattr(internals, "has_started", lambda: False)
-    _forks.append(_Fork(time.monotonic(), not is_free or has_started()))
+    _began, _lacks_threads = time.monotonic(), not is_free or has_started()
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -100,12 +91,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 def refuse_forked_start() -> None:
     """Raises `UsageError` in a process that was forked while TensorFlow ran, whose threads it lacks: it would hang."""
-    lacks_threads = bool(_forks) and _forks[-1].lacks_threads
-    # A fork before this module was imported: TensorFlow's threads are some that Python does not count.
-    if "tensorflow" in sys.modules and os.path.isdir(_TASKS):
-        has_none = len(os.listdir(_TASKS)) <= threading.active_count()
-        lacks_threads |= has_none and import_module("crankshaft.engine.internals.tensorflow").has_started()
-    if lacks_threads:
+    if _lacks_threads:
         raise UsageError(
             "this process was forked from one in which TensorFlow runs, and lacks its threads; start it by spawn, as "
             'by multiprocessing.get_context("spawn")'
@@ -113,18 +99,8 @@ def refuse_forked_start() -> None:
 
 
 def age_seconds() -> float:
-    """Computes the seconds since Python's `logging` was loaded, which is one of the first imports of a program.
-
-    The system knows when the process began, but not when it became this program: a shell may have worked before `exec`.
-    A fork of a program begins with the fork.
-    """
-    if _forks:
-        return time.monotonic() - _forks[-1].time
-    most = math.inf
-    with contextlib.suppress(OSError):  # `logging` has the wall clock alone, which may be set meanwhile
-        began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        most = time.clock_gettime(time.CLOCK_BOOTTIME) - int(began) / os.sysconf("SC_CLK_TCK")
-    return min(max(0.0, makeLogRecord({}).relativeCreated / 1000), most)
+    """Returns the seconds since this module was imported, before TensorFlow; since the fork in a fork of a program."""
+    return time.monotonic() - _began
 
 
 class SturdyStream:

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from ...engine import logging
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
-from ...engine.machine.threads import Thread
 from ...input.files import storage
 from ..errors import CrankshaftError, RunError, UsageError
 from . import process
@@ -81,7 +80,7 @@ class RemoteFolder:
         with _explained(UsageError, f"run_dir={self.url} can't be written"):
             storage.retried(self.url, lambda: storage.gfile(self.url).makedirs(self.url))
         ended = threading.Event()
-        thread = Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
+        thread = threading.Thread(target=self._push_until, args=(ended,), name="crankshaft-push", daemon=True)
         thread.start()
         try:
             yield

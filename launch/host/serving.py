@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref import simple_server
 
-from ...engine.machine.threads import Thread
-
 Application = Callable[..., Iterable[bytes]]  # by WSGI, PEP 3333
 
 _MOST_CONNECTIONS = 16
@@ -101,7 +99,7 @@ class _Handler(simple_server.WSGIRequestHandler):
 @contextlib.contextmanager
 def serving(server: Server) -> Iterator[None]:
     """Serves in a thread, while the context is open."""
-    thread = Thread(target=server.serve_forever, name="serving", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, name="serving", daemon=True)
     thread.start()
     try:
         yield

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ...engine.machine.threads import Thread
 from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
 
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
@@ -284,7 +283,9 @@ class _Answers:
         reading.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._writing.setblocking(False)
         self.wakeup = self._writing.fileno()
-        self._thread = Thread(target=_answer, args=(reading, ends_process, meanwhile), name="signals", daemon=True)
+        self._thread = threading.Thread(
+            target=_answer, args=(reading, ends_process, meanwhile), name="signals", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -309,7 +310,7 @@ def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], 
         if line := meanwhile():
             print_line(line)
 
-    saving: Thread | None = None
+    saving: threading.Thread | None = None
     first, name, is_answered = None, "", False
     while True:
         waits = None if first is None or is_answered else max(0.0, first + _ANSWER_SECONDS - time.monotonic())
@@ -318,7 +319,7 @@ def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], 
             line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
             print_line(f"{line}{_SECOND_ENDS * ends_process}")
             # In another thread: a second signal ends the process meanwhile.
-            saving = Thread(target=save, name="saving")
+            saving = threading.Thread(target=save, name="saving")
             saving.start()
             continue
         numbers, ((_, _, writer), *_), *_ = reading.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))

@@ -198,19 +198,3 @@ def from_figures(figures: Mapping[str, Any], source: str) -> Hardware:
             info = field.metadata["info"]
             raise UsageError(f"--on={source} has no {name} ({info.help[:-1]}); add it: {info.kind.expected}")
     return Hardware(**coerced)
-
-
-def to_yaml(hardware: Hardware) -> str:
-    """Formats a file for `read`, with what each figure is."""
-    lines = []
-    for name, field in fields(Hardware).items():
-        if (value := getattr(hardware, name)) not in (None, {}):
-            lines += [f"# {field.metadata['info'].help}", f"{name}: {json.dumps(_to_plain(value))}"]
-    return "\n".join(lines) + "\n"
-
-
-def _to_plain(value: Any) -> Any:
-    """Converts a figure's tables to mappings, as a file has them."""
-    if isinstance(value, Mapping):
-        return {name: _to_plain(figure) for name, figure in value.items()}
-    return {str(int(size)): figure for size, figure in value} if isinstance(value, tuple) else value

@@ -2,9 +2,8 @@
 
 For example:
 
-  crankshaft plan --model=mlp --input=digits
+  crankshaft plan --model=mlp --input=digits --on=a100
   crankshaft plan --model=transformer_lm --input=text --data_dir=books --precision=bfloat16 --on=h100 --hosts=1,8,64
-  crankshaft plan --measure=this.yaml
   crankshaft plan --model=mlp --input=digits --on=this.yaml
   crankshaft plan --on=h100 --hosts=8 -- my_script.py --global_batch_size=1024
 
@@ -21,7 +20,6 @@ import functools
 import itertools
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -31,10 +29,10 @@ from .. import errors, explanations, terminal
 from ..cluster import tf_config
 from ..command_line import checks, command_flags, help, parsing, paths
 from ..command_line import config as configs
-from ..command_line.rules import Boolean, Number, Path, Text, flag
+from ..command_line.rules import Boolean, Number, Text, flag
 from ..errors import UsageError
 from ..host import process
-from ..host.files import write_json, write_text
+from ..host.files import write_json
 from ..host.signals import interruptible
 from . import hardware, report, simulation
 from .estimate import Estimate, device_bytes, estimate
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from ...engine.data.data import Data
     from ..command_line.config import Config
 
-TAKES_FLAGS_OF_TRAIN = True  # for `crankshaft complete`
 _USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [flags of train]]"
 _MOST_HOSTS = 50_000
 _FIRST_PORT = 10_000
@@ -66,14 +63,13 @@ class Flags:
     on: str | None = flag(
         Text("a name or a path"),
         None,
-        "Hardware: h100, a100, l4, tpu-v5e, or a YAML or JSON file; by default this machine, which is measured.",
+        "Hardware: h100, a100, l4, tpu-v5e, or a YAML or JSON file.",
     )
     hosts: str = flag(Text("numbers, e.g. 1,8,64", _check_hosts), "1", "Numbers of hosts to plan for.")
     simulate: bool = flag(Boolean(), False, "Simulate each number of hosts for 30 days: failures, jitter, leases.")
     price_per_host_hour: float | None = flag(
         Number(above=0, upper=1e9), None, "Price of a host, and of a server, per hour, in any currency."
     )
-    measure: str | None = flag(Path(), None, "Measure this machine, write it to this file, which --on takes, and end.")
 
 
 def main(argv: list[str]) -> None:
@@ -95,23 +91,12 @@ def _run(argv: list[str]) -> int:
     flags = Flags(**values)
     program, arguments = command_flags.split_program(argv[cut + 1 :]) if argv[cut + 1 :] else ((), [])
     words += arguments
-    if program and flags.measure:
-        raise UsageError(f"--measure plans nothing; leave {' '.join(program)} out")
     if program:
         command_flags.check_script_exists(program)
         with _tensorflow():
             import_module("tensorflow")  # without the notes that it prints where the script imports it
         execute(program, words, functools.partial(_plan, flags))
     given = parsing.from_argv([argv[0], *words])
-    if flags.measure:
-        if given:
-            raise UsageError(f"--measure plans nothing; leave {next(iter(given))} out")
-        if flags.measure.endswith(".json"):
-            raise UsageError(f"--measure={flags.measure} would be YAML; use a name that ends in .yaml")
-        paths.check_writable("--measure", os.path.dirname(flags.measure))
-        write_text(flags.measure, hardware.to_yaml(_measured()))
-        print(f"[plan] this machine is in {flags.measure}; plan with it by --on={flags.measure}")
-        return 0
     return _plan(flags, given)
 
 
@@ -120,11 +105,12 @@ def _plan(flags: Flags, given: dict[str, Any], trainer_class=None, data=None) ->
     paths.check_results({"result_json": given.get("result_json"), "run_dir": None})
     if flags.simulate:
         simulation.check()
-    machine = hardware.read(flags.on) if flags.on else None
+    if not flags.on:
+        raise UsageError("--on is missing; give h100, a100, l4, tpu-v5e, or a file as docs/plan.md shows one")
+    machine = hardware.read(flags.on)
     counts = sorted({int(count) for count in flags.hosts.split(",")})
     for count in counts:  # finds mistakes before TensorFlow starts
-        configured(given, count, machine.devices_per_host if machine else 1, trainer_class, data is not None)
-    machine = machine or _measured()
+        configured(given, count, machine.devices_per_host, trainer_class, data is not None)
     if flags.price_per_host_hour:
         machine = dataclasses.replace(machine, price_per_host_hour=flags.price_per_host_hour)
     result = plan(given, counts, machine, flags.simulate, trainer_class, data)
@@ -132,13 +118,6 @@ def _plan(flags: Flags, given: dict[str, Any], trainer_class=None, data=None) ->
         write_json(path, result)
     print(report.text(result, machine, terminal.columns()), flush=True)
     return 0
-
-
-def _measured() -> Hardware:
-    with _tensorflow():
-        from .machine import measure
-    print("[plan] measuring this machine; nothing else should run meanwhile", flush=True)
-    return measure()
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from ...engine.machine.files import read_json
 from ..errors import UsageError
 
 _MOST_BYTES = 4 << 20
-_COUNTS = ("hosts", "servers", "gpus_per_host")
-_FIGURES = (*_COUNTS, "host_bytes", "server_bytes", "examples_per_sec", "goodput")
+_COUNTS = ("hosts", "servers")
+_FIGURES = (*_COUNTS, "host_bytes", "examples_per_sec", "goodput")
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:

@@ -20,7 +20,6 @@ from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period
 from ...engine.hooks.evaluation import FinalWeights
 from ...engine.hooks.recorder import Recorder
-from ...engine.hooks.rollback import Rollback
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.loop import Loop
 from ...engine.state import TrainState
@@ -53,7 +52,6 @@ class BaseRun:
       record: the one of them that writes the run's events; None of workers but the chief.
       sync_check: the check that compares replicas, if there are several.
       snapshots: those in memory; None if it takes none.
-      rollback: the hook that takes the run back after an error in its numbers, if it does.
       resumed_from: the step of the checkpoint that it was resumed from; None without one.
       is_from_memory: whether that checkpoint is a snapshot that the attempt before has left in memory.
       is_ready: whether its steps were checked and their compiler was chosen.
@@ -75,7 +73,6 @@ class BaseRun:
     record: Recorder | None = None
     sync_check: SyncCheck | None = None
     snapshots: Snapshots | None = None
-    rollback: Rollback | None = None
     resumed_from: int | None = None
     is_from_memory: bool = False
     is_ready: bool = False

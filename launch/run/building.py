@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,11 +25,9 @@ from ...engine.health import watchdog
 from ...engine.inventory import Inventory
 from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
-from ...engine.machine.threads import Thread
 from ...engine.mesh.shards import variable_sharding
 from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
-from ...engine.reduction.power_sgd import PowerSgd
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext
@@ -103,7 +102,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
 
     def end_process(line: str) -> None:
         if record_end:
-            recording = Thread(target=record_end, args=(line,), daemon=True)
+            recording = threading.Thread(target=record_end, args=(line,), daemon=True)
             with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
                 recording.start()
                 recording.join(_RECORD_SECONDS)
@@ -212,8 +211,6 @@ def build_state(
         if config.sync_every_steps > 1:
             outer = optimizers.outer(**config.arguments("outer_arg"))
             reduction: Reduction = LocalSgd(config.sync_every_steps, outer, config.reduce_dtype)
-        elif config.powersgd_rank:
-            reduction = PowerSgd(config.powersgd_rank, config.reduce_dtype)
         else:
             reduction = Reduction(config.reduce_dtype)
         state = TrainState(prepare(trainer, trainer_context, reduction))
@@ -233,12 +230,7 @@ def build_state(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
             "or shard it across devices by mesh"
         ) from error
-    inventory = Inventory(state.trainer)  # without optimizers, its step shows that nothing is compressed
-    if config.powersgd_rank and inventory.optimizers and not state.trainer.reduction.memory:
-        raise UsageError(
-            f"powersgd_rank={config.powersgd_rank}: no gradient of {config.model_entry.name} is smaller as two "
-            "matrices of this rank; use a lower one (1, 2 and 4 are common), or leave it out"
-        )
+    inventory = Inventory(state.trainer)
     if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
         raise UsageError(
             f"mesh={config.mesh}: {config.model_entry.name} has no layer sharded over the model's axis, so replicas "
@@ -291,7 +283,7 @@ def _step_options(
         accumulate_steps=config.accumulate_steps,
         parallel_micro_batches=parallel_micro_batches,
         recompute=config.recompute,
-        on_nonfinite="raise" if config.rollbacks else config.on_nonfinite,  # the step is the same
+        on_nonfinite=config.on_nonfinite,
         debug=config.debug,
         check_numerics=config.check_numerics,
     )

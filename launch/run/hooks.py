@@ -19,7 +19,6 @@ from ...engine.hooks.bottlenecks import InputBound, Stragglers
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
-from ...engine.hooks.rollback import Rollback
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.snapshots import InMemory
 from ...engine.hooks.sync_check import SyncCheck
@@ -30,7 +29,6 @@ from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
 from ...engine.machine.requests import Requests
-from ...engine.machine.threads import Thread
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
@@ -47,7 +45,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
 
     Args:
-      run: gets its record, rows, metrics, final weights, stop request, check of replicas and rollback.
+      run: gets its record, rows, metrics, final weights, stop request and check of replicas.
       user_hooks: see `check_user_hooks`.
       began: when the process began to work on the run, by `time.monotonic`.
       pauses: of the process.
@@ -132,9 +130,6 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
 
     if run.checkpoints:
         hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
-        if config.rollbacks:
-            run.rollback = Rollback(config.rollbacks, run.checkpoints, hooks)
-            hooks.append(run.rollback)
     if run.snapshots:
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         hooks.append(InMemory(run.snapshots, seconds, hooks))
@@ -173,7 +168,7 @@ class _IncludeWorkers(Periodic):
 
     def begin(self, status: Status) -> None:
         if self._config.is_chief:
-            Thread(target=self._poll, name="included", daemon=True).start()
+            threading.Thread(target=self._poll, name="included", daemon=True).start()
 
     def _poll(self) -> None:
         absent, newcomers = self._cluster.absent, self._cluster.newcomers

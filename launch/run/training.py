@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import numbers
 import os
@@ -15,7 +14,7 @@ from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import form
 from ...engine.data.order import Order
-from ...engine.errors import NonfiniteError, OutOfSyncError, counted
+from ...engine.errors import counted
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
@@ -59,7 +58,7 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
         return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {config.run_dir}"
 
     run.signals = Signals(run.stop_request.request, config.owns_process, is_reused=True, meanwhile=write_snapshot)
-    run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, run.rollback, pauses.clock)
+    run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, pauses.clock)
 
 
 def close(run: BaseRun) -> None:
@@ -97,30 +96,9 @@ def train_to_end(run: BaseRun) -> Outcome:
     with run.signals:
         _make_ready(run)
         run.loop.begin()
-        is_done = False
-        while not is_done:
-            try:
-                run.loop.train_to(run.train_steps)
-                if run.rollback:
-                    run.rollback.check(run.loop.status)
-                is_done = True
-            except (NonfiniteError, OutOfSyncError) as error:
-                if run.rollback is None:
-                    raise
-                with run.timed_as("checkpoints"):
-                    run.rollback.after(error, functools.partial(_restore_good_state, run), run.state)
+        run.loop.train_to(run.train_steps)
         run.loop.end()
     return outcome(run)
-
-
-def _restore_good_state(run: BaseRun) -> None:
-    """Restores the newest good state: a snapshot's, which is written as a checkpoint first, or a checkpoint's."""
-    run.checkpoints.join()
-    if run.snapshots:
-        run.snapshots.wait()
-        manifest = restoring.newest(run, run.checkpoints)
-        run.snapshots.write_newest(-1 if manifest is None else manifest.step)
-    restore(run, "latest")
 
 
 def train(run: BaseRun, steps: int | None, epochs: float | None, split=None) -> Means:

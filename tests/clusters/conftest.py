@@ -14,7 +14,7 @@ from tests.clusters.job_controller import JobController
 from tests.waiting import wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+EXAMPLES = HERE.parents[1] / "examples"
 
 
 class Slurm:
@@ -37,19 +37,10 @@ class Slurm:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def submit(self, *arguments: str, nodes: int = 2, tasks_per_node: int = 2) -> str:
-        """Submits what `crankshaft manifest slurm ARGUMENTS` prints, for so many nodes; returns the job's id."""
-        return self.sbatch(self.script(*arguments), nodes, tasks_per_node)
-
-    def script(self, *arguments: str) -> pathlib.Path:
-        script = self.folder / "job.sh"
-        command = [sys.executable, "-m", "crankshaft", "manifest", "slurm", "--cpus=2", "--memory=2Gi", *arguments]
-        script.write_text(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
-        return script
-
-    def sbatch(self, script: pathlib.Path, nodes: int = 2, tasks_per_node: int = 2) -> str:
-        where = (f"--nodes={nodes}", f"--ntasks-per-node={tasks_per_node}")
-        return self("sbatch", "--parsable", *where, str(script))
+    def submit(self, *flags: str, options: tuple[str, ...] = (), nodes: int = 2, tasks_per_node: int = 2) -> str:
+        """Submits examples/slurm.sh with flags of `crankshaft train` and options of sbatch; returns the job's id."""
+        where = (f"--nodes={nodes}", f"--ntasks-per-node={tasks_per_node}", "--cpus-per-task=2", "--mem-per-cpu=1G")
+        return self("sbatch", "--parsable", *where, *options, str(EXAMPLES / "slurm.sh"), "crankshaft", "train", *flags)
 
     def output(self, job: str) -> str:
         return "".join(path.read_text(errors="replace") for path in self.folder.glob(f"*-{job}.out"))
@@ -84,12 +75,10 @@ def kubernetes(tmp_path_factory):
 
 @pytest.fixture
 def pods(kubernetes):
-    """Applies what `crankshaft manifest kubernetes ARGUMENTS` prints, and removes it in the end."""
+    """Applies a file of examples/ under another name, with another program, and removes it in the end."""
 
-    def apply(*arguments: str) -> JobController:
-        own = ("--cpus=2", "--memory=2Gi", "--image=of-this-machine")
-        command = [sys.executable, "-m", "crankshaft", "manifest", "kubernetes", *own, *arguments]
-        kubernetes.apply(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    def apply(file: str, name: str, *command: str) -> JobController:
+        kubernetes.apply((EXAMPLES / file).read_text("utf-8").replace("first", name), command)
         return kubernetes
 
     yield apply

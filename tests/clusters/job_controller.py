@@ -1,8 +1,8 @@
-"""A stand-in for Kubernetes' Job controller, with podman as the kubelet: runs what `crankshaft manifest` prints.
+"""A stand-in for Kubernetes' Job controller, with podman as the kubelet: runs the objects of examples/.
 
 Each Pod is made from its Job's template and started by `podman kube play`; one that ends is started again by the Job's
 own rules. What is not here: a scheduler, network policies, waits between restarts; probes are run when a test asks. A
-pod's name is known in the network at once, as with the manifest's headless Service. Podman 4.3 knows neither fsGroup
+pod's name is known in the network at once, as with a headless Service. Podman 4.3 knows neither fsGroup
 nor claims of a size, so volumes are folders of this machine's that belong to the pods' user. The image is of folders
 alone, in which this machine's own files are seen, and can't be written.
 """
@@ -18,7 +18,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import yaml
 
@@ -119,11 +119,20 @@ class JobController:
         path = f"{pathlib.Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
         self.podman("import", "--change", f"ENV PATH={path}", "-", _IMAGE, input=tar)
 
-    def apply(self, text: str) -> None:
-        """Starts what a manifest has: its Jobs' pods, in a network of its Service's name."""
+    def apply(self, text: str, command: Sequence[str]) -> None:
+        """Starts the pods of a manifest's Jobs, in a network of its Service's name.
+
+        Args:
+          text: the manifest.
+          command: the program and its flags that replace `crankshaft train` and its flags; --num_ps stays.
+        """
         objects = list(yaml.safe_load_all(text))
-        (self._network,) = (each["metadata"]["name"] for each in objects if each["kind"] == "Service")
-        self._jobs = {each["metadata"]["name"]: Job(each) for each in objects if each["kind"] == "Job"}
+        (self._network,) = (each["metadata"]["name"] for each in objects if each["kind"] in ("Service", "JobSet"))
+        self._jobs = {each["metadata"]["name"]: Job(each) for each in jobs_of(objects)}
+        for job in self._jobs.values():
+            (container,) = job.manifest["spec"]["template"]["spec"]["containers"]
+            stay = [word for word in container["command"] if word.startswith("--num_ps=")]
+            container["command"] = [*command, *stay]
         self.podman("network", "create", self._network)
         for name, job in self._jobs.items():
             for index in range(job.manifest["spec"]["completions"]):
@@ -247,6 +256,17 @@ class JobController:
         if self._network:
             self.podman("network", "rm", "--force", self._network)
         self._jobs, self._network = {}, ""
+
+
+def jobs_of(objects: list[dict]) -> list[dict]:
+    """Lists the Jobs among a manifest's objects, with those that a JobSet would make."""
+    jobs = [each for each in objects if each["kind"] == "Job"]
+    for job_set in (each for each in objects if each["kind"] == "JobSet"):
+        for replicated in job_set["spec"]["replicatedJobs"]:
+            assert replicated["replicas"] == 1
+            name = f"{job_set['metadata']['name']}-{replicated['name']}-0"
+            jobs.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, **replicated["template"]})
+    return jobs
 
 
 def _folder_of_the_user(path: pathlib.Path) -> pathlib.Path:

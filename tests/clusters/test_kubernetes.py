@@ -1,4 +1,4 @@
-"""Runs in containers, from manifests as printed, whose pods are deleted, evicted and out of memory."""
+"""Runs in containers, from the objects in examples/, whose pods are deleted, evicted and out of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from tests.runs import assert_equal_bits, newest, result
 
 pytestmark = pytest.mark.clusters
 HUNGRY = pathlib.Path(__file__).with_name("hungry.py")
-RUN = (str(HUNGRY), "--model=mlp", "--model_arg=hidden_units=32", "--input=digits", "--jit=off", "--progress=plain")
+RUN = (
+    "python",
+    str(HUNGRY),
+    "--model=mlp",
+    "--model_arg=hidden_units=32",
+    "--input=digits",
+    "--jit=off",
+    "--progress=plain",
+)
 LONG = ("--checkpoint_every_steps=1000", "--eval_every_steps=0", "--steps_per_loop=10")
 
 
@@ -36,11 +44,11 @@ def ask(pods: JobController, pod: str) -> None:
 
 def test_workers_go_on_to_the_bits_of_an_undisturbed_run_whatever_ends_their_pods(pods):
     steps = ("--train_steps=20000", *LONG)
-    calm = pods("--workers=2", "--name=calm", "--", *RUN, *steps, "--run_dir=/runs/calm")
+    calm = pods("kubernetes.yaml", "calm", *RUN, *steps, "--run_dir=/runs/calm")
     calm.until(lambda: calm.is_complete)
     assert "task 0 of 2 workers; from Kubernetes" in calm.logs()
     calm.remove()
-    disturbed = pods("--workers=2", "--name=disturbed", "--", *RUN, *steps, "--run_dir=/runs/disturbed")
+    disturbed = pods("kubernetes.yaml", "disturbed", *RUN, *steps, "--run_dir=/runs/disturbed")
     run_dir = disturbed.runs / "disturbed"
     disturb(disturbed, run_dir, "disturbed-1", "disturbed-0", "disturbed-1")
     disturbed.until(lambda: disturbed.is_complete)
@@ -53,9 +61,9 @@ def test_workers_go_on_to_the_bits_of_an_undisturbed_run_whatever_ends_their_pod
 
 def test_tasks_with_servers_come_back_one_by_one(pods):
     steps = ("--train_steps=20000", *LONG)
-    around = pods("--workers=2", "--ps=2", "--name=around", "--", *RUN, *steps, "--run_dir=/runs/around")
+    around = pods("jobset.yaml", "around", *RUN, *steps, "--run_dir=/runs/around")
     run_dir = around.runs / "around"
-    disturb(around, run_dir, "around-worker-0", "around-ps-1", "around-worker-1")
+    disturb(around, run_dir, "around-worker-0-0", "around-ps-0-1", "around-worker-0-1")
     around.until(lambda: around.is_complete)
     assert result(run_dir)["step"] == 20000
     logs = around.logs()
@@ -64,13 +72,12 @@ def test_tasks_with_servers_come_back_one_by_one(pods):
 
 
 def test_the_liveness_probe_tells_a_process_that_is_stopped_from_one_that_works(pods):
-    probed = pods(
-        "--workers=1", "--ps=1", "--name=probed", "--", *RUN, *LONG, "--train_steps=900000", "--run_dir=/runs/probed"
-    )
-    for pod in ("probed-chief-0", "probed-worker-0", "probed-ps-0"):
+    probed = pods("jobset.yaml", "probed", *RUN, *LONG, "--train_steps=900000", "--run_dir=/runs/probed")
+    names = ("probed-chief-0-0", "probed-worker-0-0", "probed-ps-0-0")
+    for pod in names:
         probed.until(lambda pod=pod: probed.is_live(pod))
     probed.until(lambda: newest(probed.runs / "probed") >= 1000)
-    for pod in ("probed-chief-0", "probed-worker-0", "probed-ps-0"):
+    for pod in names:
         assert probed.is_live(pod)
         probed.signal(pod, "STOP")
         assert not probed.is_live(pod)
@@ -78,7 +85,7 @@ def test_the_liveness_probe_tells_a_process_that_is_stopped_from_one_that_works(
 
 
 def test_a_mistake_fails_the_job(pods):
-    mistaken = pods("--workers=2", "--", *RUN, "--global_batch_size=31", "--run_dir=/runs/mistake")
-    with pytest.raises(AssertionError, match=r"train: pod [01] has ended with 2"):
+    mistaken = pods("kubernetes.yaml", "mistaken", *RUN, "--global_batch_size=31", "--run_dir=/runs/mistake")
+    with pytest.raises(AssertionError, match=r"mistaken: pod [01] has ended with 2"):
         mistaken.until(lambda: mistaken.is_complete)
     assert "error: global_batch_size=31" in mistaken.logs()

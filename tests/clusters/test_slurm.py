@@ -1,4 +1,4 @@
-"""Runs that a Slurm of two nodes starts, kills, requeues and ends by its time limit, from manifests as printed."""
+"""Runs that a Slurm of two nodes starts, kills, requeues and ends by its time limit, from examples/slurm.sh."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ LONG = ("--train_steps=12000", "--checkpoint_every_steps=1000", "--eval_every_st
 @pytest.fixture(scope="module")
 def undisturbed(slurm) -> pathlib.Path:
     """A run that nothing happens to, with as many threads a task as the others: `crankshaft local` gives it fewer."""
-    slurm.done(slurm.submit("--workers=2", *flags(slurm, "undisturbed", *LONG)))
+    slurm.done(slurm.submit(*flags(slurm, "undisturbed", *LONG)))
     return slurm.folder / "undisturbed"
 
 
 def flags(slurm, name: str, *more: str) -> list[str]:
-    return ["--", *RUN, *more, f"--run_dir={slurm.folder / name}"]
+    return [*RUN, *more, f"--run_dir={slurm.folder / name}"]
 
 
 def test_workers_on_two_nodes_need_nothing_by_hand(slurm):
-    two = [slurm.submit("--workers=4", f"--name=job{i}", *flags(slurm, f"two-{i}", "--train_steps=20")) for i in (0, 1)]
+    options = ("--ntasks=4",)
+    two = [slurm.submit(*flags(slurm, f"two-{i}", "--train_steps=20"), options=options) for i in (0, 1)]
     for job in two:  # at once, on the same nodes
         output = slurm.done(job)
         assert f"task 0 of 4 workers; from Slurm's job {job}.0" in output
@@ -37,14 +38,15 @@ def test_workers_on_two_nodes_need_nothing_by_hand(slurm):
 
 
 def test_servers_on_two_nodes(slurm):
-    job = slurm.submit("--workers=2", "--ps=2", *flags(slurm, "servers", "--train_steps=20"), tasks_per_node=3)
+    servers = flags(slurm, "servers", "--train_steps=20", "--num_ps=2")
+    job = slurm.submit(*servers, options=("--ntasks=5",), tasks_per_node=3)
     output = slurm.done(job)
     assert "of 1 chief, 2 workers, 2 ps; from Slurm" in output
     assert "evaluation at step 20" in output
 
 
 def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undisturbed_one(slurm, undisturbed):
-    job = slurm.submit("--workers=2", *flags(slurm, "killed", *LONG))
+    job = slurm.submit(*flags(slurm, "killed", *LONG))
     slurm.until(job, lambda: newest(slurm.folder / "killed") >= 1000)
     victim = next(pid for pid in slurm("scontrol", "listpids", job).split() if pid.isdigit() and _trains(pid))
     subprocess.run(["kill", f"-{signal.SIGKILL.value}", victim], check=True)
@@ -54,8 +56,7 @@ def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undistur
 
 
 def test_a_job_that_comes_near_its_time_limit_saves_and_goes_on_in_its_next_turn(slurm, undisturbed):
-    job = slurm.submit("--workers=2", "--time=0:05:00", *flags(slurm, "limited", *LONG[:-1], "--steps_per_loop=1"))
-    slurm("scontrol", "update", f"jobid={job}", "timelimit=3")  # minutes: the least that a manifest takes would be slow
+    job = slurm.submit(*flags(slurm, "limited", *LONG[:-1], "--steps_per_loop=1"), options=("--time=3",))  # minutes
     output = slurm.done(job)
     assert "SIGTERM" in output
     assert "TIME LIMIT" not in output  # it had ended by itself
@@ -64,7 +65,7 @@ def test_a_job_that_comes_near_its_time_limit_saves_and_goes_on_in_its_next_turn
 
 
 def test_a_job_that_is_requeued_as_its_node_is_drained_goes_on_at_another(slurm, undisturbed):
-    job = slurm.submit("--workers=2", *flags(slurm, "drained", *LONG), nodes=1)
+    job = slurm.submit(*flags(slurm, "drained", *LONG), nodes=1)
     slurm.until(job, lambda: newest(slurm.folder / "drained") >= 1000)
     node = slurm.state(job, "NodeList")
     slurm("scontrol", "update", f"nodename={node}", "state=drain", "reason=maintenance")
@@ -79,8 +80,8 @@ def test_a_job_that_is_requeued_as_its_node_is_drained_goes_on_at_another(slurm,
 
 
 def test_a_mistake_is_not_tried_again(slurm):
-    """One that only the tasks can find, since the manifest checks the flags: a batch that two workers can't share."""
-    job = slurm.submit("--workers=2", *flags(slurm, "mistake", "--global_batch_size=31"))
+    """One that only the tasks can find: a batch that two workers can't share."""
+    job = slurm.submit(*flags(slurm, "mistake", "--global_batch_size=31"))
     slurm.until(job, lambda: slurm.state(job) == "FAILED")
     assert slurm.output(job).count("error: global_batch_size=31") == 2  # by each task, once
 

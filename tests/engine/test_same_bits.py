@@ -9,7 +9,6 @@ import tensorflow as tf
 from crankshaft.engine.layers import parallel
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.input import synthetic_clicks
 from crankshaft.models import dlrm, transformer_lm, wide_deep
 from crankshaft.models.mlp import Model as Mlp
@@ -63,8 +62,6 @@ CASES = {
     "16 bits": (Halves, *MLP[1:], {"precision": "bfloat16", "unrolls": True}),
     "clipped": (*MLP, {"clip_norm": 1.0, "unrolls": True, **PAIR}),
     "a batch of one": (mlp, lambda: four_classes(3), MLP[2], {"batch_size": 2, "clip_norm": 1.0, **PAIR}),
-    "PowerSGD": (*MLP, {"reduction": lambda: PowerSgd(2), **PAIR}),
-    "PowerSGD by xla": (*MLP, {"reduction": lambda: PowerSgd(2), "jit": True}),
     "local SGD": (*LOCAL, {"reduction": lambda: LocalSgd(4, outer()), **PAIR}),
     "local SGD by Nadam": (*LOCAL, {"reduction": lambda: LocalSgd(4, outer()), "optimizer": "nadam", **PAIR}),
     "local SGD by xla": (*LOCAL, {"reduction": lambda: LocalSgd(4, outer()), "jit": True}),

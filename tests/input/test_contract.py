@@ -17,7 +17,7 @@ import tensorflow as tf
 from crankshaft.engine.data.data import Data
 from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError, SourceError, UsageError
-from crankshaft.input import array_record, criteo, csv, images, parquet, ratings, text, tfrecord
+from crankshaft.input import array_record, criteo, csv, images, parquet, text, tfrecord
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import storage
 from tests.arrays import assert_same
@@ -91,14 +91,6 @@ INPUTS = {
     "images": Input(
         functools.partial(images.load, augment=False), "{}.png", image, lambda x, y: sorted(map(pngs().index, x))
     ),
-    "ratings": Input(
-        functools.partial(ratings.load, split="random"),
-        "{}.tsv",
-        lines("u\ti\t{}".format),
-        lambda x, y: y.tolist(),
-        "pyarrow",
-        divides=True,
-    ),
     "criteo": Input(
         criteo.load,
         "day_{}.txt",
@@ -108,7 +100,7 @@ INPUTS = {
         divides=True,
     ),
 }
-OF_LINES = ("csv", "ratings", "criteo")
+OF_LINES = ("csv", "criteo")
 
 
 def of_names(*left_out: str):
@@ -142,7 +134,7 @@ def test_examples_of_all_files_are_read_each_once(of, tmp_path):
     assert numbers_in(of, of.load(str(tmp_path / "in[put]"), 0)) == numbers
 
 
-@of_names("ratings", "criteo")
+@of_names("criteo")
 def test_examples_are_read_in_any_order_and_often(of, tmp_path):
     folder_of(of, tmp_path / "files")
     source = of.load(str(tmp_path / "files"), 0).train
@@ -153,13 +145,13 @@ def test_examples_are_read_in_any_order_and_often(of, tmp_path):
         assert [each.dtype for each in whole] == [spec.dtype for spec in tf.nest.flatten(source.element_spec)]
 
 
-@of_names("ratings", "criteo", "images")
+@of_names("criteo", "images")
 def test_one_example_is_enough(of, tmp_path):
     folder_of(of, tmp_path / "files", [1])
     assert numbers_in(of, of.load(str(tmp_path / "files"), 0)) == [0]
 
 
-@of_names("ratings", "criteo", "images")
+@of_names("criteo", "images")
 def test_a_split_to_evaluate_on_has_the_form_of_the_one_to_train_on(of, tmp_path):
     for name, sizes in (("train", (2, 3)), ("eval", (4,))):
         folder_of(of, tmp_path / name, sizes)
@@ -182,7 +174,7 @@ def test_files_elsewhere_are_read_by_tensorflow(of, tmp_path):
         assert len({data.train.identity() for data in found}) == 1
 
 
-@of_names("ratings", "criteo")
+@of_names("criteo")
 def test_identity_tells_other_files_from_these(of, tmp_path):
     folder_of(of, tmp_path / "files")
     before, again = (of.load(str(tmp_path / "files"), 0).train.identity() for _ in range(2))
@@ -234,13 +226,13 @@ def test_a_folder_without_files_is_one_line(of, tmp_path):
         of.load(str(tmp_path / "empty"), 0)
 
 
-@pytest.mark.parametrize("of", ["csv", "parquet", "tfrecord", "array_record", "ratings"], indirect=True)
+@pytest.mark.parametrize("of", ["csv", "parquet", "tfrecord", "array_record"], indirect=True)
 def test_a_folder_has_to_be_named(of):
     with pytest.raises(InputError, match="data_dir"):
         of.load(None, 0)
 
 
-@pytest.mark.parametrize("of", ["csv", "parquet", "array_record", "ratings", "criteo"], indirect=True)
+@pytest.mark.parametrize("of", ["csv", "parquet", "array_record", "criteo"], indirect=True)
 def test_a_library_that_is_missing_or_broken_is_one_line_with_the_cure(of, tmp_path, monkeypatch):
     folder_of(of, tmp_path / "files")
     for name in [name for name in sys.modules if name.partition(".")[0] == of.library]:
@@ -269,7 +261,7 @@ def test_lines_may_be_packed_and_have_any_ends_and_a_cut_pack_is_one_line(of, tm
 
 
 @pytest.mark.parametrize("change", [os.remove, lambda path: os.truncate(path, os.path.getsize(path) - 1)])
-@of_names("ratings", "criteo", "csv")  # csv is read as parquet is, from a file that is prepared
+@of_names("criteo", "csv")  # csv is read as parquet is, from a file that is prepared
 def test_a_file_that_vanishes_or_shrinks_during_the_run_ends_it(of, tmp_path, monkeypatch, change):
     monkeypatch.setattr(storage, "_CHECK_EVERY_SECONDS", 0)
     folder_of(of, tmp_path / "files")

@@ -21,7 +21,7 @@ SOURCES = [module for module in MODULES if hasattr(module, "load")]
 
 def test_shipped_sources_are_found():
     names = {module.__name__.removeprefix("crankshaft.input.") for module in SOURCES}
-    assert {"criteo", "digits", "fashion_mnist", "mnist", "ratings", "synthetic", "synthetic_clicks"} <= names
+    assert {"criteo", "digits", "fashion_mnist", "mnist", "synthetic", "synthetic_clicks"} <= names
 
 
 @pytest.mark.parametrize("module", SOURCES, ids=lambda module: module.__name__)

@@ -59,7 +59,6 @@ def kinds(folder: pathlib.Path):
     arrays = np.zeros((64, 3), np.float32), np.zeros(64, np.int32)
     rows = "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(64))
     (folder / "train.csv").write_text(f"a,b,label\n{rows}")
-    (folder / "ratings.tsv").write_text("".join(f"{i % 7}\t{i % 5}\t{i % 5 + 1}\t{i}\n" for i in range(64)))
     (folder / "text").mkdir()
     (folder / "text" / "a.txt").write_text("the cat sat on the mat. " * 40)
     for i in range(16):
@@ -79,7 +78,6 @@ def kinds(folder: pathlib.Path):
         "mapped": {"data": lambda: ((mapped, arrays[1]), None, 2)},
         "csv": {"input": "csv", "data_dir": str(folder / "train.csv"), "input_arg": {"array": True}},
         "parquet": {"input": "parquet", "data_dir": str(folder / "train.parquet"), **tables},
-        "ratings": {"input": "ratings", "data_dir": str(folder / "ratings.tsv"), **tables},
         "text": {"input": "text", "data_dir": str(folder / "text"), "input_arg": {"context": 8}, **small},
         "images": {"input": "images", "data_dir": str(folder / "images"), "input_arg": {"size": 8}},
     }

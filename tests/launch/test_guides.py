@@ -75,6 +75,7 @@ HOLDS = {
     "Speech (CTC)": "speech.result['eval']['loss'] < 1",
     "Detection with padded boxes": "detection.result['eval']['loss'] < 1",
     "Translation": "translation.result['eval']['loss'] < 2",
+    "Return to a checkpoint, and go on with other data": "run.step == 12",
     "Ranking": "ranking.result['eval']['first'] > 0.8",
 }
 # Whole runs of minutes together, of several processes some of them.

@@ -12,10 +12,15 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine.internals.tensorflow import use_new_collective_keys
 from crankshaft.engine.machine.events import read
-from crankshaft.launch.command_line.flags import REPLACED
+from crankshaft.launch.errors import UsageError
 from tests.launch.saved_runs import write
 from tests.logical_cpus import make_four
 from tests.runs import manifests
+
+GONE = {  # flags, since the runs were saved
+    *("init_map", "init_optimizer", "powersgd_rank", "tokens", "tpu_address", "fail_below", "profile"),
+    *("benchmark_steps", "benchmark_seconds", "benchmark_rounds"),
+}
 
 
 def paths(values, inside=()) -> set[tuple]:
@@ -32,9 +37,9 @@ def named(run_dir) -> dict[str, set]:
     starts = [place for place, event in enumerate(events) if event["event"] == "start"]
     return {
         "variables": set(manifest["variables"]),
-        "flags": set(config["flags"]) - REPLACED.keys(),
+        "flags": set(config["flags"]) - GONE,
         "state": paths(manifest["host_state"]),
-        "decides": {path for path in paths(manifest["about"]) if path[-1] not in REPLACED},
+        "decides": {path for path in paths(manifest["about"]) if path[-1] not in GONE},
         "events": {(e["event"], key) for e in events[starts[-1] :] if e["event"] != "warning" for key in e},
     }
 
@@ -76,3 +81,13 @@ def test_a_run_whose_batch_size_an_earlier_version_changed_within_an_epoch_goes_
     for split, means in expected.items():
         assert ran.result[split] == pytest.approx(means, rel=1e-4)
     assert manifests(tmp_path / name)[-1]["about"]["origin"]["place"] == 16
+
+
+def test_a_run_that_a_flag_that_is_gone_has_shaped_is_refused_in_a_line(tmp_path):
+    """By PowerSGD, on two replicas; this version can't write `powersgd` again."""
+    shutil.copytree(write.HERE / "powersgd", tmp_path / "run")
+    line = (
+        "is a run with powersgd_rank=1, a flag that is gone: use reduce_dtype=bfloat16, or sync_every_steps, in another"
+    )
+    with pytest.raises(UsageError, match=line):
+        write.two_replicas(tmp_path / "run", write.END)

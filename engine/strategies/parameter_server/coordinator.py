@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import queue
 import re
-import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from logging import Filter, LogRecord
@@ -24,8 +24,7 @@ from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reaso
 from ...health import server_probe
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
-from ...internals.tensorflow import ends_executor
-from ...machine.threads import PROCESS, Thread
+from ...machine.threads import PROCESS
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
 OPEN_PER_WORKER = 2  # leases that are out at once
@@ -178,7 +177,7 @@ class Leases:
             return
         self._traced.add(loop)
         # A thread per lease: there are few, and only `fetch` shows completion. Daemons, since one may never complete.
-        Thread(target=self._await, args=(lease, remote), name=f"lease-{lease.number}", daemon=True).start()
+        threading.Thread(target=self._await, args=(lease, remote), name=f"lease-{lease.number}", daemon=True).start()
 
     def _await(self, lease: Lease, remote) -> None:
         try:
@@ -335,11 +334,3 @@ def quiet_tensorflow() -> None:
         if any(isinstance(log_filter, _InOneLine) for log_filter in logger.filters):
             return
         logger.addFilter(_InOneLine())
-    report = sys.unraisablehook
-
-    def report_others(raised) -> None:
-        # A lost server's, raised again by each waiting thread that releases its executor; the run reports it once.
-        if not (ends_executor(raised.object) and isinstance(raised.exc_value, tf.errors.OpError)):
-            report(raised)
-
-    sys.unraisablehook = report_others

@@ -26,7 +26,6 @@ from ...data.source import Source, WithoutBadRecords
 from ...errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason
 from ...health.watchdog import FIRST_CALL_FACTOR
 from ...internals.tensorflow import answer_to, called_by_name
-from ...machine.threads import Thread
 
 _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
     f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad", "dismiss")
@@ -261,7 +260,7 @@ def _query(name: str, tasks: Sequence[str], seconds: float) -> list[list | Excep
                 answers[number] = error
 
     # Daemons: the process must not wait for a thread that waits for a stopped worker.
-    threads = [Thread(target=query, args=(number,), daemon=True) for number in range(len(tasks))]
+    threads = [threading.Thread(target=query, args=(number,), daemon=True) for number in range(len(tasks))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -7,6 +7,7 @@ or a device, of lines (threads, streams), of events.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ....engine.errors import reason
-from ....engine.machine.threads import Thread
 from ....engine.strategies.parameter_server.leases import COUNT_SCOPE
 from .rounds import ENDLESS
 
@@ -98,7 +98,7 @@ def _trace_tasks(strategy, folder: str, steps: int) -> None:
             failed.append(error)
 
     # A daemon: where training fails, the process does not wait for a trace.
-    tracing = Thread(target=trace, name="trace", daemon=True)
+    tracing = threading.Thread(target=trace, name="trace", daemon=True)
     tracing.start()
     while tracing.is_alive():
         strategy.run(program, ENDLESS)

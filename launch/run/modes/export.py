@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -11,13 +10,10 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from ....engine import Trainer, logging
 from ....engine.data import form
-from ....engine.data.data import Data
-from ....engine.data.source import Spec
 from ....engine.hooks import numerics
 from ....engine.hooks.evaluation import averaged_weights
 from ....engine.internals import keras
@@ -35,8 +31,6 @@ from .outcome import Outcome, run_result
 _DEFAULT = "serving_default"
 _DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read
 _SIGNATURE_NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
-_NAMED = 20  # classes, and columns, in the README
-_WRITTEN_OUT = 64  # values; an example of more is built by a line of Python
 
 
 def export(run: BaseRun) -> Outcome:
@@ -143,13 +137,10 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     tables_by_name = dict(zip(_unique(table.name for table in tables), tables, strict=True))
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
-            about_tables = exported_tables.write(temporary, tables_by_name, run.config.export_since)
+            exported_tables.write(temporary, tables_by_name, run.config.export_since)
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), data_json.as_json(run.data_info))
-        with open(os.path.join(temporary, "README.md"), "w", encoding="utf-8") as file:
-            file.write(_readme(model.name, inputs, list(signature.structured_outputs)))
-            file.write(_readme_rest(more, run.data_info) + about_tables)
 
 
 def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) -> tf.Module:
@@ -194,12 +185,6 @@ class _Leaf(NamedTuple):
     value: Any
     is_lengths: bool = False
 
-    @property
-    def example(self) -> np.ndarray:
-        """A batch of zeros; an axis of any size has one, and so lengths are 1."""
-        zeros = form.zeros(Spec(tuple(self.value.shape[1:]), self.value.dtype.as_numpy_dtype))
-        return np.repeat(np.ones_like(zeros) if self.is_lengths else zeros, self.value.shape[0] or 1, axis=0)
-
 
 def _leaves(nest: Any, name: str, path: str = "") -> Iterator[_Leaf]:
     """Yields the tensors of a nest in the order of `tf.nest.flatten`, for a signature, which is flat.
@@ -237,73 +222,3 @@ def _unique(names: Iterable[str]) -> list[str]:
         numbered = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         unique.append(next(candidate for candidate in numbered if candidate not in unique))
     return unique
-
-
-def _readme(model: str, inputs: Mapping[str, _Leaf], outputs: list[str]) -> str:
-    specs = {name: leaf.value for name, leaf in inputs.items()}
-    shapes = ", ".join(f"{name} {_dims(spec.shape[1:])} {spec.dtype.name}" for name, spec in specs.items())
-    examples = {name: leaf.example for name, leaf in inputs.items()}
-    calls = [f'{name}=tf.{_fill(x)}({[*x.shape]}, "{specs[name].dtype.name}")' for name, x in examples.items()]
-    names = ", ".join(f"`{name}`" for name in outputs)
-    batch = next(iter(specs.values())).shape[0]
-    text = (
-        f"# {model}\n\nSignature `serving_default`: a batch of {shapes} in, {names} out.\n\n"
-        "In Python, FOLDER being this one:\n\n```python\nimport tensorflow as tf\n\n"
-        "serve = tf.saved_model.load(FOLDER).signatures['serving_default']\n"
-        f"print(serve({', '.join(calls)})['{outputs[0]}'])\n```\n\n"
-        "From TensorFlow Serving, this folder's parent being the base path of a model called NAME, for a batch of "
-        f"{batch or 1}, zeros:\n\n```sh\n{_request(examples)}\n```\n"
-    )
-    if batch:
-        text += f"\nA layer has a state, so a batch has {batch} examples; each request begins with a state of zeros.\n"
-    features = {name: leaf.name for name, leaf in inputs.items() if not leaf.is_lengths}
-    if others := [f"`{name}` is {feature!r}" for name, feature in features.items() if name != feature]:
-        text += f"\nInputs of other names than their features: {', '.join(others)}.\n"
-    for values, lengths in itertools.pairwise(inputs):
-        if inputs[lengths].is_lengths:
-            text += f"\n`{lengths}` has the lengths of the examples in `{values}`, which is padded to the longest.\n"
-    return text
-
-
-def _readme_rest(signatures: dict[str, tf.types.experimental.ConcreteFunction], data: Data) -> str:
-    """Describes further signatures, classes and the data's description, for the README."""
-    text = ""
-    for name, function in signatures.items():
-        specs = function.structured_input_signature[0]
-        inputs = ", ".join(f"{spec.name} {_dims(spec.shape)} {spec.dtype.name}" for spec in specs)
-        names = ", ".join(f"`{output}`" for output in function.structured_outputs)
-        text += f"\nSignature `{name}`: {inputs} in, {names} out.\n"
-    numbered = [f"{number} {name}" for number, name in enumerate(data.classes or ())]
-    for title, listed in (
-        ("Columns of `features`, in their order", data.preprocessing.array),
-        ("Classes, by number", numbered),
-    ):
-        if listed:
-            rest = f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else ""
-            text += f"\n{title}: {', '.join(listed[:_NAMED])}{rest}.\n"
-    described = "names of classes, words and raw ids by their numbers, what cuts text"
-    return f"{text}\n`{_DATA}` has what is known of the data: {described}.\n"
-
-
-def _dims(shape: tf.TensorShape) -> str:
-    return str(["any" if size is None else size for size in shape]).replace("'", "")
-
-
-def _request(examples: Mapping[str, np.ndarray]) -> str:
-    """Returns a shell command for TensorFlow Serving's REST API (https://www.tensorflow.org/tfx/serving/api_rest)."""
-    url = "http://localhost:8501/v1/models/NAME:predict"
-    if sum(map(np.size, examples.values())) <= _WRITTEN_OUT:
-        values = {name: x.astype(str if x.dtype == object else x.dtype).tolist() for name, x in examples.items()}
-        return f"curl -d '{json.dumps({'inputs': values})}' {url}"
-    # JSON distinguishes integers from other numbers, and so does the server.
-    arrays = [f'"{name}": np.{_fill(x)}({[*x.shape]}, {_kind(x)}).tolist()' for name, x in examples.items()]
-    build = f'import json, numpy as np; print(json.dumps({{"inputs": {{{", ".join(arrays)}}}}}))'
-    return f"python -c '{build}' | curl -d @- {url}"
-
-
-def _fill(x: np.ndarray) -> str:
-    return "ones" if x.any() else "zeros"
-
-
-def _kind(x: np.ndarray) -> str:
-    return {"b": "bool", "i": "int", "u": "int", "O": "str"}.get(x.dtype.kind, "float")

@@ -23,11 +23,10 @@ _DELTA = ".delta"
 Piece = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
-def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> str:
+def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> None:
     """Writes tables/NAME.parquet and, with an earlier export, tables/NAME.delta.parquet into a new export.
 
-    A delta has the rows that are new or differ in any bit, and a null vector for each key that is gone. Returns a
-    description for the README; "" without tables.
+    A delta has the rows that are new or differ in any bit, and a null vector for each key that is gone.
 
     Args:
       export: the folder of the new export.
@@ -40,10 +39,10 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> st
     if since and not tables:
         raise UsageError(f"export_since={since}: the model has no table with admit_after to compare; leave it out")
     if not tables:
-        return ""
+        return
     if importlib.util.find_spec("pyarrow") is None:
         logging.warning("the rows of tables are exported only with pyarrow; pip install 'crankshaft[parquet]'")
-        return ""
+        return
     os.mkdir(os.path.join(export, FOLDER))
     for name, table in tables.items():
         rows = _write_pieces(export, name, table.width, ((*piece, None) for piece in table.rows_by_key()))
@@ -54,11 +53,6 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> st
         if since:
             counts = sum(map(len, is_gone)), sum(map(np.count_nonzero, is_gone))
             logging.info("table %s since %s: %d rows differ, %d of which are gone", name, since, *counts)
-    return (
-        f"\n`{FOLDER}/` has the rows of tables ({', '.join(tables)}): `key` is what `Embedding.keys_of(ids)` returns, "
-        "and null for all ids without a row. `NAME.delta.parquet`, if present, has the rows that were changed or "
-        "added since an earlier export, and keys that are gone, with a null vector.\n"
-    )
 
 
 def _path(export: str, name: str) -> str:

@@ -27,7 +27,6 @@ from ....engine.keras_models.keras_trainer import KerasTrainer
 from ....engine.layers.embeddings import Embedding
 from ....engine.mesh import shards
 from ....engine.optimizers.averaging import Averaged, WeightAverage
-from ....engine.reduction import per_replica
 from ....input import data_json
 from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config
@@ -80,17 +79,12 @@ def keras_model(trainer: Trainer, name: str) -> tf.keras.Model:
 
 
 def load_init_from(run: BaseRun) -> None:
-    """Loads the weights of --init_from, another run's, other code's or Keras's, or continues that run's optimizer."""
-    config, names = run.config, list[str]()
-    if not (source := config.init_from):
+    """Loads the weights of --init_from, another run's or Keras's."""
+    names = list[str]()
+    if not (source := run.config.init_from):
         return
     restarted = Inventory(run.trainer).averages
-    if config.init_optimizer:
-        names, restarted = read_newest(source, functools.partial(_load_with_optimizer, run)), []
-    elif config.init_map:
-        rules = [(pattern, new) for pattern, _, new in (rule.rpartition("=") for rule in config.init_map)]
-        names = read_newest(source, lambda prefix: graph.restore_renamed(prefix, _renamable_weights(run), rules))
-    elif source.endswith(KERAS_FILES):
+    if source.endswith(KERAS_FILES):
         names = [""] * _load_keras_file(run, source)
     else:
         names, restarted = read_newest(source, functools.partial(_load_checkpoint, run))
@@ -99,8 +93,7 @@ def load_init_from(run: BaseRun) -> None:
     numerics.check_weights(run.trainer, f"init_from={source}")
     grown = [name for name in names if name.endswith(" rows)")]
     more = f"; rows that it lacks begin as they were made: {', '.join(grown)}" if grown else ""
-    what = "variables, the optimizer's too," if config.init_optimizer else "weights"
-    run.log(f"{len(names)} {what} taken from {source}{more}")
+    run.log(f"{len(names)} weights taken from {source}{more}")
 
 
 def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | Averaged]]:
@@ -115,49 +108,6 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     if lacking := sorted(averaged.keys() - loaded.keys()):
         run.log(f"{', '.join(lacking)}: not in {prefix}, so the average begins at the model's weights")
     return names, [average for average in inventory.averages if average not in loaded.values()]
-
-
-def _load_with_optimizer(run: BaseRun, prefix: str) -> list[str]:
-    """Loads all that a run's trainer has, its optimizers too, whose schedules begin again; returns variables' names."""
-    if (manifest := manifests.manifest_at(prefix)) is None:
-        raise UsageError(
-            f"init_optimizer: {prefix} is not a run's checkpoint with its manifest; give a run's folder, or leave "
-            "init_optimizer out"
-        )
-    _check_source(run, prefix)
-    optimizers = Inventory(run.trainer).optimizers.values()
-    wholes = [whole for optimizer in optimizers for whole in optimizer.rate_variables]
-    rates = [rate for whole in wholes for rate in per_replica.components(whole)]
-    first = [rate.numpy() for rate in rates]
-    why_not = f"init_optimizer: {prefix} does not fit this model; use the same model and model_arg as that run"
-    matching, changed = run.state.matching(manifest), run.config.allow_changed_config
-    names, differences = graph.restore(prefix, run.trainer, why_not, ("trainer",), matching, changed, may_grow=True)
-    for rate, value in zip(rates, first, strict=True):
-        rate.assign(value)
-    if differences:
-        run.log(f"only what matches is taken: {differences}")
-    return names
-
-
-def _renamable_weights(run: BaseRun) -> dict[str, Any]:
-    """Returns the weights and moving statistics by path, and the tables by name. Raises `UsageError`."""
-    inventory, found = Inventory(run.trainer), dict[str, Any]()
-    others = [(variables.variable_path(variable), variable) for variable in inventory.trainable_variables]
-    for name, weight in [*_weights_by_path(run.trainer), *others]:
-        is_table = isinstance(weight, Embedding)
-        if is_table and not weight.ids_are_rows:
-            raise UsageError(
-                f"init_map: table {name} finds its rows by a hash or by admission, so rows of other code would be "
-                "those of other ids; use an Embedding whose ids are rows"
-            )
-        if not is_table and (not tf.as_dtype(weight.dtype).is_floating or per_replica.differs(weight)):
-            continue  # a seed, or the state of a stateful layer
-        if found.setdefault(name, weight) is not weight:
-            raise UsageError(
-                f"init_map: two weights of {type(run.trainer).__name__} have the path {name}; give their layers or "
-                "models other names"
-            )
-    return found
 
 
 def _weights_by_path(trainer: Trainer) -> list[tuple[str, Any]]:

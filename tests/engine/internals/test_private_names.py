@@ -72,7 +72,6 @@ OF_OWNERS = {
     "keras.src.saving.serialization_lib": "SafeModeScope",
     "keras.src.losses.loss": "apply_mask squeeze_or_expand_to_same_rank",
     "tensorflow.__internal__.tracking": "AutoTrackable",
-    "tensorflow.python.eager.executor": "Executor",
     "keras.src.backend.common.global_state": "GLOBAL_STATE_TRACKER",
     "tensorflow.python.ops.resource_variable_ops": "UninitializedVariable",
     "keras.src.backend.config": "backend",  # of engine/__init__.py, which looks before Keras is imported

@@ -14,7 +14,6 @@ from crankshaft.engine.metrics.means import auc, root_mean_square
 from crankshaft.engine.metrics.sums import without_details
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.models.classification import Classifier
 
 BATCH, RATE = 8, 0.05
@@ -75,23 +74,6 @@ def test_rounds_of_one_step_that_average_are_numpys(bench):
     reduction = LocalSgd(1, outer(1.0, 0.0))
     options = {"shuffle": False, "optimizer": "sgd", "learning_rate": RATE}
     check(bench(Line(), SOURCE, BATCH, 2, reduction=reduction, **options))
-
-
-def test_thin_matrices_of_full_rank_lose_nothing(bench):
-    class Wide(Line):
-        def build_model(self):
-            layers = [tf.keras.layers.Dense(6, kernel_initializer="ones"), tf.keras.layers.Dense(1)]
-            return tf.keras.Sequential(layers)
-
-    weights = []
-    for reduction in (None, PowerSgd(1)):  # a matrix [3, 6], of whose gradients the rank is 1: all units begin alike
-        options = {"shuffle": False, "optimizer": "sgd", "learning_rate": RATE / 9}
-        made = bench(Wide(), SOURCE, BATCH, 2, reduction=reduction, **options)
-        made.train(3)
-        weights.append(made.trainer.model.get_weights())
-    for exact, compressed in zip(*weights, strict=True):
-        assert np.isfinite(exact).all()
-        np.testing.assert_allclose(compressed, exact, rtol=0, atol=2e-3)
 
 
 def test_training_is_keras(bench):

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
 from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.reduction.power_sgd import PowerSgd
 from crankshaft.engine.step.context import Readings, StepContext
 from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.cnn import Model as Cnn
@@ -120,9 +119,8 @@ def exact(bench, large):
         pytest.param(4, Reduction(), {}, marks=pytest.mark.slow),
         pytest.param(2, Reduction(), {"accumulate_steps": 3}, marks=pytest.mark.slow),
         (2, Reduction("float16"), {}),
-        (2, PowerSgd(4), {}),
     ],
-    ids=["1", "2", "4", "micro-batches", "float16 on the wire", "PowerSGD"],
+    ids=["1", "2", "4", "micro-batches", "float16 on the wire"],
 )
 def test_one_scale_serves_any_number_of_replicas(bench, large, exact, replicas, reduction, options):
     options = {"num_classes": 4, "precision": "float16", "reduction": reduction, **options}

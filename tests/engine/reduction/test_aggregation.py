@@ -12,7 +12,6 @@ from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.reduction.power_sgd import PowerSgd
 from tests.engine.trainers import Squares
 
 SUM, MEAN, FIRST = (getattr(tf.VariableAggregation, name) for name in ("SUM", "MEAN", "ONLY_FIRST_REPLICA"))
@@ -80,13 +79,10 @@ def check(made, replicas, epochs=3):
         pytest.param(3, {}, marks=pytest.mark.slow),
         pytest.param(4, {"model": 2}, marks=pytest.mark.slow),
         pytest.param(3, {"shard_optimizer": True}, marks=pytest.mark.slow),
-        pytest.param(3, {"reduction": "power_sgd"}, marks=pytest.mark.slow),
         pytest.param(3, {"reduce_dtype": "bfloat16"}, marks=pytest.mark.slow),
     ],
 )
 def test_state_of_layers_is_one_devices_by_its_declared_aggregation(bench, replicas, options):
-    if options.pop("reduction", None):
-        options["reduction"] = PowerSgd(1)
     if wire := options.pop("reduce_dtype", None):
         options["reduction"] = Reduction(wire)
     check(bench(Plain(), DATA, 5, replicas, shuffle=False, optimizer="sgd", **options), replicas)

@@ -137,7 +137,6 @@ MISTAKES = {
     ),
     "too few bits": (["--reduce_dtype=float16"], ["reduce_dtype=float16", "use bfloat16"]),
     "replicas that meet": (["--sync_every_steps=4"], ["sync_every_steps=4 has no use", "parameter_server", "leave"]),
-    "sums of matrices": (["--powersgd_rank=2"], ["powersgd_rank=2 has no use", "parameter_server", "leave"]),
 }
 
 

@@ -112,9 +112,6 @@ def test_gradients_travel_in_the_type_that_was_asked_for(run):
     devices = ("--strategy=mirrored", "--num_virtual_devices=2", "--train_steps=5", "--mode=train")
     exact, rounded = run(*devices).tensors, run(*devices, "--reduce_dtype=bfloat16").tensors
     assert 0 < difference(exact, rounded) < 0.02
-    compressed = run(*devices, "--powersgd_rank=2").tensors
-    assert 0 < difference(exact, compressed) < 0.02
-    assert any(name.startswith("trainer/reduction/memory/") for name in compressed)
 
 
 @pytest.mark.slow
@@ -154,13 +151,12 @@ BY_A_STEP = [
     {"precision": "bfloat16"},
     {"recompute": True},
     {"strategy": "mirrored", "num_virtual_devices": 2, "reduce_dtype": "bfloat16", "shard_optimizer": True},
-    {"strategy": "mirrored", "num_virtual_devices": 2, "powersgd_rank": 1},
     {"strategy": "mirrored", "num_virtual_devices": 2, "sync_every_steps": 2},
 ]
 # The engine or the launcher applies these itself, or refuses them, whatever a step does.
 BY_OTHERS = set(
     """mode run_dir config seed train_steps train_epochs stop_at_step allow_changed_config max_restarts min_workers
-    result_json model model_arg init_from init_optimizer init_map input input_arg data_dir eval_data_dir
+    result_json model model_arg init_from input input_arg data_dir eval_data_dir
     global_batch_size validation_split eval_batch_size resident_data_mb shuffle_window max_bad_records shuffle_buffer
     auto_shard_policy strategy num_virtual_devices mesh gpus steps_per_loop jit communication cluster_hosts
     task_index bind num_ps evaluator cluster_timeout_seconds step_timeout_seconds outer_arg max_staleness_steps

@@ -403,9 +403,6 @@ def test_an_export_has_all_layers_and_outputs(inside, tmp_path, shape, names):
     assert sorted(outputs) == names
     error = np.mean((sum(each.numpy() for each in outputs.values())[:, 0] - LABELS[:30]) ** 2)
     assert found_in(tmp_path / "run" / "result.json")["eval"]["loss"] == pytest.approx(error, rel=1e-5)
-    readme = (folder / "README.md").read_text()
-    assert ", ".join(f"`{name}`" for name in names) + " out." in readme
-    assert f"['{names[0]}'])" in readme
 
 
 def test_a_hook_sees_every_epochs_means_and_may_end_the_run_which_shows_the_evaluation_of_its_last_step(

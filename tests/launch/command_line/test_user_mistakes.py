@@ -83,11 +83,6 @@ FLAGS = [
     (f"--model=cnn {SMALL}8,8,1 --model_arg=class_weight=2", None, "class_weight=2 ... each of the 3 classes"),
     (f"--model=resnet {SMALL}8,8,1 --model_arg=class_weight=a,b,c", None, "class_weight=a,b,c ... each of the 3"),
     (f"--model=cnn {SMALL}3,3,1", None, "output size would be zero or negative"),
-    (
-        "--model=logistic --input=digits --strategy=mirrored --num_virtual_devices=2 --powersgd_rank=999999",
-        None,
-        "powersgd_rank=999999: no gradient of logistic is smaller as two matrices of this rank",
-    ),
 ]
 
 

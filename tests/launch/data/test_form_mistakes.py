@@ -176,9 +176,6 @@ def test_text_keeps_xla_away(inside, results, tmp_path):
     inside("--mode=export", run, trainer=Words, data=data).ok()
     serve = tf.saved_model.load(str(tmp_path / "run" / "export" / "4")).signatures["serving_default"]
     assert serve(word=tf.constant(WORDS), number=tf.constant(FEATURES))["outputs"].shape == (32, 1)
-    readme = (tmp_path / "run" / "export" / "4" / "README.md").read_text()
-    request = json.loads(re.search(r"^curl -d '(.*)' http", readme, re.MULTILINE)[1])
-    assert request == {"inputs": {"word": [""], "number": [[0.0]]}}
 
 
 # -- no evaluation data

@@ -32,30 +32,6 @@ def test_there_are_as_many_threads_as_a_quota_leaves_cores_unless_a_number_is_gi
     assert variables["TF_NUM_INTEROP_THREADS"] == "1"
 
 
-def test_a_process_is_as_old_as_its_program_whatever_a_shell_did_before_exec():
-    code = (
-        "import logging, time; time.sleep(1); from crankshaft.launch.host import process; print(process.age_seconds())"
-    )
-    shell = ["sh", "-c", 'sleep 3; exec "$0" -c "$1"', sys.executable, code]
-    began = time.monotonic()
-    age = float(subprocess.run(shell, cwd=ROOT.parent, capture_output=True, check=True, timeout=PATIENCE).stdout)
-    assert 1 <= age <= time.monotonic() - began - 3
-
-
-@pytest.mark.parametrize(("begin", "seconds"), [("pass", 86400), ("if os.fork(): os.wait(), os._exit(0)", -86400)])
-def test_a_process_becomes_neither_older_nor_younger_by_a_clock_that_is_set(begin, seconds):
-    code = (
-        f"import logging, os, time; from crankshaft.launch.host import process\n{begin}\n"
-        "clock, clock_ns = time.time, time.time_ns\n"
-        f"time.time, time.time_ns = lambda: clock() + {seconds}, lambda: clock_ns() + {seconds} * 10**9\n"
-        "time.sleep(0.5); print(process.age_seconds())"
-    )
-    began = time.monotonic()
-    program = [sys.executable, "-c", code]
-    age = float(subprocess.run(program, cwd=ROOT.parent, capture_output=True, check=True, timeout=PATIENCE).stdout)
-    assert 0.5 <= age <= time.monotonic() - began
-
-
 @pytest.mark.parametrize(
     ("given", "flags"),
     [

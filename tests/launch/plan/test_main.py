@@ -1,15 +1,12 @@
 """`crankshaft plan` on a small model: what it prints and writes, and one line for each mistake."""
 
 import json
-import re
 import sys
-import tempfile
 
 import pytest
 
-from crankshaft.engine.machine import memory
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.plan import hardware, machine, saved
+from crankshaft.launch.plan import hardware, saved
 from crankshaft.launch.plan import main as command
 from tests.launch.plan.test_estimate import FIGURES
 
@@ -40,7 +37,6 @@ def plan(capfd, tmp_path):
         (("--hosts=2", "--strategy=tpu"), "--hosts=2: strategy=tpu runs on one host"),
         (("--hosts=1000",), "global_batch_size=64 does not divide over 1000 replicas"),
         (("--strategy=parameter_server",), "strategy=parameter_server needs servers; add num_ps=N"),
-        (("--measure=this.yaml",), "--measure plans nothing; leave model out"),
         (("--hots=2",), "hots is unknown"),
         (("--on=h10",), "--on=h10 is neither a file nor published hardware; did you mean h100?"),
     ],
@@ -50,6 +46,13 @@ def test_a_mistake_is_one_line(plan, arguments, line):
     assert (code, out) == (2, "")
     assert len(errors) == 1
     assert line in errors[0]
+
+
+def test_a_plan_needs_a_machine(capfd):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["crankshaft plan", *MLP])
+    assert ended.value.code == 2
+    assert "error: --on is missing; give h100, a100, l4, tpu-v5e, or a file" in capfd.readouterr().err
 
 
 def test_a_plan_as_a_table_and_as_json(plan, tmp_path):
@@ -213,33 +216,3 @@ def test_advice_applied_fits(flags, advice):
     assert (found["fits"], advice in found["advice"]) == (False, True)
     for each in found["advice"]:
         assert planned(limits, *each.split())["fits"], each
-
-
-def test_a_disk_too_small_to_be_measured_is_named(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(machine, "_FILE_BYTES", 1 << 60)
-    with pytest.raises(SystemExit) as ended:
-        command.main(["crankshaft plan", f"--measure={tmp_path}/this.yaml"])
-    assert ended.value.code == 1
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    needed, folder = "1,099,511,627,776 MiB are needed for a temporary file", re.escape(tempfile.gettempdir())
-    assert re.search(
-        rf"{needed}, and [\d,]+ MiB are free on the disk of {folder}; .* TMPDIR to a folder on another", line
-    )
-
-
-@pytest.mark.slow  # starts TensorFlow three times more
-def test_this_machine_is_measured_into_a_file_that_on_accepts(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "usable_bytes", lambda: 3_000_000_000)  # a control group's limit
-    path = tmp_path / "this.yaml"
-    with pytest.raises(SystemExit) as ended:
-        command.main(["crankshaft plan", f"--measure={path}"])
-    assert ended.value.code == 0
-    found = hardware.read(str(path))
-    assert found.host_memory_gb == 3
-    assert found.matmul_tflops.keys() == {"float32", "bfloat16"}
-    for links in (found.network_seconds, found.link_seconds):
-        assert [size for size, _ in links] == sorted(size for size, _ in links)
-        assert len(links) == 6
-    assert found.sources["hours_between_failures"] == "an assumption"
-    assert {"hours_between_failures", "recovery_seconds", "lease_seconds"} <= {*found.assumed}
-    assert not {"step_seconds", "network_overlap", "matmul_tflops"} & {*found.assumed}  # measured

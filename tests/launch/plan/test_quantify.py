@@ -126,7 +126,6 @@ def sent_by_the_engine(config):
         (*WIDER, "--model_arg=hidden_units=256", *MIRRORED, "--mesh=data:2", "--shard_optimizer=true"),
         (*LM, *MIRRORED, "--mesh=model:2"),
         (*MLP, *MIRRORED, "--sync_every_steps=4"),
-        pytest.param((*MLP, *MIRRORED, "--powersgd_rank=2"), marks=pytest.mark.slow),
         pytest.param((*LM, *MIRRORED, "--mesh=model:2", "--recompute=true"), marks=pytest.mark.slow),
     ],
 )

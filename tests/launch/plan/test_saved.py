@@ -7,11 +7,10 @@ import pytest
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.plan import saved
 
-BYTES = {"host_bytes": 3 * 2**30, "server_bytes": 2**30}
 STEP = {"seconds": 0.2, "bound": "compute", "network_seconds": 0.05}
 PLAN = {
     "hosts": [
-        {"hosts": hosts, "servers": 2, "gpus_per_host": 8, **BYTES, "goodput": 0.9, "examples_per_sec": 2e3 * hosts}
+        {"hosts": hosts, "servers": 2, "host_bytes": 3 * 2**30, "goodput": 0.9, "examples_per_sec": 2e3 * hosts}
         | {"step": STEP}
         for hosts in (4, 64)
     ]

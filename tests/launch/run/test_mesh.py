@@ -218,7 +218,7 @@ class Both(Shared):
 def next_day(tmp_path, **where):
     first = tmp_path / str(len(where))
     run(Shared, data=((X, Y), None), run_dir=first, **HOW, **where)
-    return run(Shared, data=((X[::-1], Y[::-1]), (X, Y)), init_from=first, init_optimizer=True, **HOW, **where)
+    return run(Shared, data=((X[::-1], Y[::-1]), (X, Y)), init_from=first, **HOW, **where)
 
 
 def taught(tmp_path, **where):

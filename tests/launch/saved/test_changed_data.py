@@ -140,42 +140,6 @@ def test_scores_of_other_data_are_not_compared(inside, data, tmp_path):
     assert runs.steps(tmp_path / "run", "best") == [40]
 
 
-RATINGS = ("--model=wide_deep", "--model_arg=hidden_units=4", "--model_arg=width=2", "--input=ratings", *QUIET)
-
-
-@pytest.fixture
-def ratings(tmp_path):
-    """A file of 60 records, of which the last six by time are for evaluation."""
-    path = tmp_path / "ratings.csv"
-    path.write_text("".join(f"u{i % 5},i{i % 7},{i % 2},{i}\n" for i in range(60)))
-    return path
-
-
-def test_ids_of_other_data_are_numbered_as_the_run_has_numbered_them(inside, ratings, tmp_path):
-    run = (*RATINGS, f"--data_dir={ratings}", f"--run_dir={tmp_path}/run")
-    done = inside(*run, "--train_steps=4").ok()
-    lines = ratings.read_text().splitlines()
-    other = tmp_path / "other.csv"
-    evaluating = ("--mode=eval", f"--run_dir={tmp_path}/run", f"--data_dir={other}")
-    # Backwards, in which ids first appear in another order; the last records by time are the same.
-    other.write_text("\n".join(lines[::-1]) + "\n")
-    assert shown(inside(*evaluating).ok()) == shown(done)
-    other.write_text("\n".join(lines[:58]) + "\n")
-    assert shown(inside(*evaluating).ok()) != shown(done)
-    text = ratings.read_text()
-    ratings.write_text("new,i0,1,0\n" + text)
-    assert (
-        "is a run of other training data (examples: 54 -> 55); use another" in inside(*run, "--train_steps=8").mistake
-    )
-    inside(*run, "--train_steps=8", "--allow_changed_config").ok()
-    known = json.loads((tmp_path / "run" / "model.json").read_text())
-    assert known["vocabulary"] == {"user": 6, "item": 8}
-    assert known["preprocessing"]["columns"]["user"]["words"] == ["u0", "u1", "u2", "u3", "u4"]
-    model = crankshaft.load_model(tmp_path / "run")
-    predicted = [model.predict({"user": [user], "item": ["i0"]}, verbose=0) for user in ("new", "never seen", "u1")]
-    assert predicted[0] == predicted[1] != predicted[2]
-
-
 def from_seed(seed: int, examples: int, vocabulary=None, ids=None):
     features = np.random.default_rng(seed).random((examples, 3), np.float32)
     train, evaluation = (features, features[:, 0]), (features[:9], features[:9, 0])

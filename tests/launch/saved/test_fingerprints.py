@@ -124,7 +124,7 @@ def test_text_is_predicted_as_it_was_looked_up_for_training(towns):
     np.testing.assert_array_equal(towns.predict(as_text)[:2], towns.predict(LOOKED_UP)[:2])
 
 
-def test_an_export_takes_text_and_says_its_classes(towns):
+def test_an_export_takes_text_and_has_its_classes(towns):
     # What the run was trained on is in the export: no data is read.
     folder = pathlib.Path(run_towns(towns.run_dir, "export", lambda: 1 / 0).result["export"])
     serve = tf.saved_model.load(folder).signatures["serving_default"]
@@ -132,7 +132,6 @@ def test_an_export_takes_text_and_says_its_classes(towns):
     found = serve(city=tf.constant(RAW["city"]), size=tf.constant(RAW["size"]))["outputs"]
     np.testing.assert_allclose(found, towns.predict(LOOKED_UP), rtol=1e-6)
     assert json.loads((folder / "assets.extra" / "data.json").read_text())["classes"] == [*CLASSES]
-    assert "Classes, by number: 0 small, 1 middle, 2 large." in (folder / "README.md").read_text()
 
 
 def test_a_run_and_a_loaded_model_name_their_classes_and_words(towns):

@@ -82,8 +82,8 @@ def one_device(run_dir, steps: int) -> dict:
 
 
 def two_replicas(run_dir, steps: int) -> dict:
-    """Trains in float16 with a loss scale, on two replicas that send gradients of rank 1 and keep what is left over."""
-    place = {"strategy": "mirrored", "num_virtual_devices": 2, "precision": "float16", "powersgd_rank": 1}
+    """Trains in float16 with a loss scale, on two replicas that send gradients in bfloat16."""
+    place = {"strategy": "mirrored", "num_virtual_devices": 2, "precision": "float16", "reduce_dtype": "bfloat16"}
     how = {"optimizer": "momentum", **place, **COMMON}
     return crankshaft.run(Classifier, data=examples, train_steps=steps, run_dir=run_dir, **how).result
 

@@ -1,9 +1,7 @@
 """How long leases last, what the coordinator does about those that do not come back, and what TensorFlow prints."""
 
 import contextlib
-import logging
 import socket
-import sys
 import threading
 import types
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context, executor
 
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.errors import LostPeerError, SaveError
@@ -123,28 +120,3 @@ def test_a_checkpoint_that_is_not_written_since_a_server_is_lost_says_that_it_is
         strategy.watch(),
     ):
         raise SaveError("ckpt-1 could not be written") from tf.errors.UnavailableError(None, None, f"closed{where}")
-
-
-def test_a_lost_servers_error_is_not_printed_again_by_whoever_lets_go_of_an_executor(monkeypatch):
-    printed = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda raised: printed.append(repr(raised.exc_value)))
-    monkeypatch.setattr(logging.getLogger("tensorflow"), "filters", [])
-
-    def let_go():
-        failed = executor.new_executor(enable_async=True)
-        with context.executor_scope(failed):
-            tf.raw_ops.ReadFile(filename="/nowhere/at/all")
-
-    let_go()
-    assert len(printed) == 1  # as TensorFlow has it
-    coordinator.quiet_tensorflow()
-    let_go()
-    assert len(printed) == 1
-
-    class Other:
-        def __del__(self):
-            raise ValueError("of its own")
-
-    Other()
-    assert len(printed) == 2
-    assert "of its own" in printed[1]

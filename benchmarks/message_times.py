@@ -1,6 +1,6 @@
 """Times all-reduces between the workers of TF_CONFIG or, without it, two virtual devices or all GPUs: a process's work.
 
-`python -m crankshaft.launch.plan.links` prints {bytes of one message: seconds} as JSON. The sums are those of the
+`python -m benchmarks.message_times` prints {bytes of one message: seconds} as JSON. The sums are those of the
 engine's reduction, which are gathers if they are small, else rings (`engine.mesh.collectives`).
 """
 
@@ -13,8 +13,8 @@ import time
 
 import tensorflow as tf
 
-from ...engine.internals.tensorflow import all_replicas_context
-from ...engine.mesh import collectives
+from crankshaft.engine.internals.tensorflow import all_replicas_context
+from crankshaft.engine.mesh import collectives
 
 SIZES = (1 << 8, 1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 26)
 _SAMPLES, _SAMPLE_SECONDS = 5, 0.2

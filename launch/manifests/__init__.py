@@ -1,1 +1,0 @@
-"""Input for other systems to run a cluster: Slurm's scripts, Kubernetes' objects."""
