@@ -112,7 +112,8 @@ def assign(
             high, low = tf.unstack(tf.cast(total, tf.int64))
             value = tf.cast(high * _LOW + low, variable.dtype)
         if by == SUM:
-            before[id(variable)] = value = value + before.get(id(variable), read_local(variable))
+            value += before[id(variable)] if id(variable) in before else read_local(variable)
+            before[id(variable)] = value
         with tf.name_scope(ENGINE_SCOPE):
             assign_local(variable, value)
 
