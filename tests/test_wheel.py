@@ -12,6 +12,8 @@ import pytest
 
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = """
 from crankshaft import Trainer, main, mean

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 BITS = Path(__file__).resolve().parents[2] / "benchmarks" / "bits.py"
 FOUND = {
     "commit": "a" * 40,

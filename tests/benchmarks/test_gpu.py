@@ -16,6 +16,8 @@ from benchmarks.gpu.rows import rows
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 
 def cells(text: str, title: str) -> list[str]:
     [line] = [line for line in text.splitlines() if line.startswith(f"| {title} |")]

@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks import keras_suite
 
+pytestmark = pytest.mark.thorough
+
 SAMPLE = (
     "callbacks/early_stopping_test.py",
     "callbacks/lambda_callback_test.py",

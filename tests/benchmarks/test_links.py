@@ -17,9 +17,12 @@ from benchmarks.processes import run_together
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not os.path.exists("/dev/net/tun"), reason="network namespaces take root and /dev/net/tun"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not os.path.exists("/dev/net/tun"), reason="network namespaces take root and /dev/net/tun"
+    ),
+]
 
 ECHOES = """
 import socket, sys

@@ -9,6 +9,8 @@ from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction
 from crankshaft.models import mlp
 
+pytestmark = pytest.mark.thorough
+
 BATCH, LEARNING_RATE = 8, 0.5
 
 

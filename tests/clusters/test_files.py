@@ -11,6 +11,8 @@ import yaml
 from crankshaft.launch.cluster import discovery, kubernetes
 from tests.clusters.job_controller import jobs_of
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 OBJECTS = ("kubernetes.yaml", "jobset.yaml")
 

@@ -7,6 +7,8 @@ import pytest
 import crankshaft
 from tests.distributed import days
 
+pytestmark = pytest.mark.thorough
+
 UPDATE = {"learning_rate": 0.05, "learning_rate_schedule": "cosine", "train_steps": 6, "global_batch_size": 16}
 EVALUATION = {"eval_batch_size": 20, "eval_batches": 2, "jit": "off"}
 STOP = {"stop_at_step": 4}

@@ -4,6 +4,8 @@ import socket
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 BY_FLAGS = """
 import json, os, sys
 from crankshaft.launch import train

@@ -95,6 +95,7 @@ def test_killed_workers_that_each_read_files_of_their_own_end_with_the_same_bits
     assert_equal_bits(run.run_dir, undisturbed.run_dir, "train")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("numbers", "window"), [((2, 1), 2), pytest.param((1, 2, 3, 1), 0, marks=pytest.mark.slow)])
 def test_on_files_another_number_of_workers_goes_on_with_the_same_batches(workers, inside, tmp_path, numbers, window):
     """From within an epoch: each example once an epoch, each step's batch and the weights are those of one device."""

@@ -10,6 +10,8 @@ from crankshaft.engine import minimize
 from tests.arrays import assert_same
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 X = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
 Y = (X @ np.arange(6) > 0).astype(np.float32)
 STEPS, FROZEN = 6, 3

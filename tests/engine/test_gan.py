@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, make_optimizer, mean, minimize, step_context
 
+pytestmark = pytest.mark.thorough
+
 
 class Gan(Trainer):
     """A generator and a discriminator of points in the plane, trained together. Noise is part of the batch."""

@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.waiting import PATIENCE
+
+pytestmark = pytest.mark.thorough
 
 TRAINER = "from crankshaft.engine import Trainer\n"
 NAMED = {**os.environ, "KERAS_BACKEND": "jax"}

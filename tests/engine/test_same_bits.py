@@ -83,7 +83,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.slow] * (" by " in name)) for name in CASES])
+# A kind of state each, at its cheapest.
+CHEAPEST = ("clipped", "GAN", "each replica's state", "recurrent state", "recompute", "shard_optimizer")
+
+
+def _marks(case):
+    return [pytest.mark.slow] * (" by " in case) + [pytest.mark.thorough] * (case not in CHEAPEST)
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=_marks(name)) for name in CASES])
 def test_a_run_has_the_same_bits_in_any_calls_and_after_a_resume(bench, tmp_path, case):
     trainer, source, *options = CASES[case]
     options = {name: value for each in options for name, value in each.items()}

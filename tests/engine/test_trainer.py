@@ -15,6 +15,8 @@ from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_close, assert_same
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 
 class Linear(Trainer):
     """outputs = features @ w; the loss is their sum, so the gradient of w is the mean feature."""

@@ -12,6 +12,8 @@ from crankshaft.input import digits
 from crankshaft.input.checks import InputError
 from tests.arrays import assert_same
 
+pytestmark = pytest.mark.thorough
+
 PATH = os.path.join(os.path.dirname(crankshaft.input.__file__), "data", "digits.csv.gz")
 
 

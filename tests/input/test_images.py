@@ -19,6 +19,8 @@ from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import images
 from crankshaft.input.checks import InputError
 
+pytestmark = pytest.mark.thorough
+
 
 def picture(number: int, height: int = 40, width: int = 60, channels: int = 3) -> np.ndarray:
     """A smooth picture, so that JPEG keeps it, of another colour for each number; its left is darker than its right."""

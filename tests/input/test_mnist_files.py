@@ -14,6 +14,8 @@ from crankshaft.input import fashion_mnist, mnist
 from crankshaft.input.checks import InputError
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 EVAL_IMAGES, EVAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

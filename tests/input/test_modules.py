@@ -12,6 +12,8 @@ import pytest
 import crankshaft.input
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 ROOT = os.path.dirname(os.path.dirname(crankshaft.input.__file__))
 MODULES = [
     importlib.import_module(f"crankshaft.input.{m.name}") for m in pkgutil.iter_modules(crankshaft.input.__path__)

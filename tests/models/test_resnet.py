@@ -11,6 +11,8 @@ from crankshaft.engine.build import prepare
 from crankshaft.engine.step.options import RunContext
 from crankshaft.models.resnet import Model
 
+pytestmark = pytest.mark.thorough
+
 
 def built(trainer: Model, shape=(32, 32, 3), classes=10, **options) -> Model:
     example = np.zeros([1, *shape], np.float32), np.zeros([1], np.int32)

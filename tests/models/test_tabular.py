@@ -14,6 +14,8 @@ from crankshaft.models import dlrm, wide_deep
 from tests.arrays import assert_close
 from tests.bench import split_of
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES, FIELDS, ROWS = 3000, 4, 20
 
 

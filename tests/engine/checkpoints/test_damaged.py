@@ -22,6 +22,8 @@ from tests.engine.checkpoints.checkpoint_cases import bits, data_file, fill, mak
 from tests.limits import files_no_larger_than
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

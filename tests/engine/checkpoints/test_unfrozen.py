@@ -9,6 +9,8 @@ from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.hooks import saving
 
+pytestmark = pytest.mark.thorough
+
 DATA = tuple(np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((40, 5), (40,)))
 
 

@@ -159,6 +159,7 @@ def in_files(folder, examples, files):
     return tf.data.TextLineDataset(paths).map(parse)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("policy", "replicas", "shard_files"),
     [pytest.param(policy, 1, True, marks=pytest.mark.slow) for policy in ("AUTO", "FILE", "DATA", "OFF")]
@@ -183,6 +184,7 @@ def run_of(made, until=30, calls_of=None):
     return joined(seen(made))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["resident", "read"])
 def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, recorder, kind, replicas):
@@ -195,6 +197,7 @@ def test_order_is_the_same_on_any_replicas_blocks_and_cuts(bench, recorder, kind
             assert run_of(made, calls_of=calls_of) == reference
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
 def test_starting_at_any_step_gives_the_batch_of_running_to_it(recorder, kind, replicas):
@@ -214,6 +217,7 @@ def test_starting_at_any_step_gives_the_batch_of_running_to_it(recorder, kind, r
         resumed.strategy.close_feeds()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "replicas", "size"),
     [("resident", 2, 12), ("read", 3, 4), ("chunks", 1, 8), ("dataset", 3, 4)]
@@ -273,6 +277,7 @@ def test_seeds_have_no_epoch_in_common(bench, kind):
     assert all(found.count(epoch) == 1 for epoch in found)
 
 
+@pytest.mark.thorough
 def test_a_feed_may_jump_back_and_forth(recorder):
     """As measuring loops or a rollback do."""
     reference, made = run_of(recorder("resident")), recorder("read", replicas=2)
@@ -322,6 +327,7 @@ def test_a_file_s_array_becomes_a_tensor_as_it_is(tmp_path, dtype):
     np.testing.assert_array_equal(host_arrays.as_tensor(mapped).numpy(), _images(5, dtype))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_streamed_arrays_are_in_no_graph(bench, replicas):
     """An array in a graph is a copy of it, and a graph takes none of 2 GiB; this one has 8 MB."""
@@ -341,6 +347,7 @@ def test_evaluation_keeps_the_examples_own_order(bench):
     assert joined(seen(made)) == 2 * [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [RESIDENT, READ], ids=["resident", "read"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_files_that_are_mapped_are_read_as_arrays_are(bench, tmp_path, monkeypatch, options, replicas):

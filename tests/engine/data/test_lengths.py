@@ -175,6 +175,7 @@ def test_a_run_resumed_within_an_epoch_has_the_same_bits(recorder, kind, of, tmp
     assert_same_bits(recorder(kind, of), tmp_path, at=8, until=13)
 
 
+@pytest.mark.thorough
 def test_xla_compiles_one_program_for_each_shape(recorder, bench):
     split = entry.split("train", Walks())
     split.buckets = PLAIN
@@ -218,6 +219,7 @@ def test_a_slice_of_a_source_without_identity_stores_no_lengths(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("of", [None, PLAIN])
 def test_an_example_longer_than_its_length_was_is_not_cut(bench, of):
     class Grown(Walks):

@@ -21,6 +21,8 @@ from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input.records import checksums
 from tests.engine.data.test_feeds import Recorder, arrays, assert_each_once, dataset, in_files, seen
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES, BATCH = 46, 6  # eight steps an epoch, the last of four examples
 SMALL = 9  # a shuffle's buffer that does not hold the epoch: what is before it has a state too
 

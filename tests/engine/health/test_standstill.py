@@ -8,6 +8,8 @@ import pytest
 from crankshaft.engine.health import standstill
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 # By its file, without TensorFlow; `PyDLL` calls C with Python's lock held.
 PROGRAM = """
 import ctypes, runpy, time

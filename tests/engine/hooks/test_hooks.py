@@ -25,6 +25,8 @@ from tests.arrays import assert_same
 from tests.hiding import Hiding
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES, BATCH = 70, 16  # 5 steps an epoch, the last of 6 examples
 
 

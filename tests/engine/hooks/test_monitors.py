@@ -17,6 +17,8 @@ from crankshaft.engine.metrics.monitored import Monitored
 from crankshaft.models.mlp import Model
 from tests.arrays import assert_same
 
+pytestmark = pytest.mark.thorough
+
 
 class Values(Hook):
     """Stands in for an evaluation: gives the next of some values every step."""

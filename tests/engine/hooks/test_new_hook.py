@@ -12,6 +12,8 @@ from crankshaft.engine.hooks import saving
 from tests.engine.trainers import Squares
 from tests.pages import ROOT, blocks
 
+pytestmark = pytest.mark.thorough
+
 POINTS = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 
 

@@ -15,6 +15,8 @@ from crankshaft.engine.hooks.bottlenecks import InputBound
 from crankshaft.engine.strategies.replicated import FeedOptions
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES, BATCH, WIDTH = 96, 8, 4
 SECONDS = 0.2  # that a slow read takes, of one batch
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from crankshaft.engine.internals import tensorflow as internals
 
+pytestmark = pytest.mark.thorough
+
 # Traces a function that AutoGraph converts, and ends as a kill does: nothing that is to be done at exit is done.
 _KILLED = f"""
 import os

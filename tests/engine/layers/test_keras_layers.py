@@ -10,6 +10,8 @@ from crankshaft.engine.layers.parallel import Embedding as ParallelEmbedding
 from crankshaft.engine.machine import cpus
 from crankshaft.models.mlp import Model as Mlp
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("size", [12, 13])  # 10 and 11 after the convolution: pooled whole, and with one left over
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])

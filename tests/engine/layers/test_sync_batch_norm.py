@@ -12,6 +12,8 @@ from crankshaft.engine.reduction import Reduction
 from crankshaft.models.classification import Classifier
 from crankshaft.models.resnet import Model as ResNet
 
+pytestmark = pytest.mark.thorough
+
 
 def images(examples=20, size=6):
     """Each class brighter than the one before: a replica's mean tells of its labels."""

@@ -12,6 +12,8 @@ import pytest
 
 from crankshaft.engine.machine import files
 
+pytestmark = pytest.mark.thorough
+
 
 def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     victim = tmp_path / "victim"

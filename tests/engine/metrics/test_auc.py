@@ -8,6 +8,8 @@ from crankshaft.engine import Trainer, auc, mean
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.metrics.sums import Sums
 
+pytestmark = pytest.mark.thorough
+
 
 class Scored(Trainer):
     """Logits near 5, a hundredth apart: one bucket of a histogram."""

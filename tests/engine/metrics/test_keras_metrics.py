@@ -10,6 +10,8 @@ from crankshaft.engine import KerasMetric, Trainer, mean
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.metrics.sums import LoopSums, Sums, row_specs, stack
 
+pytestmark = pytest.mark.thorough
+
 CLASSES = 4
 
 

@@ -70,6 +70,7 @@ def test_training_is_numpys(bench, replicas, options):
     check(bench(Line(), SOURCE, BATCH, replicas, shuffle=False, optimizer="sgd", learning_rate=RATE, **options))
 
 
+@pytest.mark.thorough
 def test_rounds_of_one_step_that_average_are_numpys(bench):
     reduction = LocalSgd(1, outer(1.0, 0.0))
     options = {"shuffle": False, "optimizer": "sgd", "learning_rate": RATE}

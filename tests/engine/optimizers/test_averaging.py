@@ -15,6 +15,8 @@ from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
 
+pytestmark = pytest.mark.thorough
+
 
 def data(examples=40):
     rng = np.random.default_rng(0)

@@ -12,6 +12,8 @@ from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
 
+pytestmark = pytest.mark.thorough
+
 
 def test_halves_on_overflow_and_doubles_after_good_steps():
     scale = DynamicLossScale(initial=8.0, growth_steps=3)

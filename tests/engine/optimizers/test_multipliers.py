@@ -9,6 +9,8 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.layers.embeddings import Embedding
 
+pytestmark = pytest.mark.thorough
+
 SOURCE = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), np.zeros(12, np.float32)
 
 

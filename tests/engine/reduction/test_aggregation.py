@@ -14,6 +14,8 @@ from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 SUM, MEAN, FIRST = (getattr(tf.VariableAggregation, name) for name in ("SUM", "MEAN", "ONLY_FIRST_REPLICA"))
 FEATURES = np.random.default_rng(3).normal(size=(7, 3)).astype(np.float32)
 DATA = FEATURES, np.zeros(7, np.float32)

@@ -16,6 +16,8 @@ from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_close
 from tests.engine.reduction.noisy_points import four_classes
 
+pytestmark = pytest.mark.thorough
+
 SHAPES = [(5, 4), (4,)]
 
 

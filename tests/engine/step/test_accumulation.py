@@ -10,6 +10,8 @@ from crankshaft.engine.step.batches import accumulate
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 # A sum over micro-batches is a sum in another order: some ulps (6e-8) of the largest partial sum.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 

@@ -13,6 +13,8 @@ from crankshaft.engine.metrics.means import root_mean_square
 from crankshaft.models.transformer_lm import Model
 from tests import runs
 
+pytestmark = pytest.mark.thorough
+
 IDS, CLASSES = 20, 5
 
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 from crankshaft.engine import Mean, step_context
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 POINTS = np.zeros((20, 3), np.float32), np.zeros(20, np.float32)
 
 

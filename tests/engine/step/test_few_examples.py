@@ -13,6 +13,8 @@ from crankshaft.engine.layers.keras_layers import BatchNormalization
 from crankshaft.engine.strategies.base import Prediction
 from crankshaft.engine.strategies.replicated import FeedOptions
 
+pytestmark = pytest.mark.thorough
+
 RNG = np.random.default_rng(0)
 DATA = RNG.normal(3, 2, (18, 5)).astype(np.float32), RNG.normal(size=(18, 4)).astype(np.float32)
 BATCH = 8  # 8, 8 and 2 examples

@@ -9,6 +9,8 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, gather, mean
 from tests.arrays import assert_close
 
+pytestmark = pytest.mark.thorough
+
 SPREAD = np.random.default_rng(0).normal(size=(17, 4)).astype(np.float32)
 VIEWS = SPREAD[:, :3] + 0.1
 

@@ -15,6 +15,8 @@ from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 
+pytestmark = pytest.mark.thorough
+
 BATCH, RATE, EPOCHS, PENALTY = 8, 0.05, 3, 0.01
 rng = np.random.default_rng(5)
 FEATURES = rng.normal(size=(25, 3)).astype(np.float32)  # three batches, and one of a single example

@@ -13,6 +13,8 @@ from tests.arrays import assert_close, assert_same
 from tests.engine.trainers import pictures
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}  # sums in another order, over nine updates
 
 

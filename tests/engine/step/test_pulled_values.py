@@ -13,6 +13,8 @@ from crankshaft.engine.step.context import Readings
 from crankshaft.engine.step.runner import StepRunner
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 FEATURES = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 DATA = FEATURES, FEATURES.sum(1)
 STEPS = 3

@@ -14,6 +14,8 @@ from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
 from tests.engine.trainers import Squares, pictures
 
+pytestmark = pytest.mark.thorough
+
 
 class OutOfMemory(Mlp):
     """Has no room for the step as one XLA program."""

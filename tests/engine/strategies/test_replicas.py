@@ -13,6 +13,8 @@ from crankshaft.models.cnn import Model as Cnn
 from tests.arrays import assert_same
 from tests.engine.trainers import pictures
 
+pytestmark = pytest.mark.thorough
+
 EACH_ITS_OWN = {
     "trainable": False,
     "synchronization": tf.VariableSynchronization.ON_READ,

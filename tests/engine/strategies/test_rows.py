@@ -12,6 +12,8 @@ from crankshaft.engine.errors import UsageError
 from crankshaft.engine.metrics.predictions import Rows, in_order
 from crankshaft.engine.strategies.base import Prediction
 
+pytestmark = pytest.mark.thorough
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(21, 3)).astype(np.float32)
 Y = RNG.integers(1, 5, 21)

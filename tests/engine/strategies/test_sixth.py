@@ -13,6 +13,8 @@ from crankshaft.engine.strategies import devices, register
 from tests.arrays import assert_close
 from tests.pages import ROOT
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLE = (ROOT / "examples" / "step_by_step.py").read_text("utf-8")
 FEATURES = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + 3

@@ -14,6 +14,8 @@ from crankshaft.launch.benchmark.measure.intervals import compare
 from crankshaft.launch.benchmark.result import exit_code
 from crankshaft.launch.errors import UsageError
 
+pytestmark = pytest.mark.thorough
+
 WORK = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--jit=off")
 BENCHMARK = ("--mode=benchmark", *WORK, "--benchmark_arg=steps=40", "--benchmark_arg=rounds=2", "--steps_per_loop=2")
 

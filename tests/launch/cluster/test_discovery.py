@@ -21,6 +21,8 @@ from crankshaft.launch.command_line import checks
 from crankshaft.launch.errors import UsageError
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 

@@ -14,6 +14,8 @@ from crankshaft.launch.cluster.restarts import EndTimeouts, Servers, Synchronous
 from crankshaft.launch.errors import UsageError
 from tests import runs
 
+pytestmark = pytest.mark.thorough
+
 JOBS = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4", "h:5"], "evaluator": ["h:6"]}
 
 

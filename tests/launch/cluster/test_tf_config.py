@@ -21,6 +21,8 @@ from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.errors import UsageError
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TWO = ["a:1", "b:2"]
 ME = {"type": "worker", "index": 0}

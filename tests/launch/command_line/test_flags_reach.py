@@ -14,6 +14,8 @@ import crankshaft
 from crankshaft import Trainer, learning_rate, mean
 from crankshaft.launch.command_line.flags import FLAG_INFO
 
+pytestmark = pytest.mark.thorough
+
 MLP = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off", "--progress=plain")
 STEP = "step/.ATTRIBUTES/VARIABLE_VALUE"
 

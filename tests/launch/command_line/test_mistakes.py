@@ -193,6 +193,7 @@ def test_what_nobody_thought_of_is_one_line_too(inside, monkeypatch):
     assert "Traceback" in inside(*RUN, "--debug").err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gone", ["disk", pytest.param("reader", marks=pytest.mark.slow)])
 def test_a_run_outlives_what_it_prints_to(inside, monkeypatch, tmp_path, gone):
     reading, writing = os.pipe()
@@ -232,6 +233,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_read(tmp_path, monkeypatch):
         checks.checkpoint_steps(str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_path):
     run = [*RUN, "--mode=train", "--jit=off", "--model_arg=hidden_units=4", f"--run_dir={tmp_path}"]
     inside(*run, "--train_steps=1").ok()
@@ -255,6 +257,7 @@ def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_pa
     assert "optimizer_arg beta_1: 0.8 -> None" in inside(*run).error
 
 
+@pytest.mark.thorough
 def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
     holding = f"from crankshaft.launch.host import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
     with subprocess.Popen(
@@ -287,6 +290,7 @@ def in_80_columns(*arguments: str, command: str = "train") -> list[str]:
     return lines
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["train", "local", "prepare"])
 def test_help_breaks_no_word_in_a_terminal_and_does_not_need_what_python_may_leave_out(crank_each, command):
     (piped,) = crank_each([["--help"]], command)
@@ -295,6 +299,7 @@ def test_help_breaks_no_word_in_a_terminal_and_does_not_need_what_python_may_lea
     assert not any(line.endswith("-") for line in lines)
 
 
+@pytest.mark.thorough
 def test_help_names_every_flag_once_by_group_and_every_model_and_input(crank_each):
     """The short one has whole texts, choices and defaults: a line a flag where it is piped."""
     helped, full, short = crank_each([["--help"], ["--helpfull"], ["--helpshort"]])
@@ -326,6 +331,7 @@ def test_help_shows_the_arguments_of_the_model_and_input_that_are_given(inside):
         assert all(f" {argument}=" in out for argument in entry.defaults)
 
 
+@pytest.mark.thorough
 def test_help_may_be_cut_short_by_its_reader():
     command = [sys.executable, "-m", "crankshaft", "train", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as program:

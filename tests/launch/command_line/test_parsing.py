@@ -19,6 +19,8 @@ from crankshaft.launch.command_line.flags import FIELDS
 from crankshaft.launch.errors import UsageError
 from tests.launch.conftest import MLP
 
+pytestmark = pytest.mark.thorough
+
 YAML = """\
 # A comment.
 model: mlp

@@ -11,6 +11,8 @@ from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.command_line.flags import FIELDS
 from crankshaft.launch.errors import UsageError
 
+pytestmark = pytest.mark.thorough
+
 FLAGS = "config init_from output result_json baseline export_since run_dir data_dir eval_data_dir".split()
 KINDS = ("config", "run_dir", "data_dir")  # a local path, one that may be remote, paths of files
 NONE = dict.fromkeys(FLAGS)

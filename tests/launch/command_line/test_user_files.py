@@ -24,6 +24,8 @@ from crankshaft.launch.errors import UsageError
 from tests.launch.command_line.test_config import asked
 from tests.launch.line import RUN, Line
 
+pytestmark = pytest.mark.thorough
+
 MODEL = '''"""A line."""
 import tensorflow as tf
 from crankshaft import Trainer, mean

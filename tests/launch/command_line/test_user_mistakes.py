@@ -226,6 +226,7 @@ class Large(Line):
         return super().build_model()
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_not_the_run(inside, tmp_path):
     disk, checkpoints = contextlib.ExitStack(), tmp_path / "full" / "checkpoints"
 
@@ -309,6 +310,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_pa
     assert not list((tmp_path / "checkpoints").glob("ckpt-4*"))  # such a state is not kept
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how",
     ["dense", pytest.param("cast", marks=pytest.mark.slow), pytest.param("scaled", marks=pytest.mark.slow), "ids"],
@@ -508,6 +510,7 @@ def test_several_features_of_a_sequential_are_named(inside, trainer, split):
     outcome.refused("model is a tf.keras.Sequential, which takes one array, and features are several: features[")
 
 
+@pytest.mark.thorough
 def test_a_metric_of_whole_numbers_is_summed_as_others_are(inside):
     counting = own(metrics=lambda self, x, batch: {"up": (tf.math.count_nonzero(batch[1] > 0), tf.size(batch[1]))})
     assert "up 0.5" in inside(*RUN, trainer=counting, data=data).ok().out
@@ -589,6 +592,7 @@ class Taught(Line):
         return metrics
 
 
+@pytest.mark.thorough
 def test_a_variable_that_drifts_apart_on_replicas_is_named_before_it_is_saved_and_at_the_end(inside, tmp_path):
     """With a sum in each step students are equal, and so are teachers; with local SGD teachers follow their own."""
     run = (*RUN, *TWO, "--train_steps=8")

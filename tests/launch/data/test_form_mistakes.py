@@ -72,6 +72,7 @@ class Mirror(Trainer):
         return mean(tf.square(outputs - batch))
 
 
+@pytest.mark.thorough
 def test_features_alone_are_the_batch(results, inside, tmp_path):
     class NamedMirror(Named):
         def loss(self, outputs, batch):
@@ -107,6 +108,7 @@ class Sum(Line):
         return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(inputs)))
 
 
+@pytest.mark.thorough
 def test_lists_of_inputs_are_tuples(results):
     """As Keras's functional models take them. Their export: test_api."""
     split = ([FEATURES, -FEATURES], LABELS)
@@ -130,6 +132,7 @@ class Words(Line):
 WORDS = np.where(LABELS > 0, "large", "small")
 
 
+@pytest.mark.thorough
 def test_text_is_fed_as_tensors_of_strings(results):
     as_objects = WORDS.astype(object)
     forms = ((tf.constant(WORDS), ()), (as_objects, ("--resident_data_mb=0",)), (WORDS, TWO))
@@ -164,6 +167,7 @@ def test_lookup_layers_that_adapt_are_saved_and_resumed(results, tmp_path):
     assert resumed["eval"] == results(data, "--train_steps=8", *TWO, trainer=Adapted)[0]["eval"]
 
 
+@pytest.mark.thorough
 def test_text_keeps_xla_away(inside, results, tmp_path):
     def data():
         return (({"word": WORDS, "number": FEATURES}, LABELS),) * 2
@@ -181,6 +185,7 @@ def test_text_keeps_xla_away(inside, results, tmp_path):
 # -- no evaluation data
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", [pytest.param("none", marks=pytest.mark.slow), "dataset"])
 def test_training_data_may_be_all_there_is(inside, results, tmp_path, form):
     whole = (FEATURES, LABELS)
@@ -318,6 +323,7 @@ class Hanging(Lines):
         return super().read(indices)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("route", [pytest.param(r, marks=[pytest.mark.slow] if r in SLOW else []) for r in ROUTES])
 def test_a_read_that_hangs_ends_the_run_and_names_its_place(inside, route):
     try:
@@ -352,6 +358,7 @@ def _fifo(path):
     os.mkfifo(path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("flags", "change", "said"),
     [

@@ -21,6 +21,8 @@ from crankshaft.engine.strategies.parameter_server import sources
 from crankshaft.launch.errors import UsageError
 from tests import logical_cpus
 
+pytestmark = pytest.mark.thorough
+
 ROWS = 20
 X = {"age": np.arange(ROWS) / 10.0, "score": np.arange(ROWS)[::-1] % 7, "place": np.array(["a", "bc"] * (ROWS // 2))}
 Y = (np.arange(ROWS) % 3 == 0).astype(np.float32)

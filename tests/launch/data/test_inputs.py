@@ -142,6 +142,7 @@ def folder(tmp_path):
     return tmp_path / "images"
 
 
+@pytest.mark.thorough
 def test_a_bad_image_ends_the_run_unless_it_may_be_left_out(inside, folder):
     write(folder / "a" / "4.jpg", jpeg(4)[:300])
     flags = (f"--data_dir={folder}", "--train_steps=4", *TWO)
@@ -201,6 +202,7 @@ def test_a_resumed_run_on_files_of_text_is_one_on_text_in_memory_that_was_not(in
     assert found["loss"] < 3.5  # of 5.55 for 257 tokens
 
 
+@pytest.mark.thorough
 def test_a_window_that_is_damaged_ends_the_run_in_one_line_or_is_left_out(inside, tmp_path):
     data = folders(tmp_path)
     run = (*TEXT_RUN, *data, FILES, "--train_steps=18")

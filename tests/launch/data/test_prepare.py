@@ -18,6 +18,8 @@ from tests.input.test_tfrecord import example
 from tests.limits import files_no_larger_than
 from tests.runs import assert_equal_bits
 
+pytestmark = pytest.mark.thorough
+
 ARRAYS = """
     import numpy as np
 

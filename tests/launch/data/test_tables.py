@@ -42,6 +42,7 @@ def texts(rows):
 HASHED = "--model_arg=hash_buckets=5000"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [
@@ -299,6 +300,7 @@ CLICKS = (
 )
 
 
+@pytest.mark.thorough
 def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(inside, tmp_path):
     admitting = ("--model_arg=table_capacity=300", "--model_arg=admit_after=2")
     common = (*CLICKS, *admitting, "--ema_decay=0.9", "--clip_norm=1")
@@ -346,6 +348,7 @@ def test_a_run_gets_and_loses_the_eviction_of_ids_as_another_configuration(insid
     assert "evict_after=4 frees rows of all replicas, and sync_every_steps=2" in apart.error
 
 
+@pytest.mark.thorough
 def test_a_table_of_ids_continues_with_another_capacity(inside, tmp_path):
     """At a learning rate that ruins it, so that it ends with the best weights, which have the former capacity."""
     one = tuple(word for word in CLICKS if "crosses" not in word)
@@ -368,6 +371,7 @@ def test_a_table_of_ids_continues_with_another_capacity(inside, tmp_path):
         np.testing.assert_allclose(file["probability"], 1 / (1 + np.exp(-before)), rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("begun", ["--run_dir", "--init_from"])
 def test_crosses_that_are_hashed_by_a_capacity_are_not_read_with_another(inside, tmp_path, begun):
     inside(*CLICKS, f"--run_dir={tmp_path}", "--model_arg=table_capacity=300", "--train_steps=1").ok()
@@ -375,6 +379,7 @@ def test_crosses_that_are_hashed_by_a_capacity_are_not_read_with_another(inside,
     assert "crosses that are hashed by table_capacity=300" in inside(*grown, "--allow_changed_config").mistake
 
 
+@pytest.mark.thorough
 def test_tables_are_taken_from_another_run(inside, tmp_path):
     inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=9").ok()
     flags = ("--optimizer=sgd", "--learning_rate=0", "--train_steps=1", f"--init_from={tmp_path}/first", "--seed=7")
@@ -433,6 +438,7 @@ def whole_tables(run_dir):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("before", "after", "where"),
     [(3, 1, ()), pytest.param(2, 3, ("--strategy=mirrored", "--num_virtual_devices=2"), marks=pytest.mark.slow)],

@@ -285,9 +285,11 @@ def compare(theirs, ours, tolerance):
 QUICK = ("average, schedule, clipped values", "lstm with masks", "two inputs, three outputs", "text")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
-)
+def _marks(case):
+    return [pytest.mark.slow] * (case not in QUICK) + [pytest.mark.thorough] * (case not in QUICK[1::2])
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=_marks(case)) for case in CASES])
 def test_fit_trains_as_keras_does(case):
     make, data = CASES[case]
     theirs, ours = both(make, data())
@@ -295,6 +297,7 @@ def test_fit_trains_as_keras_does(case):
     assert int(ours[0].optimizer.iterations) == 50
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["sums, clipped norms", pytest.param("masks and weights", marks=pytest.mark.slow)])
 def test_two_replicas_train_as_one_device(case):
     make, data = CASES[case]
@@ -305,6 +308,7 @@ class Enough(Exception):
     """What a search's callback raises to end a trial."""
 
 
+@pytest.mark.thorough
 def test_what_a_callback_raises_reaches_the_caller_and_the_model_keeps_its_weights():
     def end(epoch, logs):
         if epoch == 3:
@@ -380,6 +384,7 @@ def of_averages():
     return mlp(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=None))
 
 
+@pytest.mark.thorough
 def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does():
     theirs, expected = trained(keras.Model.fit, of_averages, mlp_data())
     evaluated = tuple(mlp_data().values())
@@ -394,6 +399,7 @@ def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does():
     assert run.result["eval"]["loss"] != pytest.approx(history["val_loss"][-1], rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_with_use_ema_the_best_weights_of_a_callback_stay():
     stopping = {"mode": "max", "patience": 2, "restore_best_weights": True}
     theirs, ours = both(of_averages, mlp_data(), lambda name: [keras.callbacks.EarlyStopping("loss", **stopping)])
@@ -414,6 +420,7 @@ def test_with_use_ema_the_best_weights_of_a_callback_stay():
     assert np.abs(seen[-1][0] - seen[-1][1]).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_metric_by_class_is_a_vector_in_the_history_and_the_logs(tmp_path):
     def make():
         return mlp(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None, name="f1")])
@@ -468,6 +475,7 @@ class Counted(keras.callbacks.Callback):
         self.epochs = state["epochs"]
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
     class Forgetful(keras.callbacks.Callback):
         pass
@@ -508,6 +516,7 @@ def interrupts():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [pytest.param(fails, marks=pytest.mark.slow), interrupts])
 @pytest.mark.usefixtures("answers_ctrl_c")
 def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_path, how):
@@ -533,6 +542,7 @@ def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_
         compare((whole, expected), (parts, history), 0.0)
 
 
+@pytest.mark.thorough
 def test_a_backups_folder_is_the_runs_until_its_end(tmp_path, caplog):
     def fitted(how=None, **more):
         keras.utils.set_random_seed(1)
@@ -573,6 +583,7 @@ class Batches(keras.utils.PyDataset):
         return tf.nest.map_structure(lambda x: x[rows], self.parts)
 
 
+@pytest.mark.thorough
 def test_forms_of_data_train_alike():
     x, y = sample(8), classes(3)
     how = {"epochs": 3, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 3}
@@ -590,6 +601,7 @@ def test_forms_of_data_train_alike():
     assert len(histories[0]["loss"]) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how",
     [
@@ -619,6 +631,7 @@ def test_evaluations_are_of_what_keras_evaluates(how):
     assert len(ours.history["val_loss"]) == (2 if "validation_freq" in how else 3)
 
 
+@pytest.mark.thorough
 def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
     run = crankshaft.fit(mlp, sample(8), classes(3), epochs=1, verbose=0, jit="off", run_dir=str(tmp_path))
     assert run.model.evaluate(sample(8), classes(3), verbose=0, return_dict=True)["accuracy"] > 0
@@ -662,6 +675,7 @@ def test_each_batch_of_padded_batch_has_a_length_of_its_own(by_word, how):
             np.testing.assert_allclose(run.predict(same), ours.predict(data, verbose=0), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_class_that_a_split_of_sorted_examples_leaves_untrained_is_named(caplog):
     x, y = np.ones([40, 8], np.float32), np.repeat([0, 1, 2, 2], 10)
     crankshaft.fit(mlp(), x, y, validation_split=0.5, verbose=0, jit="off")
@@ -686,6 +700,7 @@ class LastBatch(keras.callbacks.Callback):
         self.losses.append(logs["loss"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "form", ["dataset", "frame", *(pytest.param(form, marks=pytest.mark.slow) for form in ("PyDataset", "arrays"))]
 )

@@ -21,6 +21,8 @@ from crankshaft.engine.internals.keras import Trainable
 from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
 from crankshaft.launch.run.compiled_cache import ATTRIBUTE
 
+pytestmark = pytest.mark.thorough
+
 keras = tf.keras
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
 Y = X.sum(1, keepdims=True)

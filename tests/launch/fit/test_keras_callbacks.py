@@ -13,6 +13,8 @@ import crankshaft
 from crankshaft.engine import Mean, mean
 from tests.launch.line import RUN, Line, data, location_of
 
+pytestmark = pytest.mark.thorough
+
 EPOCHS = (*RUN, "--train_steps=8", "--eval_every_steps=4")  # two of four steps
 callbacks = tf.keras.callbacks
 POINTS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)

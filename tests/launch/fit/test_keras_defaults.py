@@ -21,6 +21,8 @@ from crankshaft.launch.host.isolation import Isolation
 from crankshaft.models import cnn, resnet
 from tests import runs
 
+pytestmark = pytest.mark.thorough
+
 config = tf.keras.config
 NEW = {"floatx": "float32", "epsilon": 1e-7, "image_data_format": "channels_last"}
 OTHERS = {"floatx": "float64", "epsilon": 0.25, "image_data_format": "channels_first"}

@@ -9,6 +9,8 @@ import tensorflow as tf
 import crankshaft
 from tests.launch.fit.test_fit import BATCH, EXAMPLES, WEIGHTS, Batches, classes, mlp, sample
 
+pytestmark = pytest.mark.thorough
+
 keras = tf.keras
 layers = keras.layers
 

@@ -146,6 +146,7 @@ class MoreInTraining(keras.Model):
         return outputs if self.by_name else [*outputs.values()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_model_with_more_outputs_in_training_is_trained_as_by_keras(by_name):
     def made():
@@ -229,6 +230,7 @@ class Several(keras.Model):
         return {"a": a, "b": b, "none": None} if self.by_name else (None, a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("by_name", "how"),
     [(True, {}), (False, TWO), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, TWO), (False, {})))],
@@ -301,6 +303,7 @@ class Lengths(keras.Model):
         return self.dense(tf.concat([tf.reduce_sum(self.embed(words), axis=1), sizes], 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "how"),
     [("arrays", TWO), ("dataset", {})]

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = """
 import json, sys
 import crankshaft

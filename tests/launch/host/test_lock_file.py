@@ -16,6 +16,8 @@ from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process
 from tests.launch.local_tasks import ROOT
 
+pytestmark = pytest.mark.thorough
+
 OWNER = ".lock.owner"
 
 # As Lustre answers where it is mounted with noflock, and FUSE where its program has no locks.

@@ -20,6 +20,8 @@ from tests.processes import ROOT, Program
 from tests.runs import newest
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 
 def test_there_are_as_many_threads_as_a_quota_leaves_cores_unless_a_number_is_given():
     for usable, threads in ((8.0, set()), (2.0, {"2"}), (1.5, {"2"}), (0.25, {"1"}), (7.5, set())):

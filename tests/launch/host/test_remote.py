@@ -14,6 +14,8 @@ from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import remote
 from tests.runs import assert_equal_bits, newest
 
+pytestmark = pytest.mark.thorough
+
 RUN = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off")
 
 

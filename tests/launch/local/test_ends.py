@@ -13,6 +13,8 @@ import signal
 import sys
 import time
 
+import pytest
+
 from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
 from tests.launch.local_tasks import IGNORES, ROOT, TASK, lines_of, pids, says, until_dead
 from tests.processes import is_alive, proc
@@ -76,6 +78,7 @@ def test_a_second_signal_kills_at_once(local):
     until_dead(*pids(program))
 
 
+@pytest.mark.thorough
 def test_ctrl_c_waits_for_a_task_that_is_starting_and_then_ends_it_in_a_line(crank, tmp_path):
     """While Python starts or a script imports its modules, Ctrl-C would print a traceback."""
     (tmp_path / "task.py").write_text(
@@ -97,6 +100,7 @@ crankshaft.main(argv=["task"])
     until_dead(*pids(program))
 
 
+@pytest.mark.thorough
 def test_a_signal_in_the_pause_before_a_restart_ends_it(local):
     program = local("sys.exit(1)")
     program.until(says(program, "start again in 4 s"))
@@ -220,6 +224,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_that_has_escaped_just_before(lo
     wait_until(lambda: not started_by(tmp_path), shows=lambda: started_by(tmp_path))
 
 
+@pytest.mark.thorough
 def test_what_has_escaped_ends_with_its_task_and_with_a_keeper_that_is_killed(local, tmp_path):
     program = local(WITH_ESCAPED + FORKED, "--max_restarts=0")
     program.until(says(program, "ready", 2))
@@ -239,6 +244,7 @@ def test_tasks_die_with_the_supervisor_although_their_keepers_are_killed_first(l
     until_dead(*pids(program))
 
 
+@pytest.mark.thorough
 def test_orphans_that_end_by_themselves_leave_no_zombies(local):
     script = """
 for _ in range(3):  # each orphaned at once

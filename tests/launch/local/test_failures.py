@@ -96,6 +96,7 @@ leave("step failed: \\x1b[31mnot finite\\x1b[0m", n)
     assert outcome.err.count(" is process ") == 4
 
 
+@pytest.mark.thorough
 def test_a_mistake_is_not_restarted_and_who_hangs_is_killed(local):
     script = """
 if index == 1:
@@ -129,6 +130,7 @@ def test_a_run_that_diverged_is_not_restarted_whoever_ends_first():
     assert Servers(5, 600.0, 30.0).restart_alone(diverged) is None
 
 
+@pytest.mark.thorough
 def test_a_worker_whose_script_cannot_begin_is_not_started_again_by_itself(local):
     wait = "while config['task']['type'] != 'worker': time.sleep(0.01)"
     outcome = local(f"{wait}\nimport nowhere_to_be_found", "--workers=1", "--ps=1", "--grace_seconds=1").wait()
@@ -145,6 +147,7 @@ def test_a_script_that_cannot_begin_is_not_restarted(line):
     assert TaskExit("worker 0", -9, tuple(said)).mistake is None  # killed as it said so
 
 
+@pytest.mark.thorough
 def test_an_error_that_a_script_leaves_to_python_is_what_it_is_with_main(local):
     """A script that does not call `crankshaft.main` ends with 1, and the last line of its report names the error."""
     lines = """
@@ -250,6 +253,7 @@ sys.exit(143)
     assert "worker 1 ended with exit code 143, preempted; all tasks start again at once" in outcome.err
 
 
+@pytest.mark.thorough
 def test_a_port_that_another_program_takes_before_its_task_listens_is_chosen_again(local, tmp_path):
     """Which is no failure (`--max_restarts=0`). The program may be what started the supervisor, as here."""
     script = """
@@ -272,6 +276,7 @@ if n == 1:
     assert first != second
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kinds", [(), ("--workers=1", "--ps=1")], ids=["workers", "servers"])
 def test_a_task_that_ends_well_without_joining_the_run_is_not_awaited(local, kinds):
     """A script with `if index == 0`, which waits for the others until --cluster_timeout_seconds, and again."""
@@ -289,6 +294,7 @@ elif config["task"]["type"] == "ps":
     assert outcome.err.count(f"[local] {waits} is process ") == 1
 
 
+@pytest.mark.thorough
 def test_what_a_task_starts_is_not_taken_for_the_task(local):
     """An evaluation of its run, for example: it would wait for the peers instead of its parent, or take its port."""
     script = """
@@ -360,6 +366,7 @@ def test_failures_outside_the_window_are_forgotten_and_pauses_grow_while_no_step
     assert [rule.decide(failed, advanced).pause_seconds for advanced in (True, False, False, True)] == [0, 1, 2, 0]
 
 
+@pytest.mark.thorough
 def test_an_evaluator_that_is_not_started_again_is_told_of(local, tmp_path):
     script = """
 kind = config["task"]["type"]

@@ -28,6 +28,8 @@ from tests.limits import files_no_larger_than
 from tests.processes import assert_says
 from tests.waiting import PATIENCE, wait_until
 
+pytestmark = pytest.mark.thorough
+
 # --- what a task is given
 
 SHOW = """

@@ -14,6 +14,8 @@ from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
 from crankshaft.engine.metrics.by_class import report
 from crankshaft.models.logistic import Model
 
+pytestmark = pytest.mark.thorough
+
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(100, 4)).astype(np.float32)
 # Class 3 is there in training alone.

@@ -20,6 +20,8 @@ from crankshaft.engine.hooks import Hook
 from crankshaft.launch.run.modes import evaluator
 from tests.launch.line import RUN, Line, data
 
+pytestmark = pytest.mark.thorough
+
 # The evaluation at step 8 halves the learning rate: it is no better than the first by the least difference.
 EACH = (*RUN, "--train_steps=12", "--eval_every_steps=4", "--eval_batch_size=4", "--learning_rate=0.001")
 HALVES = ("--reduce_lr=patience=1", "--reduce_lr=min_delta=1")

@@ -16,6 +16,8 @@ from crankshaft import Source, Spec, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.data import form
 from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
 
+pytestmark = pytest.mark.thorough
+
 L = tf.keras.layers
 QUIET = {"jit": "off", "progress": "off"}
 rng = np.random.default_rng(0)

@@ -105,6 +105,7 @@ def copied(trained, tmp_path):
     return shutil.copytree(trained.run_dir, tmp_path / "copied")
 
 
+@pytest.mark.thorough
 def test_only_the_text_is_on_standard_output(generate):
     outcome = generate("--prompt=six", "--sampling=temperature=0").ok()
     assert outcome.out == "six seven eight\n"
@@ -118,6 +119,7 @@ def test_only_the_text_is_on_standard_output(generate):
     assert "the prompt's last 32 tokens of 41 are read: the model looks at no more" in outcome.err
 
 
+@pytest.mark.thorough
 def test_what_is_sampled_depends_on_the_seed(generate, tmp_path):
     def sample(*flags, tokens=12):
         path = tmp_path / "result.json"
@@ -136,6 +138,7 @@ def test_what_is_sampled_depends_on_the_seed(generate, tmp_path):
     assert sample("--sampling=top_k=0")["text"] != first["text"]
 
 
+@pytest.mark.thorough
 def test_a_run_in_python_generates(trained, generate):
     said = trained.generate("one two", temperature=2.0, seed=7)
     assert generate("--prompt=one two", "--sampling=temperature=2", "--seed=7").ok().out == f"one two{said}\n"
@@ -292,6 +295,7 @@ def without_cache(model, row, count, temperature):
     return row[-count:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_are_those_without_a_cache(trained_on_text, whole, temperature):
     for row in ([SEPARATOR], [SEPARATOR, *PROMPT.encode()], [*range(97, 117)] * 2):

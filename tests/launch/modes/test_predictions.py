@@ -17,6 +17,8 @@ from crankshaft.launch.run.modes.prediction_files import write
 from crankshaft.models.mlp import Model
 from tests.launch.conftest import MLP
 
+pytestmark = pytest.mark.thorough
+
 QUIET = {"jit": "off", "progress": "off"}
 PETS = ("cat", "dog", "tit, great")
 rng = np.random.default_rng(0)

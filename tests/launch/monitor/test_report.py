@@ -12,6 +12,8 @@ from crankshaft.launch.monitor import report, server
 from tests.launch.benchmark.test_report import MORE, RESULT
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def reported(capsys):

@@ -12,6 +12,8 @@ from crankshaft.launch.plan.graph import NotCountableError
 from crankshaft.launch.plan.quantities import flops_by_dtype
 from crankshaft.models import cnn, mlp
 
+pytestmark = pytest.mark.thorough
+
 BATCH = 64
 MLP_VALUES = 784 * 128 + 128 + 128 * 10 + 10
 # Forward, the same for the weights' gradients, and the inputs' gradient of all layers but the first.

@@ -10,6 +10,8 @@ from crankshaft.launch.plan import hardware, saved
 from crankshaft.launch.plan import main as command
 from tests.launch.plan.test_estimate import FIGURES
 
+pytestmark = pytest.mark.thorough
+
 MLP = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--jit=off")
 WEIGHTS = 4 * (64 * 16 + 16 + 16 * 10 + 10)
 

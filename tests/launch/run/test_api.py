@@ -26,6 +26,8 @@ from crankshaft.engine.machine.events import read
 from tests.engine.hooks.tensorboard.boards import scalars
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 OPEN = pathlib.Path(__file__).parents[1] / "open_runs.py"
 
 

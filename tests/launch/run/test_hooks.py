@@ -25,6 +25,8 @@ from tests.launch.conftest import MLP
 from tests.launch.line import FEATURES, LABELS, Line, data
 from tests.runs import manifests, result, tensors
 
+pytestmark = pytest.mark.thorough
+
 # The bias swings further out at each step: the first steps mend more than that spoils.
 SWINGS = (
     *("--optimizer=sgd", "--learning_rate=1.2", "--train_steps=12", "--eval_every_steps=1", "--global_batch_size=8"),

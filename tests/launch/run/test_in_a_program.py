@@ -141,6 +141,7 @@ def program(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1]), done
 
 
+@pytest.mark.thorough
 def test_first_runs_of_two_threads_start_at_once_as_each_alone(program):
     assert program[0]["threads"] == [2, True]
 
@@ -232,6 +233,7 @@ def interrupted(status, metrics):
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_kept_reads_no_further():
     kept = trained(strategy="mirrored", num_virtual_devices=2)
     assert_nothing_is_open()

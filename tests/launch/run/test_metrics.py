@@ -34,6 +34,8 @@ from tests.launch.conftest import MLP
 from tests.pages import ROOT
 from tests.waiting import PATIENCE, wait_until
 
+pytestmark = pytest.mark.thorough
+
 QUIET = {"jit": "off", "progress": "off", "learning_rate": 0.05, "global_batch_size": 8}
 RNG = np.random.default_rng(0)
 FEATURES = {

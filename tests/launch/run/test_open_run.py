@@ -26,6 +26,8 @@ from tests import logical_cpus
 from tests.launch.line import Line
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 
 class Noisy(Trainer):
     """A plane through points, with everything whose state has to go on from call to call: dropout, averages, a rate."""

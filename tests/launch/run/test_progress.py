@@ -30,6 +30,8 @@ from crankshaft.launch.run.progress import Progress, duration, print_model_summa
 from crankshaft.launch.terminal import fit_log
 from crankshaft.models.mlp import Model
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def compiled():

@@ -23,6 +23,8 @@ from tests.processes import Outcome
 from tests.runs import newest
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 # The chief stands still after some steps; the other waits for it.
 STANDS_STILL = """
 import json, os, time

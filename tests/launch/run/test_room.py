@@ -9,6 +9,8 @@ from crankshaft import Trainer, UsageError, mean, run
 from crankshaft.engine.machine import files, memory
 from tests.runs import assert_equal_bits
 
+pytestmark = pytest.mark.thorough
+
 CLICKS = ("--model=wide_deep", "--input=synthetic_clicks", "--input_arg=examples=500")
 CLICKS += ("--mode=train", "--train_steps=3", "--jit=off")
 

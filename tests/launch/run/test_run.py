@@ -21,6 +21,8 @@ from tests.launch.command_line.test_config import asked
 from tests.launch.conftest import MLP
 from tests.runs import assert_equal_bits
 
+pytestmark = pytest.mark.thorough
+
 
 def test_train_mode_evaluates_nothing(finished):
     run = finished(*MLP, "--mode=train", "--train_steps=25")

@@ -49,6 +49,7 @@ def shown(outcome) -> str:
     return re.findall(r"^evaluation at step \d+: (.*)$", outcome.out, re.MULTILINE)[-1]
 
 
+@pytest.mark.thorough
 def test_more_examples_to_train_on_are_refused_until_they_are_allowed(inside, data, tmp_path):
     run = (*MNIST, f"--run_dir={tmp_path}/run")
     inside(*run, f"--data_dir={data}", "--train_steps=4").ok()
@@ -91,6 +92,7 @@ def test_records_of_other_labels_are_warned_of_and_a_file_that_was_only_written_
     assert "the training data is not that of ckpt-4 (as many examples, of other contents)" in warned
 
 
+@pytest.mark.thorough
 def test_a_complete_runs_evaluation_is_made_anew_of_other_data(inside, data, tmp_path):
     run = (*MNIST, f"--run_dir={tmp_path}/run", "--train_steps=4")
     done = inside(*run, f"--data_dir={data}").ok()
@@ -127,6 +129,7 @@ def test_a_kept_evaluation_of_the_same_data_is_used_again(inside, data, tmp_path
     assert not warnings(other)
 
 
+@pytest.mark.thorough
 def test_scores_of_other_data_are_not_compared(inside, data, tmp_path):
     """Labels that are all alike give a loss that images by chance never reach, and it counts for nothing after."""
     easy = images(tmp_path / "easy")
@@ -165,6 +168,7 @@ def test_a_scripts_dataset_of_another_length_is_refused_and_none_is_read(inside,
     inside(*run, "--train_steps=4", trainer=Line, data=data(40)).ok()
 
 
+@pytest.mark.thorough
 def test_a_scripts_ids_are_warned_of_unless_it_says_how_they_are_numbered(inside, tmp_path):
     def evaluated(name, *data):
         return inside("--mode=eval", f"--run_dir={tmp_path}/{name}", trainer=Line, data=from_seed(*data))
@@ -180,6 +184,7 @@ def test_a_scripts_ids_are_warned_of_unless_it_says_how_they_are_numbered(inside
     evaluated("known", 0, 40, {"user": 5}, "b a c").refused("the training data numbers ids otherwise than")
 
 
+@pytest.mark.thorough
 def test_a_complete_run_refuses_other_data_and_goes_on_or_is_opened_with_it(inside, tmp_path):
     def started(data, *flags):
         return inside(*QUIET, f"--run_dir={tmp_path}/run", *flags, trainer=Line, data=data)
@@ -245,6 +250,7 @@ def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside,
     assert result(tmp_path)["step"] == 17
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("devices", [(), TWO], ids=["one", "two"])
 def test_another_number_of_examples_begins_an_epoch(inside, tmp_path, devices):
     """40, 55 and 20 in batches of 10, each once; the second ones also when that is interrupted."""
@@ -268,6 +274,7 @@ def test_another_number_of_examples_begins_an_epoch(inside, tmp_path, devices):
     assert round(lost[40:].sum()) == 60 + 10
 
 
+@pytest.mark.thorough
 def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside, tmp_path):
     """After 5 of 20 steps of 20, two of which warm up: the rate falls on from where it is to where it ends."""
     rates: dict[int, float] = {}
@@ -299,6 +306,7 @@ def test_an_interruption_changes_no_bit_and_the_rate_goes_on_by_examples(inside,
     np.testing.assert_allclose(found, 0.5 * (1 + np.cos(np.pi * progress)), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_what_can_not_go_on_in_other_batches_is_one_line(inside, tmp_path):
     run = (*RUN, "--optimizer=sgd", "--train_steps=10", "--checkpoint_every_steps=5", "--global_batch_size=10")
     apart = (*TWO, "--sync_every_steps=5", f"--run_dir={tmp_path / 'apart'}")

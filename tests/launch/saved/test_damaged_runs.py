@@ -22,6 +22,8 @@ from tests.launch.command_line.test_config import asked, checked
 from tests.launch.conftest import MLP
 from tests.runs import steps
 
+pytestmark = pytest.mark.thorough
+
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
 QUIET = ("--jit=off", "--progress=plain")
 TRAIN = (*RUN, *QUIET, "--mode=train")

@@ -21,6 +21,8 @@ from tests.launch.command_line.test_config import checked
 from tests.launch.conftest import DIGITS, MLP
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.thorough
+
 # In a process that does not import crankshaft, and then does.
 SERVED = """
 import sys, numpy as np, tensorflow as tf

@@ -11,6 +11,8 @@ from crankshaft import Trainer, mean
 from crankshaft.engine import Averaged, Embedding
 from tests import runs
 
+pytestmark = pytest.mark.thorough
+
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 _RNG = np.random.default_rng(0)
 DAYS = [(_RNG.normal(size=(16, 3)).astype("float32"), _RNG.normal(size=16).astype("float32")) for _ in range(2)]

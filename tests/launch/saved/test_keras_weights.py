@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tests.launch.line import RUN, Line, data
 
+pytestmark = pytest.mark.thorough
+
 STILL = (*RUN, "--learning_rate=0", "--mode=train")
 
 

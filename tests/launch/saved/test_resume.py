@@ -131,6 +131,7 @@ def test_the_first_line_of_a_resumed_run_has_the_mean_since_the_last_line(inside
     assert "step 39/40  loss" in stopped.out
 
 
+@pytest.mark.thorough
 def test_a_run_that_stops_at_steps_has_the_schedule_and_the_bits_of_one_that_does_not(inside, tmp_path):
     run = (*MLP, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
     run += ("--early_stopping=patience=3", "--checkpoint_every_steps=23")
@@ -151,6 +152,7 @@ def test_a_stop_between_two_syncs_is_a_mistake(inside):
     inside(*MLP, *TWO, *RUN, "--sync_every_steps=4", "--stop_at_step=10").refused("stop_at_step=10 ... use 8 or 12")
 
 
+@pytest.mark.thorough
 def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_path):
     run = (*MLP, "--input=digits", "--jit=off", f"--run_dir={tmp_path}/run")
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
@@ -161,6 +163,7 @@ def test_a_run_that_goes_on_with_other_threads_says_so(inside, monkeypatch, tmp_
     assert f"{before}, and this process has 2 thread(s)" in other.err
 
 
+@pytest.mark.thorough
 def test_when_things_are_due_and_how_loops_are_cut_changes_no_bit(inside, tmp_path):
     run = (*MLP, *RUN, "--jit=off")
     inside(*run, f"--run_dir={tmp_path}/straight").ok()
@@ -188,6 +191,7 @@ def test_the_loss_scale_of_float16_goes_on_where_it_was(inside, tmp_path):
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.thorough
 def test_early_stopping_counts_on_over_a_restart(inside, tmp_path):
     run = (*MLP, "--input=digits", "--jit=off", "--learning_rate=0", "--early_stopping=patience=3")
     run += ("--eval_every_steps=4", f"--run_dir={tmp_path}")
@@ -264,6 +268,7 @@ def test_a_shuffled_stream_that_calls_python_goes_on_in_another_process(crank, f
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.thorough
 def test_a_run_on_a_stream_is_evaluated_without_counting_and_files_that_change_meanwhile_are_one_line(
     ran, folder, tmp_path
 ):
@@ -289,6 +294,7 @@ def test_a_stream_without_examples_and_flags_for_examples_with_indices_are_refus
     ran("--train_steps=5").refused("num_examples=0 makes no batch; the data is empty")
 
 
+@pytest.mark.thorough
 def test_one_example_is_an_epoch(ran, folder, tmp_path):
     for path in folder.iterdir():
         path.write_text("7\n" if path.name == "3.txt" else "")
@@ -310,6 +316,7 @@ def endless():
     return tf.data.Dataset.from_generator(examples, output_signature=spec), made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "form", ["generator", *(pytest.param(x, marks=pytest.mark.slow) for x in ("repeat", "passes"))]
 )
@@ -339,6 +346,7 @@ def test_what_may_not_end_is_counted_for_as_long_as_may_be(inside):
     assert "may never end; give train_steps, and eval_every_steps if there is evaluation data" in outcome.mistake
 
 
+@pytest.mark.thorough
 def test_a_pipeline_that_writes_a_cache_is_read_again_after_a_stop_and_a_kill(inside, tmp_path):
     """Its position can't be kept: a checkpoint does not hold the file. A kill leaves it half written."""
     points = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
@@ -453,6 +461,7 @@ def test_a_run_that_is_killed_ends_on_the_same_bits(crank, tmp_path, kills, ever
     assert_goes_on_to_the_same_bits(crank, kill_again_and_again(crank, tmp_path, kills, every_steps))
 
 
+@pytest.mark.thorough
 def test_sigterm_during_a_long_callback_saves_the_newest_snapshot_before_the_process_is_killed(crank, tmp_path):
     (script := tmp_path / "blocking.py").write_text("""
 import time

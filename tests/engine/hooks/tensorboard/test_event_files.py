@@ -19,6 +19,8 @@ from crankshaft.engine.metrics.sums import LoopSums
 from tests.engine.hooks.tensorboard.boards import Every, raw_events, scalars
 from tests.limits import files_no_larger_than
 
+pytestmark = pytest.mark.thorough
+
 
 def test_resume_after_a_kill_has_each_step_once(made, tmp_path):
     """Killed at step 8 with a checkpoint of step 4: the steps from there on are trained, and written, a second time."""

@@ -14,6 +14,8 @@ from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.tensorboard import TensorBoard
 from tests.engine.hooks.tensorboard.boards import BATCH, Every, probe_of, raw_events, scalars, tensor
 
+pytestmark = pytest.mark.thorough
+
 
 def test_scalars_are_the_means_since_the_last_time_and_rates(made, tmp_path):
     bench = made(learning_rate=0.5, learning_rate_schedule="cosine", total_steps=10)

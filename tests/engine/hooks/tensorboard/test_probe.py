@@ -12,6 +12,8 @@ from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
 from tests.engine.hooks.tensorboard.boards import BATCH, EXAMPLES, Every, data, probe_of, tensor
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_gradient_histograms_are_those_of_the_next_step_over_all_replicas(made, tmp_path, replicas):

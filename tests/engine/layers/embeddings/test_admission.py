@@ -145,6 +145,7 @@ def test_a_table_of_given_rows_learns_what_a_table_of_all_ids_does(bench, replic
     assert figures(made.trainer.table) == (len(np.unique(given[0])), 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("replicas", "model"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_an_id_that_replicas_of_a_mesh_are_given_together_is_seen_once(bench, replicas, model):
     options = {"optimizer": "adam", "learning_rate": 0.1, "shuffle": False}
@@ -158,6 +159,7 @@ def test_an_id_that_replicas_of_a_mesh_are_given_together_is_seen_once(bench, re
     np.testing.assert_allclose(looked_up(mesh, ids), looked_up(one, ids), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_what_stands_in_for_examples_that_a_replica_lacks_gets_no_row(bench):
     """The last batch has one example for two replicas. Zeros stand in for the other, and no example has id 0."""
     ids = 1 + np.arange(7)
@@ -176,6 +178,7 @@ def test_ids_of_a_space_of_2_to_the_40_take_the_memory_of_the_rows_that_there_ar
     assert sum(array.nbytes for array in made.arrays()) == size < 500 * (2 * 4 * WIDTH + 8) + 16 * 1024 + 1000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("replicas", "admit_after"), [(2, 1), (1, None)])
 def test_a_probe_and_an_evaluation_change_nothing_and_give_no_rows(bench, replicas, admit_after):
     data = power_law(spread=admit_after is not None)
@@ -197,6 +200,7 @@ def test_micro_batches_give_rows_on_one_replica_and_are_refused_on_several(bench
         bench(pull(), power_law(), 30, 2, accumulate_steps=3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("replicas", "micro_batches", "admit_after", "evict_after"), [(1, 3, 2, 9), (2, 1, 2, None), (2, 1, 1, 9)]
 )

@@ -335,6 +335,7 @@ def test_replicas_with_a_copy_each_take_no_shards(bench):
         bench(pull(2), power_law(), BATCH, 2)
 
 
+@pytest.mark.thorough
 def test_clipping_and_decay_take_tables_and_averages_leave_them_out(bench, caplog):
     options = {"clip_norm": 0.01, "weight_decay": 0.1, "ema_decay": 0.9, "on_nonfinite": "skip"}
     made = bench(pull(2), power_law(), BATCH, optimizer="adamw", learning_rate=0.1, shuffle=False, **options)
@@ -349,6 +350,7 @@ def test_clipping_and_decay_take_tables_and_averages_leave_them_out(bench, caplo
         np.testing.assert_array_equal(dense(made.trainer.table), now)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_holds_table_and_slots_and_gives_them_back(bench, tmp_path):
     made = bench(pull(2), power_law(), BATCH, optimizer="adam", ema_decay=0.5)
     made.train(5)

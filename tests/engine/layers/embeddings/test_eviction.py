@@ -115,6 +115,7 @@ def test_rows_of_ids_no_longer_seen_are_freed_as_they_began_and_given_to_others(
     assert with_rows(ids, STEPS)[1] > 50
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_neither_calls_nor_hooks_nor_a_resume_change_a_bit(made, tmp_path, replicas):
     straight, halves = made(replicas, **ADAM), made(replicas, **ADAM)
@@ -135,6 +136,7 @@ def test_neither_calls_nor_hooks_nor_a_resume_change_a_bit(made, tmp_path, repli
     )
 
 
+@pytest.mark.thorough
 def test_a_run_may_get_it_and_lose_it_with_stamps_that_begin_where_it_does(made, tmp_path):
     plain = made(evict_after=None)
     plain.loop([], 11)

@@ -10,6 +10,8 @@ from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.shards import Sharding
 from tests.engine.trainers import Squares
 
+pytestmark = pytest.mark.thorough
+
 WIDTH, HIDDEN, EXAMPLES = 4, 6, 50
 
 

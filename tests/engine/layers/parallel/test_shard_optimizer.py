@@ -102,6 +102,7 @@ def test_the_average_is_one_devices(bench, data):
     np.testing.assert_allclose(evaluated(many), evaluated(one), rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wire", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_sums_are_those_of_an_all_reduce(bench, data, wire):
     """Beside replicas that each update all: the same gradients, rounded once before they travel, and statistics."""
@@ -115,6 +116,7 @@ def test_sums_are_those_of_an_all_reduce(bench, data, wire):
         runs[1].held(statistics)
 
 
+@pytest.mark.thorough
 def test_a_step_that_names_no_variables_sums_them_whole(bench, data):
     class Own(Model):
         def train_step(self, batch):

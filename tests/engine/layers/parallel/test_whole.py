@@ -48,6 +48,7 @@ def test_a_run_goes_on_from_a_checkpoint_on_the_same_mesh_to_the_bit_and_on_one_
     assert_close(wholes(one), wholes(first), rtol=1e-5, atol=1e-5)  # Adam divides by small numbers
 
 
+@pytest.mark.thorough
 def test_padding_begins_again_as_it_began(made, tmp_path):
     """Of 37 tokens on two replicas one row is padding, whose slot Adagrad divides by."""
     assert_same_bits(made(1, 2, optimizer="adagrad"), tmp_path, 3, 6)
@@ -88,6 +89,7 @@ def test_copies_are_compared_over_all_replicas_and_parts_among_those_that_hold_t
     check.act(status(bench))
 
 
+@pytest.mark.thorough
 def test_a_position_in_a_stream_is_no_replicas(bench):
     source = tf.data.Dataset.from_tensor_slices((TOKENS[:, :-1], TOKENS[:, 1:]))
     run = bench(Model(layers=1, width=16, heads=2), source, 8, 2, model=2, num_classes=37)

@@ -13,6 +13,8 @@ from crankshaft.launch.benchmark.measure import intervals, noise
 from crankshaft.launch.benchmark.measure.noise import LoadCounters, Noise
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.thorough
+
 QUIET = Noise(2, 0.0, 0.0, 0.0, 0.0)
 
 

@@ -17,6 +17,8 @@ from crankshaft.launch.benchmark.measure.rounds import Length, warm_up
 from tests.launch.benchmark.measure.fakes import Clock, FakeProgram, FakeStrategy
 from tests.launch.line import Line
 
+pytestmark = pytest.mark.thorough
+
 
 def test_warm_up_is_timed_apart():
     clock, program = Clock(), FakeProgram()

@@ -8,6 +8,8 @@ import pytest
 from crankshaft.launch.benchmark.measure import trace
 from crankshaft.models import mlp
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(("replicas", "jit"), [pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
 def test_profile_names_the_matrix_products(bench, replicas, jit, tmp_path):
