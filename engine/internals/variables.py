@@ -89,9 +89,19 @@ def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Call
         here = [tf.identity(x) if c is None else tf.constant(c, x.dtype) for x, c in zip(terms, constants, strict=True)]
         with tf.control_dependencies(here):
             if server_device(variable):
-                tf.CriticalSection(shared_name=f"{variable.name}/update").execute(lambda: update(*here))
+                _lock(variable).execute(lambda: update(*here))
             else:
                 update(*here)
+
+
+def _lock(variable: tf.Variable) -> tf.CriticalSection:
+    """Returns the lock of a variable on its server: one object per graph, or a step's second update is refused."""
+    locks = tf.compat.v1.get_default_graph().get_collection_ref("crankshaft/locks")
+    for locked, lock in locks:
+        if locked is variable:
+            return lock
+    locks.append((variable, tf.CriticalSection(shared_name=f"{variable.name}/update")))
+    return locks[-1][1]
 
 
 def mark_shard(variable: tf.Variable, owner: Any) -> None:
