@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import threading
 from collections.abc import Callable
 
@@ -145,7 +144,7 @@ class Indices(Blocks):
         super().__init__(order, open_at, devices.copy if devices.on_gpus else None)
 
     def most_steps(self, indices) -> float:
-        return indices.shape[0] or math.inf
+        return indices.shape[0] or self._order.block_steps
 
     def replica_indices(self, indices: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
         """Returns the indices of this replica's examples of a step, [n] int64. Replica code."""

@@ -17,8 +17,6 @@ from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, variable
 from tests.engine.hooks.tensorboard.boards import raw_events
 from tests.processes import ROOT, Job
 
-pytestmark = pytest.mark.thorough
-
 LARGE = ROOT / "tests" / "distributed" / "large.py"
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 

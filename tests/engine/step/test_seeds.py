@@ -11,8 +11,6 @@ from crankshaft.engine.layers import recomputed
 from crankshaft.engine.state import RULES
 from crankshaft.engine.strategies.base import Prediction
 
-pytestmark = pytest.mark.thorough
-
 CALLS, NAMED, OTHER, DROPS = [0, 1], [2, 3], [4], [5, 6]  # columns of `sampled`
 EXAMPLES = 16
 DATA = (np.eye(EXAMPLES, dtype=np.float32),)

@@ -7,8 +7,6 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.errors import UsageError
 
-pytestmark = pytest.mark.thorough
-
 X = np.random.default_rng(0).normal(size=(32, 3)).astype("float32") + 5
 
 

@@ -50,10 +50,8 @@ MISTAKES = {
     "RUN --mode=benchmark --benchmark_arg=steps=3 --benchmark_arg=seconds=2": (
         "benchmark_arg ... steps=3 and seconds=2 are both given ... use one"
     ),
-    "RUN --benchmark_part=all": "benchmark_part is unknown ... benchmarks.parts",
     "RUN --mode=benchmark --benchmark_arg=fail_below=0.9": "benchmark_arg fail_below=0.9 ... baseline",
     "RUN --mode=benchmark --benchmark_arg=rounds=0": "benchmark_arg rounds=0 is not an integer from 1",
-    "RUN --benchmark_rounds=2": "benchmark_rounds is unknown; use benchmark_arg=rounds=VALUE",
     "RUN --train_steps=3 --train_epochs=2": "train_steps and train_epochs ... use one",
     "RUN MIRRORED --global_batch_size=100": "=100 does ... 8 ... 96 or 104",
     "RUN MIRRORED --global_batch_size=3": "=3 does not ... use 8",

@@ -17,6 +17,7 @@ from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints.graph import Matching
 from crankshaft.engine.hooks import Hook
+from crankshaft.engine.state import RULES
 from crankshaft.launch.run.modes import evaluator
 from tests.launch.line import RUN, Line, data
 
@@ -128,6 +129,8 @@ CONFIG: dict = {"flags": {}, "deciding": {}}
 
 
 class State(tf.train.Checkpoint):
+    rules = RULES
+
     def restore_host_state(self, host_state):
         pass
 

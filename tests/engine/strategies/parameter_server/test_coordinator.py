@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import Trainer
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.errors import LostPeerError, SaveError
+from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.strategies.pacing import lease_seconds
 from crankshaft.engine.strategies.parameter_server import coordinator
 from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases
@@ -89,6 +91,7 @@ def test_a_call_that_reaches_its_limit_completes_all_that_is_in_progress(leases)
         def __init__(self):
             super().__init__(None, ServerOptions(ClusterAddresses("localhost:3", ("localhost:2",), ("localhost:1",))))
             self._leases, self._next_step = leases, 4
+            self._inventory = Inventory(Trainer())
 
     strategy, done = Scheduled(), []
     feed = types.SimpleNamespace(count=done.extend, order=types.SimpleNamespace(steps_per_epoch=100))
