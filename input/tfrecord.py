@@ -69,7 +69,7 @@ class TFRecords(ExampleSource):
     """Examples of TFRecord shards, in the order of the shards and of the records in each.
 
     Args:
-      paths: of the shards.
+      paths: paths of the shards.
       features_by: returns the records' features, from a function that returns sample records.
     """
 

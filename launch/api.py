@@ -147,13 +147,13 @@ def load_model(
     name of an input, `split="eval"` or `"train"` of the run's own data, where a named input has it, and `columns`.
 
     Args:
-      run_dir: of a run that trained.
+      run_dir: folder of a run that trained.
       which: "latest", "best", or the step of a checkpoint that was kept.
       trainer_class: the run's own Trainer; needed if it has a `forward` of its own, or tables, and for a model that
         Keras can't make from its configuration (one that is subclassed, or has layers that are not registered with
         `keras.saving.register_keras_serializable`).
-      name: of one of the trainer's Keras models, without `Trainer.forward`: that of the attribute, such as "generator"
-        or "model".
+      name: name of one of the trainer's Keras models, without `Trainer.forward`: that of the attribute, such as
+        "generator" or "model".
 
     Raises:
       UsageError: the folder holds no such checkpoint, or the model can't be made.

@@ -23,7 +23,7 @@ class Header(NamedTuple):
     """The size and orientation in an image file's header.
 
     Attributes:
-      pixels: their number; 0 if unknown.
+      pixels: number of pixels; 0 if unknown.
       orientation: 1 to 8, as in EXIF; 1 is upright, also for a missing or wrong value.
     """
 

@@ -40,9 +40,9 @@ class ShardIndex:
     """The sizes and offsets of one shard's records.
 
     Attributes:
-      records: their number.
-      length: bytes of data of each, or -1 if they differ.
-      ends: the checksum of the shard's ends.
+      records: number of records.
+      length: bytes of each record's data, or -1 if they differ.
+      ends: checksum of the shard's ends.
       offsets: [records + 1] int64 if lengths differ and they are in memory; None if read from the index file.
     """
 
@@ -96,7 +96,7 @@ def open_index(paths: list[str], log: Callable[[str], None] | None = None) -> In
     """Reads the index of each shard, or makes it if it is missing or another shard's.
 
     Args:
-      paths: of the shards.
+      paths: paths of the shards.
       log: receives lines of progress; None logs them.
 
     Raises:
@@ -128,9 +128,9 @@ def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
     """Writes a shard's index, whole or not at all. Raises OSError.
 
     Args:
-      path: the shard's.
-      size: its bytes.
-      ends: the checksum of its ends, see `checksum_of_ends`.
+      path: path of the shard.
+      size: size of the shard in bytes.
+      ends: checksum of the shard's ends, see `checksum_of_ends`.
       lengths: [records] int64, bytes of each record's data.
     """
     length = _common_length(lengths)

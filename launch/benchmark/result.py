@@ -27,8 +27,8 @@ class ResultKey(NamedTuple):
     """The contents of a key of a result.
 
     Attributes:
-      description: for docs/benchmark.md.
-      types: of its value; () is not checked, since no rate is computed of it.
+      description: meaning of the key, for docs/benchmark.md.
+      types: types that the key's value may have; () is not checked, since no rate is computed from it.
     """
 
     description: str

@@ -45,7 +45,7 @@ class Cluster:
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
       absent: (name, "host:port") of the job's workers that this attempt lacks.
       newcomers: the folder where workers at new addresses announce themselves, if this task can start again with them.
-      lock: on the run_dir, if the parent of this task, the chief, has taken it.
+      lock: lock on the run_dir, if the parent of this task, the chief, has taken it.
     """
 
     addresses: tuple[tuple[str, str], ...]
@@ -121,7 +121,7 @@ def make_cluster(
 
     Args:
       source: where they were read from, for people.
-      addresses: as in `Cluster`.
+      addresses: addresses of the tasks, as in `Cluster`.
       index: this process's task.
       environment: the process's variables, where the secret is.
     """

@@ -34,8 +34,8 @@ def cluster_from_flags(
     Where no strategy is given, several tasks train as workers, or around their servers.
 
     Args:
-      given: the flags' values of the caller.
-      values: those of all flags.
+      given: values of the flags that the caller gave.
+      values: values of all flags.
       environment: the process's variables.
 
     Raises:

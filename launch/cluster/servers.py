@@ -49,7 +49,7 @@ def serve(
     """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Ends the process.
 
     Args:
-      cluster: with this process as a worker or a parameter server.
+      cluster: tasks of the run, with this process as a worker or a parameter server.
       timeout_seconds: how long the coordinator may be away, at the start too.
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.

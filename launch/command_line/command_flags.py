@@ -30,8 +30,8 @@ def read(
 
     Args:
       argv: the program's name and what follows.
-      command: has the command's own flags as fields.
-      doc: what --help begins with.
+      command: dataclass whose fields are the command's own flags.
+      doc: text with which --help begins.
       usage: how the command is called.
       words: what to do about a word that is not a flag.
       takes_words: whether the command takes such words, before its flags and after.

@@ -40,11 +40,11 @@ class RemoteFolder:
     """A run's folder elsewhere, and its copy in a temporary folder, which goes with this object.
 
     Args:
-      url: of the folder, which need not exist.
+      url: URL of the folder, which need not exist.
 
     Attributes:
-      url: the same, without a slash at its end.
-      folder: the copy's path.
+      url: URL of the folder, without a slash at its end.
+      folder: path of the copy on this machine.
 
     Raises:
       UsageError: it can't be read.

@@ -59,7 +59,7 @@ class RecordReader:
     """Reads a run's record as it grows.
 
     Args:
-      path: of the file, which need not exist yet.
+      path: path of the file, which need not exist yet.
       clock: gives seconds, monotonic.
       unix_clock: gives Unix seconds: how long ago the last line of a record that is read at once was written.
 
@@ -304,7 +304,7 @@ def _bounded(value: Any, room: list[int], depth: int = 4) -> Any:
     Args:
       value: plain JSON.
       room: how many characters and values there may be in all, as one number, which is taken down.
-      depth: of mappings and lists in each other; of deeper ones nothing is kept.
+      depth: how deeply mappings and lists may be nested; nothing is kept of deeper ones.
     """
     room[0] -= 1
     if isinstance(value, str):

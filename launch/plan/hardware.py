@@ -29,8 +29,8 @@ class _Table(ValueType):
     """Figures by size, in ascending order.
 
     Args:
-      least: the number of points that it has at least; with one, a number stands for all sizes.
-      figure: of each.
+      least: the fewest points that a table has; with one, a number stands for all sizes.
+      figure: kind of each figure in the table.
     """
 
     def __init__(self, least: int, figure: Number):

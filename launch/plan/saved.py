@@ -23,7 +23,7 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
     With them is `network_share`: of a step's time, waiting for the network.
 
     Args:
-      path: of the file.
+      path: path of the plan.
       flags: as `open_regular` takes it.
 
     Raises:

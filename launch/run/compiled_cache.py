@@ -36,11 +36,11 @@ class CompiledCache:
     """The trainer and the compiled steps of a model's last `fit`.
 
     Attributes:
-      key: see `_key`.
+      key: what must be equal for the cache to be used, see `_key`.
       trainer: trains the model itself.
-      step_variable: counts its steps.
-      jit: of `TrainState`.
-      compiled: of its programs, by split.
+      step_variable: variable that counts the trainer's steps.
+      jit: value of `TrainState.jit`.
+      compiled: compiled programs, by split.
     """
 
     key: Mapping[str, Any]

@@ -42,8 +42,8 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
     Args:
       strategy: its training has to be compiled, warm and awaited, and continues. If other tasks compute for it, they
         are traced for as long as `steps` steps take, and the steps are those in the trace.
-      folder: for TensorBoard; its `plugins/profile/` gets the trace; the chief's.
-      steps: how many.
+      folder: folder for TensorBoard, whose `plugins/profile/` gets the chief's trace.
+      steps: number of steps to trace.
 
     Returns:
       trace: the folder. steps. ops: [{name, type, ms_per_step, share}] by time, the longest first, all of them;

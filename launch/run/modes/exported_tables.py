@@ -30,7 +30,7 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> No
 
     Args:
       export: the folder of the new export.
-      tables: by the names of their files.
+      tables: embedding tables, by the names of their files.
       since: the folder of the earlier export, or None.
 
     Raises:
