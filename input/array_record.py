@@ -1,7 +1,7 @@
 """Shards of ArrayRecords (PyPI array_record) that hold tf.train.Examples, read by chunks.
 
 A single record costs ten times as much as one of a range, so chunks of about 1 MiB are read, and shuffled as
-`--shuffle_window` says. Records are described as for `tfrecord`. Host code.
+`--shuffle_window` says. Records are described as for `tfrecord`.
 """
 
 from __future__ import annotations

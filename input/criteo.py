@@ -1,6 +1,6 @@
 """Criteo's click logs: 13 integers, 26 categories, clicked or not; from --data_dir, or synthetic.
 
-Host code, NumPy only; files are read by `pyarrow`.
+NumPy only; files are read by `pyarrow`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CSV files, columns by name; types are inferred; converted to Parquet once, by `pyarrow`.
 
-Host code, NumPy and `pyarrow` only.
+NumPy and `pyarrow` only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """JPEG, PNG, GIF and BMP files: in --data_dir a folder for each class, or a list of path,label.
 
-They are read, decoded and augmented during the run, and never kept. Host code; decoding is TensorFlow's.
+They are read, decoded and augmented during the run, and never kept. Decoding is TensorFlow's.
 """
 
 from __future__ import annotations

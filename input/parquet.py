@@ -1,6 +1,6 @@
 """Parquet files, columns by name; needs the library `pyarrow`.
 
-Host code, NumPy and `pyarrow` only.
+NumPy and `pyarrow` only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Synthetic examples of a seed: a prototype for each class plus noise, of any shape and number.
 
-Host code, NumPy only. For benchmarks and tests: nothing is read or downloaded.
+NumPy only. For benchmarks and tests: nothing is read or downloaded.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Synthetic clicks of a seed: a planted logistic model on fields of ids with a power law.
 
-Host code, NumPy only. For benchmarks and tests of embeddings: nothing is read or downloaded.
+NumPy only. For benchmarks and tests of embeddings: nothing is read or downloaded.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Plain text as windows of tokens for language models; bytes, or a vocabulary. One is bundled.
 
-Host code, NumPy only, and the library `tokenizers` for a vocabulary.
+NumPy only, and the library `tokenizers` for a vocabulary.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Features come from a features.json beside the shards (`input/records/features.py`), from arguments, or are inferred from
 records. The files' format: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record are checked. Gzip
-files are streamed (`input/records/compressed.py`). Host code.
+files are streamed (`input/records/compressed.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs in Python: `crankshaft.run` and `open_run`, in a script, a search or a notebook. Host code.
+"""Runs in Python: `crankshaft.run` and `open_run`, in a script, a search or a notebook.
 
 A run's keywords are the flags, checked by the same rules. Nothing of one run reaches the next, nor the program between
 the calls of one: flags get their values back, and so does whatever else a run sets for its process (`isolation`).
@@ -51,7 +51,7 @@ def run(
 
     Raises:
       UsageError: a mistake in the arguments (a ValueError); the message is the line that the command would print.
-      RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
+      RunError: the run failed (a RuntimeError), with such a line too; its cause is the exception that ended it.
 
     Example:
       >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP

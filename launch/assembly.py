@@ -1,4 +1,4 @@
-"""Assembles a run, from a checked configuration to its first step, and executes it. Host code.
+"""Assembles a run, from a checked configuration to its first step, and executes it.
 
 Mistakes in a configuration or a file are reported before TensorFlow is imported. The wait for the other processes of a
 cluster comes before it too.

@@ -1,4 +1,4 @@
-"""Reads the headers of image files: their format, size in pixels and EXIF orientation. Host code.
+"""Reads the headers of image files: their format, size in pixels and EXIF orientation.
 
 Formats: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, https://www.w3.org/TR/png-3.
 EXIF: CIPA DC-008, tag 0x0112 of the first directory of a TIFF structure.

@@ -1,4 +1,4 @@
-"""Finds files and the class of each: in a folder for each class, or by a list. Host code."""
+"""Finds files and the class of each: in a folder for each class, or by a list."""
 
 from __future__ import annotations
 

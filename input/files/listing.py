@@ -1,4 +1,4 @@
-"""Lists the files that a flag names; all inputs list theirs here. Host code.
+"""Lists the files that a flag names; all inputs list theirs here.
 
 Folders are read completely, each file once. Files left out are logged; incomplete sets are errors.
 """

@@ -1,9 +1,8 @@
 """Prepared files, made once from a user's files: location, names, writing and checks.
 
-Host code. A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in
-`prepared_dir`. Its name is a digest of these files' names, sizes, times and some of their bytes, and of the arguments.
-So a stale one is never read; you may delete it. It is written under another name and renamed when complete, with a
-mark at its end.
+A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in `prepared_dir`. Its
+name is a digest of these files' names, sizes, times and some of their bytes, and of the arguments. So a stale one is
+never read; you may delete it. It is written under another name and renamed when complete, with a mark at its end.
 """
 
 from __future__ import annotations

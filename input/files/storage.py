@@ -1,6 +1,6 @@
 """Reads pieces of the files of a source, by system calls or through `tf.io.gfile`.
 
-Host code. TensorFlow is imported only for paths of other file systems (`gs://`, `ram://`).
+TensorFlow is imported only for paths of other file systems (`gs://`, `ram://`).
 """
 
 from __future__ import annotations

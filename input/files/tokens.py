@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a vocabulary by the library `tokenizers`. Host code."""
+"""Tokenizers: bytes, or a vocabulary by the library `tokenizers`."""
 
 from __future__ import annotations
 

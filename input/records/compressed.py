@@ -1,6 +1,6 @@
 """Compressed shards of TFRecords: streamed, since finding a record requires unpacking all before it.
 
-Host code. TensorFlow is imported where such shards are opened.
+TensorFlow is imported where such shards are opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serialized `tf.train.Example`s as arrays, by `tf.io.parse_example`. Host code, which imports TensorFlow to parse."""
+"""Serialized `tf.train.Example`s as arrays, by `tf.io.parse_example`. Imports TensorFlow to parse."""
 
 from __future__ import annotations
 

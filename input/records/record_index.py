@@ -1,8 +1,8 @@
 """Index of a TFRecord shard: the offsets of its records, computed once and kept beside the shard.
 
-Host code. A shard's index is SHARD.index: a header that identifies the shard, then the offsets of its records and of
-the end of the last, int64 little-endian. If all records have one length, the header says so and offsets are computed;
-else those of large shards are read on demand. So 10^8 records need no memory.
+A shard's index is SHARD.index: a header that identifies the shard, then the offsets of its records and of the end of
+the last, int64 little-endian. If all records have one length, the header says so and offsets are computed; else those
+of large shards are read on demand. So 10^8 records need no memory.
 """
 
 from __future__ import annotations

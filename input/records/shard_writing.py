@@ -1,6 +1,6 @@
 """Writes examples into shards: features, records, and files, each written completely or not at all.
 
-Host code, NumPy only, and the library `array_record` for such shards.
+NumPy only, and the library `array_record` for such shards.
 """
 
 from __future__ import annotations

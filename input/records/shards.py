@@ -1,4 +1,4 @@
-"""Finds shards, and checks them against their features.json. Host code."""
+"""Finds shards, and checks them against their features.json."""
 
 from __future__ import annotations
 

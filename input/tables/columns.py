@@ -1,4 +1,4 @@
-"""Sources of tables in files: features and labels from columns by name, read by row groups. Host code."""
+"""Sources of tables in files: features and labels from columns by name, read by row groups."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Records of CSV and of other delimited text, parsed in blocks by `pyarrow`; a malformed record is named by its line.
 
-Host code. These checks are not left to `pyarrow`: it swallows the rows after an unclosed quote, accepts text after
-quotes, and counts rows, not lines. So quotes are counted here, and a malformed block is read again by Python's csv,
-which names the line.
+These checks are not left to `pyarrow`: it swallows the rows after an unclosed quote, accepts text after quotes, and
+counts rows, not lines. So quotes are counted here, and a malformed block is read again by Python's csv, which names the
+line.
 """
 
 from __future__ import annotations

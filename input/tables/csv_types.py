@@ -1,7 +1,7 @@
 """Infers the types of CSV columns (integers, numbers, dates, times, text), and converts them by `pyarrow`.
 
-Host code. Types are not left to `pyarrow`'s inference: it reads codes such as 00, 01 as integers. It converts whole
-columns at once; where it can't (a blank before a number, a plus), Python does, field by field.
+Types are not left to `pyarrow`'s inference: it reads codes such as 00, 01 as integers. It converts whole columns at
+once; where it can't (a blank before a number, a plus), Python does, field by field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Fits preprocessing to the rows of a table to train on: words, raw ids, means, columns that lack values.
-
-Host code.
-"""
+"""Fits preprocessing to the rows of a table to train on: words, raw ids, means, columns that lack values."""
 
 from __future__ import annotations
 

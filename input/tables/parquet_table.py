@@ -1,6 +1,6 @@
 """Rows of Parquet files, read by row groups: NumPy arrays by column, with missing and wrong values.
 
-Host code, NumPy and `pyarrow` only.
+NumPy and `pyarrow` only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contents of a table's column, and its values in NumPy, converted from `pyarrow`'s. Host code."""
+"""The contents of a table's column, and its values in NumPy, converted from `pyarrow`'s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A benchmark's result for people: figures in words, as text, and as Markdown by `crankshaft report`. Host code.
+"""A benchmark's result for people: figures in words, as text, and as Markdown by `crankshaft report`.
 
 Both show the rows of one table, `_SECTIONS`. TensorFlow is not started.
 """

@@ -1,4 +1,4 @@
-"""A benchmark's result: its heading, and the check of `--baseline`, an earlier one to compare with. Host code.
+"""A benchmark's result: its heading, and the check of `--baseline`, an earlier one to compare with.
 
 Nothing here starts TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""The tasks of a run, their addresses, and which of them this process is: the result of discovery. Host code."""
+"""The tasks of a run, their addresses, and which of them this process is: the result of discovery."""
 
 from __future__ import annotations
 

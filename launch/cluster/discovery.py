@@ -1,4 +1,4 @@
-"""Discovers the tasks of a run, and which of them this process is. Host code.
+"""Discovers the tasks of a run, and which of them this process is.
 
 Sources, in this order: `--cluster_hosts`, TF_CONFIG, Slurm's environment, Kubernetes'. The first that names tasks is
 used alone: nothing is completed from another.

@@ -1,4 +1,4 @@
-"""Agrees on the workers of each attempt, where a job continues without those that do not return. Host code.
+"""Agrees on the workers of each attempt, where a job continues without those that do not return.
 
 Before an attempt the agents (`launch/agent.py`) meet at the addresses of their tasks, which do not run then. The first
 that is there, in the order of addresses, decides once all are there, or the others have not come in time: it takes the

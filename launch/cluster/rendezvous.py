@@ -1,4 +1,4 @@
-"""The rendezvous of a run's tasks: waits for the peers before TensorFlow starts, and answers them. Host code.
+"""The rendezvous of a run's tasks: waits for the peers before TensorFlow starts, and answers them.
 
 TensorFlow's constructor of a multi-worker strategy waits for all tasks without end, and holds Python's lock meanwhile:
 no thread and no signal handler runs. So the peers are awaited here, before it.

@@ -1,4 +1,4 @@
-"""A worker or parameter server: runs TensorFlow's server until the coordinator ends. Host code."""
+"""A worker or parameter server: runs TensorFlow's server until the coordinator ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's configuration: the flags' values, their arguments parsed, and how two configurations differ. Host code."""
+"""A run's configuration: the flags' values, their arguments parsed, and how two configurations differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model or an input in a file of the user's own, which --model or --input gives the path of. Host code."""
+"""A model or an input in a file of the user's own, which --model or --input gives the path of."""
 
 from __future__ import annotations
 

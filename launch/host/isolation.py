@@ -1,4 +1,4 @@
-"""Saves and restores process-wide state of a run, so that several runs in a process are independent. Host code."""
+"""Saves and restores process-wide state of a run, so that several runs in a process are independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that a run lives in: TensorFlow's start, and the lock on its run_dir. Host code."""
+"""The process that a run lives in: TensorFlow's start, and the lock on its run_dir."""
 
 from __future__ import annotations
 

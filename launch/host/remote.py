@@ -1,4 +1,4 @@
-"""A run whose folder lies on another file system (`--run_dir=gs://bucket/run`): kept here, and copied there. Host code.
+"""A run whose folder lies on another file system (`--run_dir=gs://bucket/run`): kept here, and copied there.
 
 A run appends, locks and renames, which such file systems do not offer. So it works in a folder of this machine, filled
 from the other one as the process begins; what it writes is copied from there about once a second: the list of a

@@ -1,4 +1,4 @@
-"""Serves a page or figures over HTTP to whoever may connect: few connections, each for some seconds. Host code.
+"""Serves a page or figures over HTTP to whoever may connect: few connections, each for some seconds.
 
 Whoever reaches the port can open connections and send nothing. So only a few are open at once, and a new one closes the
 oldest; each is closed after some seconds; and none is accepted whose descriptor the process needs itself.
@@ -93,7 +93,7 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 class _Handler(simple_server.WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing, likewise."""
+        """Logs nothing, as `Server.handle_error`."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Signals that end a run: within its calls, between them, and in a forked child. Host code."""
+"""Signals that end a run: within its calls, between them, and in a forked child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file with script, style and the charts' library inside, and its data or none. Host code."""
+"""The page: one HTML file with script, style and the charts' library inside, and its data or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a run's record, events.jsonl, as it grows, into figures of bounded size. Host code.
+"""Reads a run's record, events.jsonl, as it grows, into figures of bounded size.
 
 Anybody may have written the file: lines that are not of the schema are skipped and counted, and the values kept of the
 others are bounded in length, in number and in total.

@@ -1,4 +1,4 @@
-"""Reads what the page shows, from a run's folder or a benchmark's result. Host code, no TensorFlow."""
+"""Reads what the page shows, from a run's folder or a benchmark's result. No TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers over a run of any length, in bounded memory. Host code."""
+"""Numbers over a run of any length, in bounded memory."""
 
 from __future__ import annotations
 

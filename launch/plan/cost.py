@@ -1,4 +1,4 @@
-"""Counts the operations and the bytes moved of one training step, in its graph. Host code; nothing is run.
+"""Counts the operations and the bytes moved of one training step, in its graph. Nothing is run.
 
 Operations are those of matrix products and convolutions, forward and backward: the rest of a step is passes over
 memory. Ops that TensorFlow would prune, since nothing uses their results, are not counted.

@@ -1,4 +1,4 @@
-"""From the quantities of a step and the figures of a machine to seconds, hours, cost and goodput. Host code.
+"""From the quantities of a step and the figures of a machine to seconds, hours, cost and goodput.
 
 A step's operations on one device run one after another, so the seconds of products, of passes over memory and of
 starting operations add up. Messages travel during the backward pass, as far as the machine can overlap them, and the

@@ -1,4 +1,4 @@
-"""The figures of a machine that a plan computes with: published ones by name, or a file's. Host code.
+"""The figures of a machine that a plan computes with: published ones by name, or a file's.
 
 Where a figure depends on a size, it is a table of points, and between two points it is interpolated.
 """

@@ -1,4 +1,4 @@
-"""Measures this machine's limits: products and memory, by TensorFlow's own kernels. Host code.
+"""Measures this machine's limits: products and memory, by TensorFlow's own kernels.
 
 On a run's first device, with the threads that the run has.
 """

@@ -1,4 +1,4 @@
-"""Computes the most bytes that a traced step holds at once, of its tensors by their lifetimes. Host code."""
+"""Computes the most bytes that a traced step holds at once, of its tensors by their lifetimes."""
 
 from __future__ import annotations
 

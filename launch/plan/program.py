@@ -1,4 +1,4 @@
-"""A script that is planned: it is executed, and its `crankshaft.main` plans instead of running. Host code."""
+"""A script that is planned: it is executed, and its `crankshaft.main` plans instead of running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes what a configuration's step needs, from its rehearsal: the planner's first half. Host code."""
+"""Computes what a configuration's step needs, from its rehearsal: the planner's first half."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quantities of a plan: needs of one step on a device, a host and the network. Host code, plain values."""
+"""The quantities of a plan: needs of one step on a device, a host and the network. Plain values."""
 
 from __future__ import annotations
 

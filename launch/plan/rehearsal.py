@@ -1,6 +1,6 @@
 """Rehearses a run's step: traces what one replica does, of any number, in a graph whose variables have no value.
 
-Host code, and nothing is run. The engine's own code is traced, on a mesh whose axes record what they would send.
+Nothing is run. The engine's own code is traced, on a mesh whose axes record what they would send.
 """
 
 from __future__ import annotations

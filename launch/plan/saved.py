@@ -1,4 +1,4 @@
-"""Reads a plan that `crankshaft plan --result_json` wrote. Host code, without TensorFlow.
+"""Reads a plan that `crankshaft plan --result_json` wrote. Without TensorFlow.
 
 Anybody may have written the file: figures that a plan can't have are an error of one line.
 """

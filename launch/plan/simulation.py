@@ -1,4 +1,4 @@
-"""Simulates a run on many hosts: waiting, checkpoints, failures, and leases of one coordinator. Host code.
+"""Simulates a run on many hosts: waiting, checkpoints, failures, and leases of one coordinator.
 
 simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints, leases. The rest is computed
 where it comes to the same: a synchronous step ends with its slowest worker, so the mean of a maximum stands for all

@@ -1,4 +1,4 @@
-"""An assembled run: its parts, on which the modes work. Host code."""
+"""An assembled run: its parts, on which the modes work."""
 
 from __future__ import annotations
 

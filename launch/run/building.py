@@ -1,4 +1,4 @@
-"""Builds a run from its configuration: strategy, data, trainer, state, checkpoints. Host code."""
+"""Builds a run from its configuration: strategy, data, trainer, state, checkpoints."""
 
 from __future__ import annotations
 

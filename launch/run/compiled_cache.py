@@ -1,4 +1,4 @@
-"""Caches a Keras model's compiled steps and trainer on the model, for the next `fit`. Host code.
+"""Caches a Keras model's compiled steps and trainer on the model, for the next `fit`.
 
 As in Keras, a model's steps are compiled once until `compile` is called again, for the same form of data and the same
 weights to train: what else a program changes of the model or of what its functions read takes effect then.

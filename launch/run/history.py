@@ -1,4 +1,4 @@
-"""A run's history, a row for each window of training metrics or evaluation, and its newest means. Host code."""
+"""A run's history, a row for each window of training metrics or evaluation, and its newest means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hooks of a run, composed from its configuration, with the record of the run and its answers. Host code."""
+"""The hooks of a run, composed from its configuration, with the record of the run and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves a run's figures to Prometheus, at /metrics. Host code; nothing here starts TensorFlow.
+"""Serves a run's figures to Prometheus, at /metrics. Nothing here starts TensorFlow.
 
 The figures are those of the record's newest window: a scrape costs the steps nothing. Names and units are by
 Prometheus's conventions (https://prometheus.io/docs/practices/naming): seconds, bytes, ratios, counters in _total.

@@ -1,4 +1,4 @@
-"""Shows a run to a person: a live bar in a terminal, plain lines elsewhere, models' summaries. Host code."""
+"""Shows a run to a person: a live bar in a terminal, plain lines elsewhere, models' summaries."""
 
 from __future__ import annotations
 

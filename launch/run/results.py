@@ -1,4 +1,4 @@
-"""Writes and reads results. Host code; nothing here starts TensorFlow."""
+"""Writes and reads results. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 

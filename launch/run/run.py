@@ -1,4 +1,4 @@
-"""A run as an object: its calls, and how it stays open between them and closes. Host code."""
+"""A run as an object: its calls, and how it stays open between them and closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a run from its latest checkpoint, for a number of steps or to its end. Host code."""
+"""Trains a run from its latest checkpoint, for a number of steps or to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""95 % intervals of a benchmark's rate, and of its ratio to another's, from timed calls. Host code, NumPy only.
+"""95 % intervals of a benchmark's rate, and of its ratio to another's, from timed calls. NumPy only.
 
 Calls are not independent: a machine is slow for a while, then fast for a while. So neighbours are grouped, and the
 spread of the groups' rates counts: batch means (Schmeiser, 1982), with few groups, so that each is long.

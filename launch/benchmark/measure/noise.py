@@ -1,4 +1,4 @@
-"""Detects whether the machine was quiet while something was timed: what other processes and quotas took. Host code.
+"""Detects whether the machine was quiet while something was timed: what other processes and quotas took.
 
 Figures that the system does not report are None, and named in a warning.
 """

@@ -1,4 +1,4 @@
-"""A benchmark's figures from its timed calls: rates, quantiles, errors. Host code, NumPy only.
+"""A benchmark's figures from its timed calls: rates, quantiles, errors. NumPy only.
 
 Nothing is dropped: no outlier is removed and no best of several is picked.
 """

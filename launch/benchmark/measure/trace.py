@@ -1,4 +1,4 @@
-"""Runs TensorFlow's profiler over a few steps: a trace for TensorBoard, and the ops that took longest. Host code.
+"""Runs TensorFlow's profiler over a few steps: a trace for TensorBoard, and the ops that took longest.
 
 The trace is read by the schema that TensorFlow brings (tensorflow/tsl/profiler/protobuf/xplane.proto): planes of a host
 or a device, of lines (threads, streams), of events.

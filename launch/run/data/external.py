@@ -1,4 +1,4 @@
-"""External data, which a call of a run brings: checked to be of the run's form, and its program. Host code."""
+"""External data, which a call of a run brings: checked to be of the run's form, and its program."""
 
 from __future__ import annotations
 

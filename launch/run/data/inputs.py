@@ -1,4 +1,4 @@
-"""A run's data on its strategy: checked, fingerprinted, and with the feeds that bring it to replicas. Host code."""
+"""A run's data on its strategy: checked, fingerprinted, and with the feeds that bring it to replicas."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A shard that exists is complete: it is written under another name and renamed. While shards are written, `prepare.json`
 in the folder describes their data; at the end it becomes features.json, by which `input.tfrecord` and
-`input.array_record` read. Host code.
+`input.array_record` read.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     """Writes a SavedModel, and in its `assets.extra/data.json` the data's description (`input.data_json`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, others by the names of
-    `_leaves`; as text those that were looked up. It returns `outputs`: what `Run.predict` returns, several likewise.
+    `_leaves`; as text those that were looked up. It returns what `Run.predict` does: one array as `outputs`, several by
+    the names of `_leaves`.
 
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.

@@ -1,7 +1,7 @@
 """Writes the rows of tables with `admit_after` beside a SavedModel, and what has changed since an earlier export.
 
-Host code. A file has columns `key`, null for the row that all ids without one share, and `vector`, sorted by key. It is
-written and compared in pieces: memory has a table's keys, and never all of its vectors.
+A file has columns `key`, null for the row that all ids without one share, and `vector`, sorted by key. It is written
+and compared in pieces: memory has a table's keys, and never all of its vectors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Continues a text by a run's language model: `--mode=generate`, and `Run.generate`. Host code."""
+"""Continues a text by a run's language model: `--mode=generate`, and `Run.generate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outcome of a mode: its result, exit code and lines. Host code."""
+"""The outcome of a mode: its result, exit code and lines."""
 
 from __future__ import annotations
 

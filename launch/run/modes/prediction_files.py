@@ -1,4 +1,4 @@
-"""Writes a model's predictions for each example as CSV, Parquet or NumPy's .npz. Host code."""
+"""Writes a model's predictions for each example as CSV, Parquet or NumPy's .npz."""
 
 from __future__ import annotations
 

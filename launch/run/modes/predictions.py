@@ -1,4 +1,4 @@
-"""Computes a run's outputs and metrics, as programs of its strategy. Host code."""
+"""Computes a run's outputs and metrics, as programs of its strategy."""
 
 from __future__ import annotations
 

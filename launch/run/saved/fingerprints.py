@@ -1,4 +1,4 @@
-"""Fingerprints of a run's data, a few numbers that its checkpoints keep, and checks where they change. Host code.
+"""Fingerprints of a run's data, a few numbers that its checkpoints keep, and checks where they change.
 
 They are kept in each manifest's `about`, under "data", by split; a checkpoint without them counts as one of this data.
 """

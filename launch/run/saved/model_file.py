@@ -1,4 +1,4 @@
-"""Reads a run's description of its model and features, `RunDir.model`. Host code."""
+"""Reads a run's description of its model and features, `RunDir.model`."""
 
 from __future__ import annotations
 

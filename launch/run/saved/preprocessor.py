@@ -1,4 +1,4 @@
-"""Names of a model's numbers: its classes, and the text that its ids stand for. Host code."""
+"""Names of a model's numbers: its classes, and the text that its ids stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on disk, and Keras models of its checkpoints or of a trainer, which predict as the run does. Host code."""
+"""A run on disk, and Keras models of its checkpoints or of a trainer, which predict as the run does."""
 
 from __future__ import annotations
 
