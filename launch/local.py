@@ -74,7 +74,7 @@ class _Command:
     """The command after --.
 
     Attributes:
-      start: what Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
+      start: words that Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
       arguments: the flags of each task, before those that it gets here.
       rest: the words after them: a script's own -- and what follows; all, if they can't be read.
       run_dir: folder of the job's run, or None.

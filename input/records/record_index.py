@@ -57,7 +57,7 @@ class Index:
 
     Args:
       files: the shards.
-      shards: their records' sizes.
+      shards: sizes and offsets of each shard's records.
     """
 
     def __init__(self, files: Files, shards: list[ShardIndex]):

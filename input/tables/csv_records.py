@@ -89,7 +89,7 @@ class Records:
     Args:
       table_files: the files.
       layouts: layout of each file.
-      passes: how often they will be read, for progress.
+      passes: number of times that they will be read, for progress.
       converters: converters of the columns to read, if known: a field that can't be converted makes its record
         malformed. None reads all columns, as text.
       allowed: number of malformed records to skip; None is none, and not configurable.

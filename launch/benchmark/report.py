@@ -88,7 +88,7 @@ class Section(NamedTuple):
     Attributes:
       title: heading of the section, which also names it.
       columns: the rows' columns by name; () where each row is a name and a value.
-      figures: for each of a row's texts whether it is a figure, which is aligned right.
+      figures: whether each of a row's texts is a figure, which is aligned right.
       rows: rows, each with as many texts.
     """
 
@@ -189,7 +189,7 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
 
     Args:
       path: path of the file.
-      flags: as `open_regular` takes it.
+      flags: flags for `os.open`, see `open_regular`.
     """
     try:
         result = read_json(path, flags=flags, most_bytes=MOST_BYTES)

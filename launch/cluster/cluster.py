@@ -21,7 +21,7 @@ class Tasks:
     """The tasks that one source names, without their kinds.
 
     Attributes:
-      source: where they were read, for people: "Slurm's job 7.0".
+      source: description of where the tasks were read, for people: "Slurm's job 7.0".
       addresses: "host:port" of each task.
       index: this process's task.
     """
@@ -40,7 +40,7 @@ class Cluster:
         the workers. A name is "chief" or, for example, "worker 1".
       index: this task's index in `addresses`.
       secret: the job's, which authenticates the workers' datagrams; empty without one.
-      source: where the tasks were read from, for people: "TF_CONFIG".
+      source: description of where the tasks were read from, for people: "TF_CONFIG".
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
       absent: (name, "host:port") of the job's workers that this attempt lacks.
@@ -120,7 +120,7 @@ def make_cluster(
     """Makes the cluster of some tasks. Raises `UsageError` where an address is wrong, or the job's secret.
 
     Args:
-      source: where they were read from, for people.
+      source: description of where the tasks were read from, for people.
       addresses: addresses of the tasks, as in `Cluster`.
       index: this process's task.
       environment: the process's variables, where the secret is.

@@ -233,7 +233,7 @@ class Output:
     """Shows and logs everything that the tasks and the supervisor print.
 
     Args:
-      selector: its keys' data are functions to call when they are ready.
+      selector: selector, in which the data of each key is a function to call when its file is ready.
       log_dir: a folder for a file a task, or None; made when it is needed.
       coloured: whether standard output and standard error show colours.
     """

@@ -150,7 +150,7 @@ class Synchronous:
       compares: whether `EXIT_SLOWER` comes from a benchmark with fail_below; else it may be any script's own code.
       clock: returns seconds, monotonic.
       before: times of earlier failures, by this clock.
-      restarts: what a message says.
+      restarts: words of the message that announce a restart, such as "all tasks start again".
     """
 
     def __init__(

@@ -54,7 +54,7 @@ def serve(
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.use_only` has them; a parameter server takes none by default.
-      run_dir: where requests for this task's stacks come, and a worker announces its address; None: nowhere.
+      run_dir: folder of requests for this task's stacks, where a worker also announces its address; None for neither.
 
     Raises:
       DeviceError: the requested GPUs do not exist.

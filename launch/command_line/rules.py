@@ -233,7 +233,7 @@ class FlagInfo:
     Attributes:
       kind: type of the flag's value.
       help: a line for --help.
-      group: its heading in --help; "" of a flag that is not a setting of a run, but of another command.
+      group: heading in --help; "" for a flag that is not a setting of a run, but of another command.
       use: the runs that it applies to, if not all; (another flag, values of it), or, without
         values, any but the other's default.
       several: whether it is repeatable, a list.

@@ -78,7 +78,7 @@ class Estimate:
       work: needs of one step.
       fits: whether the devices' and the hosts' memory suffices.
       host_bytes: bytes that a worker's task needs on its host.
-      step, checkpoint, failures: as a plan's JSON has them.
+      step, checkpoint, failures: parts of a plan's JSON.
       snapshot_interval_seconds: seconds between snapshots in memory; infinite without snapshots.
       snapshots_survive: whether other hosts have all of them if one is lost.
       goodput: the share of time in which steps are made that count.

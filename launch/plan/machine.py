@@ -43,7 +43,7 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
         devices.
       cache_mb: size of that cache in 2**20 bytes; None on other devices.
       samples: measurements of which each figure is the median. seconds: duration of all measurements. device,
-        matmul_size: as they were.
+        matmul_size: the device, and the width of the matrices.
     """
     began = clock()
     kind = tf.DeviceSpec.from_string(device).device_type

@@ -24,7 +24,7 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
 
     Args:
       path: path of the plan.
-      flags: as `open_regular` takes it.
+      flags: flags for `os.open`, see `open_regular`.
 
     Raises:
       UsageError: the file can't be read, or is not a plan.

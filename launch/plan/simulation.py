@@ -69,7 +69,7 @@ class Scenario:
       recovery_seconds: seconds from the failure of a process to the next step, on the same hosts.
       lost_host_seconds: seconds from the loss of a host to the next step, with the scheduler's restart.
       stragglers_per_host_hour: how many times per hour each host becomes slow.
-      straggler_factor: how many times as long a step takes there.
+      straggler_factor: factor of a step's time on a slow host.
       straggler_seconds: seconds for which a host stays slow.
     """
 

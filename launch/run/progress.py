@@ -126,7 +126,7 @@ class Bar:
       file: the terminal.
       description: text before the bar.
       total: the amount of work; None if it is unknown.
-      completed: how much of it is done.
+      completed: amount of work that is done.
       stays: whether it is left in the terminal when it is closed.
     """
 

@@ -38,8 +38,8 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
     """Compares rates of examples.
 
     Args:
-      ours: results with `calls`.
-      theirs: as many results; those of the same index were measured one after the other.
+      ours: our results, which have `calls`.
+      theirs: their results, as many; those of the same index were measured one after the other.
 
     Returns:
       ratio: our rate over theirs; of several pairs the geometric mean. interval: its 95 % interval, [low, high], see

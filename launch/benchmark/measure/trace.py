@@ -40,8 +40,8 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
     """Trains for `steps` steps under the profiler. All processes that train together have to call it.
 
     Args:
-      strategy: its training has to be compiled, warm and awaited, and continues. If other tasks compute for it, they
-        are traced for as long as `steps` steps take, and the steps are those in the trace.
+      strategy: strategy whose training is compiled, warm and awaited, and continues. If other tasks compute for it,
+        they are traced for as long as `steps` steps take, and the steps are those in the trace.
       folder: folder for TensorBoard, whose `plugins/profile/` gets the chief's trace.
       steps: number of steps to trace.
 

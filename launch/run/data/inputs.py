@@ -48,7 +48,7 @@ class Inputs:
       feeds: feeds that bring batches of them to replicas, by "train" and "eval".
       contents: fingerprints of the splits, by "train" and "eval".
       faster: a line for people whose steps wait for input: the change that makes it faster.
-      lines: how the data is read, for people.
+      lines: description of how the data is read, for people.
       updates_before: updates of an existing Keras model before the first attempt, see `KerasTrainer.updates_before`.
     """
 
