@@ -145,9 +145,8 @@ class Children:
           env: environment of the child.
           cores: the logical cores that it may use; none: all that this process may.
           blocked: the signals that wait until its program unblocks them.
-          template: streams, folder (`cwd`) and further inherited descriptors (`pass_fds`) of the child, as of
-            `subprocess.Popen`; by default without standard input.
-          **options: its streams, its folder (`cwd`) and further descriptors that it inherits (`pass_fds`), as of
+          template: template process that forks the child, with an environment like its own; None: a new process.
+          **options: streams, folder (`cwd`) and further inherited descriptors (`pass_fds`) of the child, as of
             `subprocess.Popen`; by default without standard input.
         """
         parent, env, (reading, report) = os.getpid(), {**env, **self._environment}, os.pipe()

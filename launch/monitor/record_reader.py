@@ -226,7 +226,7 @@ class RecordReader:
 
         Args:
           find: a part of the names of the workers that are shown.
-          most_lanes: largest number of workers whose figures over time are returned, first those that are stopped and slow.
+          most_lanes: largest number of workers whose figures over time are returned, first the stopped and slow ones.
         """
 
         def rank(worker: dict[str, Any]) -> tuple:  # worker 10 comes after worker 9
