@@ -1,8 +1,8 @@
-"""Data sources, one module each, found by the module's name: `--input=digits` is `input/digits.py`.
+"""Data sources, one module each, found by the module's name: `--input=digits` is `input/digits.py`. Runs on the host.
 
-Host code. A source is a module with a function `load(data_dir, seed, *, <arguments with typed defaults>) -> Data`;
-the first line of its docstring describes the data. The other modules have code that sources share. No module imports
-TensorFlow when it is imported, so files and arguments are checked before TensorFlow starts.
+A source is a module with a function `load(data_dir, seed, *, <arguments with typed defaults>) -> Data`; the first line
+of its docstring describes the data. The other modules have code that sources share. No module imports TensorFlow when
+it is imported, so files and arguments are checked before TensorFlow starts.
 """
 
 if __name__ == "input":

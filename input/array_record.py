@@ -1,7 +1,7 @@
 """Shards of ArrayRecords (PyPI array_record) that hold tf.train.Examples, read by chunks.
 
 A single record costs ten times as much as one of a range, so chunks of about 1 MiB are read, and shuffled as
-`--shuffle_window` says. Records are described as for `tfrecord`. Host code.
+`--shuffle_window` says. Records are described as for `tfrecord`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def load(
     Args:
       data_dir: training shards: a folder, a glob or comma-separated files; or a folder with subfolders train and eval.
       seed: not used.
-      eval_data_dir: evaluation shards.
-      label: see `tfrecord.load`; likewise the others.
-      weight: likewise.
-      features: likewise.
-      num_classes: likewise.
+      eval_data_dir: evaluation shards, as `data_dir`.
+      label: the labels' feature, see `tfrecord.load`.
+      weight: the feature of the examples' weights, see `tfrecord.load`.
+      features: the features to read, see `tfrecord.load`.
+      num_classes: number of classes, see `tfrecord.load`.
 
     Raises:
       InputError: files are missing or of another format, or array_record is not installed.
@@ -72,7 +72,7 @@ class ArrayRecords(ExampleSource):
     """Examples of ArrayRecord shards, in the order of the shards and of the records in each.
 
     Args:
-      paths: of the shards.
+      paths: paths of the shards.
       features_by: returns the records' features, from a function that returns sample records.
     """
 

@@ -1,4 +1,4 @@
-"""Checks that inputs share, and the error that they raise. Host code, NumPy only."""
+"""Checks that inputs share, and the error that they raise. NumPy only."""
 
 from __future__ import annotations
 

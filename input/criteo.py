@@ -1,6 +1,6 @@
 """Criteo's click logs: 13 integers, 26 categories, clicked or not; from --data_dir, or synthetic.
 
-Host code, NumPy only; files are read by `pyarrow`.
+NumPy only; files are read by `pyarrow`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load(
 
     Args:
       data_dir: a file or a folder; None makes synthetic ones.
-      seed: of synthetic examples; a file's examples do not depend on it.
+      seed: seed of the synthetic examples; a file's examples do not depend on it.
       examples: how many examples to take, from the beginning of the files; 0 takes all, or makes 100,000.
       hash_buckets: ids of each category: 0 is a missing value, 1..hash_buckets-1 hashed ones. The hash
         depends on the value alone.

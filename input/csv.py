@@ -1,6 +1,6 @@
 """CSV files, columns by name; types are inferred; converted to Parquet once, by `pyarrow`.
 
-Host code, NumPy and `pyarrow` only.
+NumPy and `pyarrow` only.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ def load(
       missing: how to read missing values: `refuse` makes the record a bad one; `zero`, `mean` (of the training data) or
         a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but `refuse` are
         id 0.
-      delimiter: between fields: a character, `tab`, or one character twice (`::`), between which no field is quoted.
-      names: of all columns, in order, if the files have no header.
+      delimiter: separator of fields: a character, `tab`, or one character twice (`::`), between which no field is
+        quoted.
+      names: names of all columns, in order, if the files have no header.
       eval_data_dir: evaluation files, as data_dir; their columns have the types of the training data.
       prepared_dir: folder of the Parquet file, instead of `.crankshaft` beside the files.
       validation_split: fraction of the records that is neither trained on nor used to fit words and means.
@@ -111,10 +112,10 @@ class CsvTable(ParquetTable):
 
     Args:
       table_files: the files.
-      delimiter: between fields.
-      names: of all columns; () if headers have them.
+      delimiter: separator of fields.
+      names: names of all columns; () if headers have them.
       read_as: kinds of columns that are not inferred, as `csv_types` names them.
-      prepared_dir: see `prepared`.
+      prepared_dir: folder of the Parquet file; None is the folder beside the files, see `prepared`.
       like: the table whose column types these have; None infers them.
 
     Raises:

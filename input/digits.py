@@ -1,6 +1,6 @@
 """UCI's handwritten digits, bundled: 1,797 scans of 8x8 scaled to 28x28x1, 10 classes.
 
-Host code, NumPy only. Source and licence of the file: input/data/README.md.
+NumPy only. Source and licence of the file: input/data/README.md.
 """
 
 import gzip

@@ -1,6 +1,6 @@
 """Fashion-MNIST: 70,000 photos of clothes, 28x28x1, 10 classes, from IDX files in --data_dir.
 
-Without --data_dir, Keras's download. Host code.
+Without --data_dir, Keras's download.
 """
 
 from ..engine.data.data import Data

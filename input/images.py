@@ -1,6 +1,6 @@
 """JPEG, PNG, GIF and BMP files: in --data_dir a folder for each class, or a list of path,label.
 
-They are read, decoded and augmented during the run, and never kept. Host code; decoding is TensorFlow's.
+They are read, decoded and augmented during the run, and never kept. Decoding is TensorFlow's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def load(
     Args:
       data_dir: see `labelled_files.find`.
       seed: not used.
-      eval_data_dir: likewise, with the classes of data_dir; None if there is none.
+      eval_data_dir: evaluation images, as `data_dir`, with the classes of data_dir; None if there are none.
       size: width and height of the images for the model, in pixels.
       channels: 3 for colours, 1 for grey.
       augment: whether training crops and flips at random.
@@ -123,8 +123,8 @@ class Images(Source):
     """Image files and their classes.
 
     Args:
-      labelled: the files.
-      form: of an example.
+      labelled: image files and their classes.
+      form: conversion of an image to an example.
       min_area: smallest fraction of an image's area that a random crop has; 0 takes the centre.
       flip: whether every second image is flipped.
     """

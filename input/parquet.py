@@ -1,6 +1,6 @@
 """Parquet files, columns by name; needs the library `pyarrow`.
 
-Host code, NumPy and `pyarrow` only.
+NumPy and `pyarrow` only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load(
         a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but `refuse` are
         id 0.
       eval_data_dir: evaluation files, as data_dir.
-      prepared_dir: where words and means are kept, instead of `.crankshaft` beside the files.
+      prepared_dir: folder of the fitted words and means, instead of `.crankshaft` beside the files.
       validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
       trained_on: the data of a trained run, whose words, means and ids are used instead of fitting them again.
       keeps_ids: whether ids stay as they are, since the model takes any.

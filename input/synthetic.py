@@ -1,6 +1,6 @@
 """Synthetic examples of a seed: a prototype for each class plus noise, of any shape and number.
 
-Host code, NumPy only. For benchmarks and tests: nothing is read or downloaded.
+NumPy only. For benchmarks and tests: nothing is read or downloaded.
 """
 
 import math
@@ -38,11 +38,11 @@ def load(
 
     Args:
       data_dir: None; a folder is refused.
-      seed: of all random numbers.
-      shape: one example's axes.
+      seed: seed of all random numbers.
+      shape: shape of one example.
       classes: labels are sampled evenly from 0..classes-1; at least 2.
-      examples: of the training split; 0 is 60,000, or as many as take 768 MiB.
-      eval_examples: of the evaluation split; 0 is 10,000, or as many as take 128 MiB.
+      examples: number of training examples; 0 is 60,000, or as many as take 768 MiB.
+      eval_examples: number of evaluation examples; 0 is 10,000, or as many as take 128 MiB.
 
     Returns:
       Features float32 [N, *shape], noise of variance 1 around each class's prototype; labels

@@ -1,6 +1,6 @@
 """Synthetic clicks of a seed: a planted logistic model on fields of ids with a power law.
 
-Host code, NumPy only. For benchmarks and tests of embeddings: nothing is read or downloaded.
+NumPy only. For benchmarks and tests of embeddings: nothing is read or downloaded.
 """
 
 import numpy as np
@@ -35,12 +35,12 @@ def load(
 
     Args:
       data_dir: None; a folder is refused.
-      seed: of all random numbers.
-      fields: ids in an example.
-      rows: of each field's table: ids are 1..rows-1; 0, which stands for a missing id
-        elsewhere, is not among them.
-      examples: of the training split.
-      eval_examples: of the evaluation split.
+      seed: seed of all random numbers.
+      fields: number of ids in an example.
+      rows: number of rows in each field's table. Ids are 1..rows-1; 0, which stands for a missing id elsewhere, is not
+        among them.
+      examples: number of training examples.
+      eval_examples: number of evaluation examples.
       exponent: id k comes about as often as k**-exponent; 0 samples evenly.
       signal: about the standard deviation of the log-odds.
       noise: the fraction of labels that are random, from 0 to 1.

@@ -1,6 +1,6 @@
 """Plain text as windows of tokens for language models; bytes, or a vocabulary. One is bundled.
 
-Host code, NumPy only, and the library `tokenizers` for a vocabulary.
+NumPy only, and the library `tokenizers` for a vocabulary.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load(
       data_dir: a folder, whose *.txt are read (else its *.md), or files or globs, separated by commas. None is the
         bundled text (input/data/README.md), with every tenth paragraph for evaluation.
       seed: not used.
-      context: tokens in a window.
+      context: number of tokens in a window.
       tokenizer: `bytes`, 256 and the separator; or a JSON file of the library `tokenizers`, or a run's `model.json`.
       separator: the vocabulary's token between documents, e.g. `<|endoftext|>`; by default an additional one.
       vocabulary_size: above 0, fits a vocabulary of this size to the first 64 MiB of the training text.

@@ -2,7 +2,7 @@
 
 Features come from a features.json beside the shards (`input/records/features.py`), from arguments, or are inferred from
 records. The files' format: TensorFlow's `core/lib/io/record_writer.h`; both checksums of each record are checked. Gzip
-files are streamed (`input/records/compressed.py`). Host code.
+files are streamed (`input/records/compressed.py`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TFRecords(ExampleSource):
     """Examples of TFRecord shards, in the order of the shards and of the records in each.
 
     Args:
-      paths: of the shards.
+      paths: paths of the shards.
       features_by: returns the records' features, from a function that returns sample records.
     """
 

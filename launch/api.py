@@ -1,4 +1,4 @@
-"""Runs in Python: `crankshaft.run` and `open_run`, in a script, a search or a notebook. Host code.
+"""Runs in Python: `crankshaft.run` and `open_run`, in a script, a search or a notebook.
 
 A run's keywords are the flags, checked by the same rules. Nothing of one run reaches the next, nor the program between
 the calls of one: flags get their values back, and so does whatever else a run sets for its process (`isolation`).
@@ -51,7 +51,7 @@ def run(
 
     Raises:
       UsageError: a mistake in the arguments (a ValueError); the message is the line that the command would print.
-      RunError: the run failed (a RuntimeError), likewise; its cause is the exception that ended it.
+      RunError: the run failed (a RuntimeError), with such a line too; its cause is the exception that ended it.
 
     Example:
       >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP
@@ -147,13 +147,13 @@ def load_model(
     name of an input, `split="eval"` or `"train"` of the run's own data, where a named input has it, and `columns`.
 
     Args:
-      run_dir: of a run that trained.
+      run_dir: folder of a run that trained.
       which: "latest", "best", or the step of a checkpoint that was kept.
       trainer_class: the run's own Trainer; needed if it has a `forward` of its own, or tables, and for a model that
         Keras can't make from its configuration (one that is subclassed, or has layers that are not registered with
         `keras.saving.register_keras_serializable`).
-      name: of one of the trainer's Keras models, without `Trainer.forward`: that of the attribute, such as "generator"
-        or "model".
+      name: name of one of the trainer's Keras models, without `Trainer.forward`: that of the attribute, such as
+        "generator" or "model".
 
     Raises:
       UsageError: the folder holds no such checkpoint, or the model can't be made.

@@ -1,4 +1,4 @@
-"""Assembles a run, from a checked configuration to its first step, and executes it. Host code.
+"""Assembles a run, from a checked configuration to its first step, and executes it.
 
 Mistakes in a configuration or a file are reported before TensorFlow is imported. The wait for the other processes of a
 cluster comes before it too.
@@ -58,9 +58,9 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     In a task that serves others it does not return: the process serves until they end, and ends with them.
 
     Args:
-      config: checked.
-      data: what or what returns the data, if the configuration names no input.
-      hooks: the user's.
+      config: checked configuration of the run.
+      data: data, or a function that returns it, if the configuration names no input.
+      hooks: hooks of the user.
       script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
     """
     began = time.monotonic()

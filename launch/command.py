@@ -1,4 +1,4 @@
-"""The command `crankshaft`: its subcommands by name. Host code; nothing here starts TensorFlow."""
+"""The command `crankshaft`: its subcommands by name. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 

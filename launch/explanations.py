@@ -1,4 +1,4 @@
-"""Turns an exception into one line for the user: the value, what was expected, and the cure. Host code.
+"""Turns an exception into one line for the user: the value, what was expected, and the cure.
 
 Crankshaft's own errors have their line and exit code; `_EXPLANATIONS` is for everything else.
 """
@@ -224,7 +224,7 @@ _EXPLANATIONS = (
             "of one unit for each class"
         ),
     ),
-    _Explanation(  # of a look-up, likewise
+    _Explanation(  # of a look-up, by a kernel on CPUs
         _INVALID,
         r"= (-?\d+) is not in \[0, (\d+)\)",
         lambda _, match: LabelError(

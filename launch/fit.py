@@ -1,4 +1,4 @@
-"""`crankshaft.fit`: trains a compiled Keras model as `model.fit` does, by Crankshaft's loop. Host code.
+"""`crankshaft.fit`: trains a compiled Keras model as `model.fit` does, by Crankshaft's loop.
 
 Converts the arguments of Keras's `fit`: data to splits, lengths to flags, callbacks to one hook.
 """

@@ -74,15 +74,15 @@ class _Command:
     """The command after --.
 
     Attributes:
-      start: what Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
+      start: words that Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
       arguments: the flags of each task, before those that it gets here.
       rest: the words after them: a script's own -- and what follows; all, if they can't be read.
-      run_dir: where its run is, or None.
+      run_dir: folder of the job's run, or None.
       compares: whether it is a benchmark with fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
       imports: whether it imports TensorFlow: not if it can't be read, and not a script that names no such library.
-      debug: its --debug.
-      step_timeout_seconds: its --step_timeout_seconds, or None.
+      debug: value of the job's --debug.
+      step_timeout_seconds: value of the job's --step_timeout_seconds, or None.
     """
 
     start: tuple[str, ...]
@@ -196,7 +196,7 @@ def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] |
     Args:
       job: the command line.
       environment: the process's variables.
-      gpus: the machine's, to be divided; None leaves them to the tasks.
+      gpus: GPUs of the machine, to be divided among the tasks; None leaves them to the tasks.
     """
     kinds = [(kind, index) for kind, count in job.tasks.items() for index in range(count)]
     cores, tasks = resources.usable_cores(), len(kinds)

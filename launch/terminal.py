@@ -1,4 +1,4 @@
-"""Text in a terminal: no line ends within a word, and what its encoding lacks is escaped. Log lines. Host code."""
+"""Text in a terminal: no line ends within a word, and what its encoding lacks is escaped. Log lines."""
 
 from __future__ import annotations
 

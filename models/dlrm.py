@@ -16,9 +16,9 @@ class Model(Tabular):
     embeddings replace this vector.
 
     Args:
-      width: of an id's embedding, and of the numbers' vector.
-      bottom_units: of the dense layers before the one of `width`; unused for data without numbers.
-      top_units: of the dense layers after the products.
+      width: width of an id's embedding, and of the numbers' vector.
+      bottom_units: widths of the dense layers before the one of `width`; unused for data without numbers.
+      top_units: widths of the dense layers after the products.
       task: clicks, ratings, or auto, which depends on the data.
       hash_buckets: 0 gives each id its own row; above 0 hashes all ids into so many rows.
       table_capacity: 0, or the number of rows for arbitrary integer ids, which get a row when training sees them.

@@ -50,8 +50,8 @@ class Model(Trainer):
 
     Args:
       layers: number of blocks.
-      width: of the activations between blocks.
-      heads: of attention; divides the width, and is a multiple of the mesh's `model`.
+      width: width of the activations between blocks.
+      heads: number of attention heads; divides the width, and is a multiple of the mesh's `model`.
       kv_heads: heads of keys and values, each shared by heads / kv_heads query heads; 0 is as many as heads.
       hidden: width of the feed-forward layer; 0 is 4 widths, with swiglu 8/3 widths rounded up to a multiple of 64.
       context: the largest number of attended tokens; 0 is the data's.
@@ -149,7 +149,7 @@ class Decoder(tf.keras.Model):
       tokens: number of tokens in text, the first ones; the rest pad the vocabulary, and are never generated.
       recompute: recompute blocks in the backward pass.
       one_pass: compute training's activations in one pass (`engine.layers.one_pass`).
-      **shape: the others of `Model`'s arguments.
+      **shape: other arguments of `Model`.
     """
 
     def __init__(

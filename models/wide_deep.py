@@ -21,8 +21,8 @@ class Model(Tabular):
     one table, looked up and updated at once: the weight is the row's last number.
 
     Args:
-      width: of an id's embedding.
-      hidden_units: of the dense layers.
+      width: width of an id's embedding.
+      hidden_units: widths of the dense layers.
       crosses: pairs of fields, as `user:item`; a feature of several columns has the fields `categories.0`, ...; `all`
         is every pair.
       cross_buckets: number of rows for hashed crosses.

@@ -1,1 +1,1 @@
-"""Files of a source: listed, opened, read in pieces, or converted once to an indexed form. Host code."""
+"""Files of a source: listed, opened, read in pieces, or converted once to an indexed form. Runs on the host."""

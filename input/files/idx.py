@@ -1,4 +1,4 @@
-"""Reads IDX files, plain or gzip, and refuses those that are not whole. Host code, NumPy only.
+"""Reads IDX files, plain or gzip, and refuses those that are not whole. NumPy only.
 
 The format is described at the end of http://yann.lecun.com/exdb/mnist/: two zero bytes, a type
 code, the number of axes, each axis's length as a big-endian uint32, then the values in C order.

@@ -1,4 +1,4 @@
-"""Reads the headers of image files: their format, size in pixels and EXIF orientation. Host code.
+"""Reads the headers of image files: their format, size in pixels and EXIF orientation.
 
 Formats: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, https://www.w3.org/TR/png-3.
 EXIF: CIPA DC-008, tag 0x0112 of the first directory of a TIFF structure.
@@ -23,7 +23,7 @@ class Header(NamedTuple):
     """The size and orientation in an image file's header.
 
     Attributes:
-      pixels: their number; 0 if unknown.
+      pixels: number of pixels; 0 if unknown.
       orientation: 1 to 8, as in EXIF; 1 is upright, also for a missing or wrong value.
     """
 

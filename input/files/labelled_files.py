@@ -1,4 +1,4 @@
-"""Finds files and the class of each: in a folder for each class, or by a list. Host code."""
+"""Finds files and the class of each: in a folder for each class, or by a list."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Labelled(NamedTuple):
     """Files and their classes.
 
     Attributes:
-      paths: of the files.
-      labels: int32 [files], the class of each.
-      names: of the classes, by number; None if a list has numbers.
+      paths: paths of the files.
+      labels: class of each file, int32 [files].
+      names: names of the classes, by number; None if a list has numbers.
       num_classes: number of classes.
     """
 
@@ -54,7 +54,7 @@ def find(
         folders of classes; or several of these with commas between.
       kind: which files are read.
       is_one: returns whether a file without a suffix is one of them, by its first 16 bytes.
-      flag: its name, for messages.
+      flag: name of the flag, for messages.
       training: the training data, whose classes are used; None numbers the classes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Lists the files that a flag names; all inputs list theirs here. Host code.
+"""Lists the files that a flag names; all inputs list theirs here.
 
 Folders are read completely, each file once. Files left out are logged; incomplete sets are errors.
 """
@@ -110,8 +110,8 @@ def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[in
     """Returns the indices of the files that are not empty; logs the empty ones.
 
     Args:
-      paths: of the files.
-      empty: whether each is empty.
+      paths: paths of the files.
+      empty: whether each file is empty.
       line: end of the message: the expectation and the cure.
 
     Raises:
@@ -196,7 +196,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
     """Yields the files of a folder and of its matching subfolders, at any depth.
 
     Args:
-      folder: the path.
+      folder: path of the folder.
       subfolders: a regular expression for the names.
       left_out: receives the names of the other folders.
     """
@@ -217,10 +217,10 @@ def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[s
     """Returns the data files of a folder, sorted by path; see `find`.
 
     Args:
-      folder: the path.
-      kind: see `find`.
-      flag: likewise.
-      left_out: receives the names of others, by reason.
+      folder: path of the folder.
+      kind: which files are read, see `find`.
+      flag: name of the flag, for messages, see `find`.
+      left_out: receives the names of files that are left out, by reason.
 
     Raises:
       InputError: the files are incomplete or can't be read.

@@ -1,4 +1,4 @@
-"""Reads the four IDX files of MNIST and of data sets that copy its layout, as splits. Host code.
+"""Reads the four IDX files of MNIST and of data sets that copy its layout, as splits.
 
 The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to download.
 """

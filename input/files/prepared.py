@@ -1,9 +1,8 @@
 """Prepared files, made once from a user's files: location, names, writing and checks.
 
-Host code. A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in
-`prepared_dir`. Its name is a digest of these files' names, sizes, times and some of their bytes, and of the arguments.
-So a stale one is never read; you may delete it. It is written under another name and renamed when complete, with a
-mark at its end.
+A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in `prepared_dir`. Its
+name is a digest of these files' names, sizes, times and some of their bytes, and of the arguments. So a stale one is
+never read; you may delete it. It is written under another name and renamed when complete, with a mark at its end.
 """
 
 from __future__ import annotations
@@ -42,11 +41,10 @@ class Prepared:
     """A file that was prepared.
 
     Args:
-      path: of the file.
+      path: path of the prepared file.
 
     Attributes:
-      path: the same.
-      metadata: stored in the file.
+      metadata: JSON value that is stored in the file.
 
     Raises:
       InputError: it is missing.
@@ -86,8 +84,8 @@ class PreparedInMemory(Prepared):
     """A file prepared from bundled files, whose folder may be read-only: kept in memory.
 
     Args:
-      name: of its origin, for messages.
-      write: writes it.
+      name: name of the data that it is made from, for messages.
+      write: writes the contents to a `PreparedWriter`.
     """
 
     def __init__(self, name: str, write: Callable[[PreparedWriter], None]):
@@ -110,10 +108,10 @@ class PreparedWriter:
     """Writes a prepared file sequentially.
 
     Args:
-      file: to write to.
+      file: binary file to write to.
 
     Attributes:
-      metadata: to store in the file, a JSON value.
+      metadata: JSON value to store in the file.
       offset: bytes written so far.
     """
 
@@ -146,9 +144,9 @@ def prepared(
 
     Args:
       files: the files it is made from.
-      kind: its name's first word.
+      kind: first word of the prepared file's name.
       recipe: everything else that determines its contents, a JSON value.
-      write: writes it.
+      write: writes the contents to a `PreparedWriter`.
       folder: where to put it, instead of the folder beside the files.
 
     Raises:

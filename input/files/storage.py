@@ -1,6 +1,6 @@
 """Reads pieces of the files of a source, by system calls or through `tf.io.gfile`.
 
-Host code. TensorFlow is imported only for paths of other file systems (`gs://`, `ram://`).
+TensorFlow is imported only for paths of other file systems (`gs://`, `ram://`).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
     """Returns the result of a function that reads a file; retries it if a disk or a network fails briefly.
 
     Args:
-      path: of the file, for messages.
-      read: reads it.
+      path: path of the file, for messages.
+      read: reads the file.
       before: called before each retry.
 
     Raises:
@@ -106,8 +106,8 @@ class State(NamedTuple):
     """The state of a file, which shows whether it has changed.
 
     Attributes:
-      nbytes: its size.
-      written_ns: time of the last write, since the epoch.
+      nbytes: size of the file in bytes.
+      written_ns: time of the last write, in nanoseconds since the epoch.
     """
 
     nbytes: int
@@ -121,12 +121,12 @@ class Files:
     If it was removed, replaced or written to, reading ends, although an open file would still return its old bytes.
 
     Args:
-      paths: of the files.
-      states: their states; None reads them.
+      paths: paths of the files.
+      states: states of the files; None reads them.
 
     Attributes:
-      paths: the same.
-      sizes: their bytes.
+      paths: paths of the files.
+      sizes: bytes of each file.
 
     Raises:
       InputError: a file is missing, not regular (a FIFO would block for ever), or can't be read.

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a vocabulary by the library `tokenizers`. Host code."""
+"""Tokenizers: bytes, or a vocabulary by the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Bytes:
       count: number of tokens.
       separator: the token between documents.
       identity: identifies the numbering of tokens.
-      ids: the same as a number.
+      ids: `identity` as a number.
     """
 
     count = _BYTES + 1
@@ -87,8 +87,8 @@ class Vocabulary:
     It is parsed on first use, so training on existing tokens needs no library.
 
     Args:
-      text: the JSON.
-      path: where it was read, for messages.
+      text: JSON text of the vocabulary.
+      path: path that the text was read from, for messages.
       separator: the vocabulary's token between documents; "" adds one.
 
     Raises:
@@ -199,8 +199,8 @@ def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | 
     Args:
       size: number of tokens, 256 or more.
       files: the pieces' files.
-      pieces: of the text.
-      folder: see `prepared`.
+      pieces: pieces of text to fit the vocabulary to, in order.
+      folder: folder of the prepared file, see `prepared`.
     """
     if size < _BYTES:
         raise InputError(f"vocabulary_size={size} has no room for the {_BYTES} bytes; give more, or tokenizer=bytes")

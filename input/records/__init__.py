@@ -1,1 +1,1 @@
-"""Records of tf.train.Examples in shards: their index, checksums, features and layout. Host code."""
+"""Records of tf.train.Examples in shards: their index, checksums, features and layout. Runs on the host."""

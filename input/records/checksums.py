@@ -1,4 +1,4 @@
-"""CRC32C, the checksum of TFRecords, by the library `crc32c`; masked as TensorFlow masks it. Host code.
+"""CRC32C, the checksum of TFRecords, by the library `crc32c`; masked as TensorFlow masks it.
 
 Castagnoli's polynomial (RFC 3720, section 12.1); the mask is that of TensorFlow's `core/lib/hash/crc32c.h`.
 """

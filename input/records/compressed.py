@@ -1,6 +1,6 @@
 """Compressed shards of TFRecords: streamed, since finding a record requires unpacking all before it.
 
-Host code. TensorFlow is imported where such shards are opened.
+TensorFlow is imported where such shards are opened.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def open_splits(
     """Opens gzip shards of both splits as streams.
 
     Args:
-      train: paths.
-      evaluation: paths, or None.
-      names: features, label and weight, see `tfrecord.load`.
-      num_classes: as passed by the user.
+      train: paths of the training shards.
+      evaluation: paths of the evaluation shards, or None.
+      names: names of the features, the label and the weight, see `tfrecord.load`.
+      num_classes: number of classes that the user passed.
     """
     from ...engine.data import streamed
 

@@ -1,4 +1,4 @@
-"""Serialized `tf.train.Example`s as arrays, by `tf.io.parse_example`. Host code, which imports TensorFlow to parse."""
+"""Serialized `tf.train.Example`s as arrays, by `tf.io.parse_example`. Imports TensorFlow to parse."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WrongRecordError(ValueError):
     """A record does not have the expected features.
 
     Args:
-      index: in the list of records.
+      index: index of the record in the list of records.
       line: the finding, of the form "has ..., and ...".
     """
 
@@ -33,7 +33,7 @@ class ExampleSource(Source):
     """Records of files, each a serialized Example.
 
     Args:
-      features: of each record.
+      features: features of each record.
     """
 
     def __init__(self, features: Features):
@@ -83,7 +83,7 @@ class Parser:
     """Parses records. May be called by several threads at once.
 
     Args:
-      features: of each record.
+      features: features of each record.
     """
 
     def __init__(self, features: Features):

@@ -34,9 +34,9 @@ class RecordFeature:
     """A feature of each record.
 
     Attributes:
-      name: in the record.
+      name: name of the feature in the record.
       stored: "bytes" (a number's bytes in memory, little-endian; for text, each string), "float" or "int64".
-      spec: of it in an example.
+      spec: shape and dtype of the feature in an example.
     """
 
     name: str

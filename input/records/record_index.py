@@ -1,8 +1,8 @@
 """Index of a TFRecord shard: the offsets of its records, computed once and kept beside the shard.
 
-Host code. A shard's index is SHARD.index: a header that identifies the shard, then the offsets of its records and of
-the end of the last, int64 little-endian. If all records have one length, the header says so and offsets are computed;
-else those of large shards are read on demand. So 10^8 records need no memory.
+A shard's index is SHARD.index: a header that identifies the shard, then the offsets of its records and of the end of
+the last, int64 little-endian. If all records have one length, the header says so and offsets are computed; else those
+of large shards are read on demand. So 10^8 records need no memory.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class ShardIndex:
     """The sizes and offsets of one shard's records.
 
     Attributes:
-      records: their number.
-      length: bytes of data of each, or -1 if they differ.
-      ends: the checksum of the shard's ends.
+      records: number of records.
+      length: bytes of each record's data, or -1 if they differ.
+      ends: checksum of the shard's ends.
       offsets: [records + 1] int64 if lengths differ and they are in memory; None if read from the index file.
     """
 
@@ -57,7 +57,7 @@ class Index:
 
     Args:
       files: the shards.
-      shards: their records' sizes.
+      shards: sizes and offsets of each shard's records.
     """
 
     def __init__(self, files: Files, shards: list[ShardIndex]):
@@ -96,7 +96,7 @@ def open_index(paths: list[str], log: Callable[[str], None] | None = None) -> In
     """Reads the index of each shard, or makes it if it is missing or another shard's.
 
     Args:
-      paths: of the shards.
+      paths: paths of the shards.
       log: receives lines of progress; None logs them.
 
     Raises:
@@ -128,9 +128,9 @@ def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
     """Writes a shard's index, whole or not at all. Raises OSError.
 
     Args:
-      path: the shard's.
-      size: its bytes.
-      ends: the checksum of its ends, see `checksum_of_ends`.
+      path: path of the shard.
+      size: size of the shard in bytes.
+      ends: checksum of the shard's ends, see `checksum_of_ends`.
       lengths: [records] int64, bytes of each record's data.
     """
     length = _common_length(lengths)

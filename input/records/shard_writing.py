@@ -1,6 +1,6 @@
 """Writes examples into shards: features, records, and files, each written completely or not at all.
 
-Host code, NumPy only, and the library `array_record` for such shards.
+NumPy only, and the library `array_record` for such shards.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class ShardRequest:
     """The data to write, and where.
 
     Attributes:
-      input: a name or a path.
-      arguments: of its `load`.
-      data_dir: likewise.
-      seed: likewise.
+      input: name of an input, or path of a user's file.
+      arguments: keyword arguments of the input's `load`.
+      data_dir: data_dir of the input's `load`.
+      seed: seed of the input's `load`.
       output_dir: the folder for the shards.
-      shards: of the training data.
-      format: one of `FORMATS`.
+      shards: number of training shards.
+      format: format of the shards, one of `FORMATS`.
     """
 
     input: str
@@ -104,7 +104,7 @@ class Encoder:
     """Makes records of examples.
 
     Args:
-      features: of each record, see `described`.
+      features: features of each record, see `described`.
     """
 
     def __init__(self, features: Features):
@@ -158,9 +158,9 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
     """Writes a shard, completely or not at all, and its index, if the format has one. Raises OSError.
 
     Args:
-      path: of the shard.
-      records: in groups.
-      kind: one of `FORMATS`.
+      path: path of the shard.
+      records: groups of serialized records.
+      kind: format of the shard, one of `FORMATS`.
 
     Returns:
       The number of examples, the file's bytes and its crc32c.

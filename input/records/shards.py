@@ -1,4 +1,4 @@
-"""Finds shards, and checks them against their features.json. Host code."""
+"""Finds shards, and checks them against their features.json."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind
     """Returns the training and evaluation shards (None if none), both from a folder with subfolders train and eval.
 
     Args:
-      data_dir: see `listing.find`.
-      eval_data_dir: likewise.
-      kind: likewise.
+      data_dir: training shards, or a folder with subfolders train and eval; see `listing.find`.
+      eval_data_dir: evaluation shards; empty for none outside of `data_dir`.
+      kind: which files of a folder are shards.
 
     Raises:
       InputError: there are no shards.
@@ -62,11 +62,11 @@ def open_splits(
     """Opens the shards of both splits.
 
     Args:
-      train: paths.
-      evaluation: paths, or None.
-      kind: opens them: called with paths and a function from sample records to `Features`.
-      names: features, label and weight, see `tfrecord.load`.
-      num_classes: as passed by the user.
+      train: paths of the training shards.
+      evaluation: paths of the evaluation shards, or None.
+      kind: opens shards: called with their paths and a function from sample records to `Features`.
+      names: names of the features, the label and the weight, see `tfrecord.load`.
+      num_classes: number of classes that the user passed.
     """
     selected, label, weight = names
     described: dict[str, Features] = {}
@@ -108,9 +108,9 @@ def data_from_splits(splits: Sequence[Any], described: Features, num_classes: in
     """Returns opened training and evaluation splits with the properties in their features.json.
 
     Args:
-      splits: both; the second may be None.
+      splits: training and evaluation examples; the latter may be None.
       described: the features of their records.
-      num_classes: as passed by the user; 0 is features.json's.
+      num_classes: number of classes that the user passed; 0 is features.json's.
 
     Raises:
       InputError: features.json is malformed.

@@ -1,4 +1,4 @@
-"""Reads the features.json that TFDS writes beside its shards, as a features.json of this project. Host code.
+"""Reads the features.json that TFDS writes beside its shards, as a features.json of this project.
 
 TFDS stores numbers as int64 or float lists, and text as bytes (`tensorflow_datasets/core/example_serializer.py`); the
 JSON is that of `core/proto/feature.proto`.

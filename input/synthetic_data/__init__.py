@@ -1,1 +1,1 @@
-"""Synthetic data: a function of a seed, from a planted truth. Host code."""
+"""Synthetic data: a function of a seed, from a planted truth. Runs on the host."""

@@ -1,6 +1,6 @@
 """A planted logistic model of clicks on ids with a power law, to sample from and to compare with.
 
-Host code, NumPy only.
+NumPy only.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Numbers that depend on a seed and a position alone, and a hash that never changes.
 
-Host code, NumPy only.
+NumPy only.
 """
 
 import numpy as np

@@ -1,1 +1,1 @@
-"""Tables: columns by name, delimited text. Host code."""
+"""Tables: columns by name, delimited text. Runs on the host."""

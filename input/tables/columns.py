@@ -1,4 +1,4 @@
-"""Sources of tables in files: features and labels from columns by name, read by row groups. Host code."""
+"""Sources of tables in files: features and labels from columns by name, read by row groups."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class ColumnFeature(NamedTuple):
     """How a column is read.
 
     Attributes:
-      column: its name.
-      specs: of the features made from it, by name.
+      column: name of the column.
+      specs: specs of the features made from the column, by name.
       text: a description, for people.
-      preprocessing: makes them; None leaves the column unchanged.
+      preprocessing: makes the features; None leaves the column unchanged.
     """
 
     column: str
@@ -72,7 +72,7 @@ def read(make: Callable[[Mapping[str, str]], T], choice: Choice, trained_on: Dat
     """Makes a table, whose columns have the kinds of those that a run was trained on: few rows may look like others.
 
     Args:
-      make: makes it, with the kinds of some columns, as `csv_types` names them.
+      make: makes the table, from the kinds of some columns, as `csv_types` names them.
       choice: the columns.
       trained_on: the data of a run, if any.
     """
@@ -454,7 +454,7 @@ class Columns(Source):
     Args:
       table: the table.
       choice: the columns and their form.
-      features: how each is read.
+      features: how each column is read.
       like: the training table, whose column types these are.
       classes: the texts of labels, whose indices in this list are the labels; None for numbers.
       preprocessing: makes the features.

@@ -1,8 +1,8 @@
 """Records of CSV and of other delimited text, parsed in blocks by `pyarrow`; a malformed record is named by its line.
 
-Host code. These checks are not left to `pyarrow`: it swallows the rows after an unclosed quote, accepts text after
-quotes, and counts rows, not lines. So quotes are counted here, and a malformed block is read again by Python's csv,
-which names the line.
+These checks are not left to `pyarrow`: it swallows the rows after an unclosed quote, accepts text after quotes, and
+counts rows, not lines. So quotes are counted here, and a malformed block is read again by Python's csv, which names the
+line.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class CsvLayout(NamedTuple):
     """The layout of a file's records.
 
     Attributes:
-      delimiter: between fields: one character, or the same one twice.
-      names: of all fields of a record, in order; empty for an empty file.
+      delimiter: separator of fields: one character, or the same one twice.
+      names: names of all fields of a record, in order; empty for an empty file.
       header: the first record, if it is not data: the names in the file.
       is_lines: whether each line is a record: then a line break in quotes is malformed, and an unclosed quote costs one
         record.
@@ -57,7 +57,7 @@ class BadRecords:
     """The malformed records of all files: counts them, keeps the first, and refuses too many.
 
     Args:
-      allowed: how many may be skipped; None if that can't be configured.
+      allowed: number of malformed records that may be skipped; None if that can't be configured.
     """
 
     def __init__(self, allowed: int | None):
@@ -88,15 +88,15 @@ class Records:
 
     Args:
       table_files: the files.
-      layouts: of each.
-      passes: how often they will be read, for progress.
-      converters: of the columns to read, if known: a field that can't be converted makes its record malformed. None
-        reads all columns, as text.
-      allowed: how many malformed records to skip; None is none, and not configurable.
+      layouts: layout of each file.
+      passes: number of times that they will be read, for progress.
+      converters: converters of the columns to read, if known: a field that can't be converted makes its record
+        malformed. None reads all columns, as text.
+      allowed: number of malformed records to skip; None is none, and not configurable.
 
     Attributes:
-      names: of the columns, those from folders' names last.
-      digest: of the files' bytes, after reading.
+      names: names of the columns, those from folders' names last.
+      digest: digest of the files' bytes, once they are read.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Records:
         """Yields (path, table) with all records, the columns in the order of `names`; may be called again.
 
         Args:
-          most: it stops after about so many records, or a few more; 0 reads all.
+          most: number of records after which it stops, or a few later; 0 reads all.
 
         Raises:
           InputError: a record is malformed, or too many are; a file can't be read, or none has records.
@@ -322,9 +322,9 @@ def split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> I
     """Yields (last line, fields or problem) of each record, except empty lines.
 
     Args:
-      path: for messages.
-      stream: of bytes.
-      layout: of the records; `names` and `header` are not used.
+      path: path of the file, for messages.
+      stream: stream of bytes.
+      layout: layout of the records; `names` and `header` are not used.
       line: number of lines before the stream.
 
     Raises:

@@ -1,7 +1,7 @@
 """Infers the types of CSV columns (integers, numbers, dates, times, text), and converts them by `pyarrow`.
 
-Host code. Types are not left to `pyarrow`'s inference: it reads codes such as 00, 01 as integers. It converts whole
-columns at once; where it can't (a blank before a number, a plus), Python does, field by field.
+Types are not left to `pyarrow`'s inference: it reads codes such as 00, 01 as integers. It converts whole columns at
+once; where it can't (a blank before a number, a plus), Python does, field by field.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Form(NamedTuple):
     """A form of a column's values.
 
     Attributes:
-      kinds: of such columns.
-      pattern: of such fields.
-      alike: of similar fields, which can't be read.
+      kinds: kinds of columns whose values have this form.
+      pattern: regular expression that fields of this form match.
+      alike: regular expression of similar fields, which can't be read.
       expects: description of a valid field, for people.
     """
 
@@ -70,8 +70,8 @@ class Unfit(ValueError):
     """A field does not have its column's kind.
 
     Args:
-      row: its index among the converted fields.
-      field: its text.
+      row: index of the row among the converted fields.
+      field: text of the field.
     """
 
     def __init__(self, row: int, field: str):
@@ -83,13 +83,14 @@ class Converter:
     """Converts a column's fields to values of a kind: "int", "float", "float32", "date", "time", "zoned" or "text".
 
     Args:
-      kind: of the values.
-      pattern: that fields must match; numbers must also be finite. "" accepts all fields, and no missing values.
+      kind: kind of the values.
+      pattern: regular expression that fields must match; numbers must also be finite. "" accepts all fields, and no
+        missing values.
       expects: description of a valid field, for people; "" is the kind's.
 
     Attributes:
-      type: `pyarrow`'s, of the values.
-      expects: the same.
+      type: `pyarrow` type of the values.
+      expects: description of a valid field, for people.
     """
 
     def __init__(self, kind: str, pattern: str = "", expects: str = ""):
@@ -160,7 +161,7 @@ class InferredType(NamedTuple):
     """The inferred kind of a column.
 
     Attributes:
-      kind: for `Converter`.
+      kind: kind of the column, for `Converter`.
       why: the reason why fields that look like another kind are text.
       odd: if most fields have another form: (index, text) of the first that does not, and the expectation.
     """

@@ -1,7 +1,4 @@
-"""Fits preprocessing to the rows of a table to train on: words, raw ids, means, columns that lack values.
-
-Host code.
-"""
+"""Fits preprocessing to the rows of a table to train on: words, raw ids, means, columns that lack values."""
 
 from __future__ import annotations
 
@@ -59,12 +56,12 @@ class Fitted(NamedTuple):
     """Statistics of the columns over the training rows.
 
     Attributes:
-      words: by text column, its distinct words except the empty one, sorted.
-      means: by numeric column, if means are needed.
+      words: distinct words of each text column except the empty one, sorted, by column.
+      means: means of the numeric columns, by column; empty if means are not needed.
       has_missing: columns with missing values, if that is needed.
       differ: columns whose values all differ, like row numbers.
       classes: the words of text labels, of all rows.
-      values: by column of ids that are far larger than many, its distinct values, sorted, int64.
+      values: distinct values of each column of ids that are far larger than many, sorted, int64, by column.
     """
 
     words: dict[str, list[bytes]]
@@ -119,8 +116,8 @@ def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str
 
     Args:
       table: the table.
-      largest: by column of ids.
-      rows: to train on.
+      largest: largest id of each column of ids.
+      rows: number of rows to train on.
     """
     found = {name: np.zeros(0, np.int64) for name in largest}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in largest}
@@ -157,7 +154,7 @@ def fitted(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[st
       table: the table.
       choice: the columns.
       ids: columns of integers that are ids.
-      largest: value of those that may have far fewer values.
+      largest: largest value of each column of ids that may have far fewer values.
     """
 
     def write(writer: PreparedWriter) -> None:

@@ -1,4 +1,4 @@
-"""The files of a table, including those in key=value folders, whose keys are columns. Host code."""
+"""The files of a table, including those in key=value folders, whose keys are columns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rows of Parquet files, read by row groups: NumPy arrays by column, with missing and wrong values.
 
-Host code, NumPy and `pyarrow` only.
+NumPy and `pyarrow` only.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Group(NamedTuple):
     """Consecutive rows of a table.
 
     Attributes:
-      values: by column, arrays [rows, ...], or `Texts`.
-      missing: by column with missing values: their mask, bool of the values' shape; the array has 0 there.
-      wrong: by column with wrong values: their problems, by row; the array has 0 there.
+      values: values of each column: arrays [rows, ...], or `Texts`.
+      missing: masks of missing values, bool of the values' shape, for each column that has any; the array has 0 there.
+      wrong: problems of wrong values by row, for each column that has any; the array has 0 there.
     """
 
     values: dict[str, Any]
@@ -53,17 +53,17 @@ class ParquetTable:
       table_files: the files.
       read_as: kinds of columns that are not to be inferred, as `csv_types` names them: text, and any kind of the values
         in folders' names.
-      metadata: of each file; None reads it.
+      metadata: Parquet metadata of each file; None reads it.
       prepared_dir: folder for the fitted words and means; None is beside the files.
       like: the training table, whose folders' names have the same kinds of values.
 
     Attributes:
       path: the first file, for messages.
       source: the files that are read.
-      paths: of them.
+      paths: paths of the files that are read.
       columns: the contents of each column, by name, in order; None if it can't be read.
       problems: why a column can't be read, by name.
-      lacking: by column that only some files have: which lack it, for people.
+      lacking: files that lack a column, described for people, for each column that only some files have.
       group_rows: rows of each group, [groups] int64.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The contents of a table's column, and its values in NumPy, converted from `pyarrow`'s. Host code."""
+"""The contents of a table's column, and its values in NumPy, converted from `pyarrow`'s."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Column(NamedTuple):
     Attributes:
       kind: `int64`, `float32`, `text`, `date` (float32 days since 1970-01-01) or `timestamp` (float32 [2]: such days,
         and seconds of the day, in UTC if it has a zone); for lists, the dtype of their numbers.
-      shape: of one value; (None,) for lists that differ in length.
+      shape: shape of one value; (None,) for lists that differ in length.
       why: the reason for the kind, if its values look like another.
     """
 
@@ -132,9 +132,9 @@ def split_lists(array, numbers: np.ndarray, pa) -> tuple[np.ndarray, np.ndarray]
     """Returns lists that differ in length: (arrays, object [rows]; the row of each number).
 
     Args:
-      array: of lists; missing ones count as empty.
-      numbers: of all lists, side by side.
-      pa: the library.
+      array: `pyarrow` array of lists; missing ones count as empty.
+      numbers: numbers of all lists, side by side.
+      pa: the module `pyarrow`.
     """
     lengths = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     rows, ends = np.empty(len(array), object), np.cumsum(lengths)

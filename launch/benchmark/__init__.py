@@ -1,1 +1,1 @@
-"""Benchmark mode: measurements, comparisons and reports."""
+"""Benchmark mode: measurements, comparisons and reports. Runs on the host."""

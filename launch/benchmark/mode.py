@@ -1,4 +1,4 @@
-"""The work of `--mode=benchmark` in the process that measures, with everything put together already. Host code.
+"""The work of `--mode=benchmark` in the process that measures, with everything put together already.
 
 Every process of a strategy calls the same functions in the same order.
 """

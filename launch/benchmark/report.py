@@ -1,4 +1,4 @@
-"""A benchmark's result for people: figures in words, as text, and as Markdown by `crankshaft report`. Host code.
+"""A benchmark's result for people: figures in words, as text, and as Markdown by `crankshaft report`.
 
 Both show the rows of one table, `_SECTIONS`. TensorFlow is not started.
 """
@@ -86,10 +86,10 @@ class Section(NamedTuple):
     """Rows of text under a title.
 
     Attributes:
-      title: also its name.
+      title: heading of the section, which also names it.
       columns: the rows' columns by name; () where each row is a name and a value.
-      figures: for each of a row's texts whether it is a figure, which is aligned right.
-      rows: as many texts in each.
+      figures: whether each of a row's texts is a figure, which is aligned right.
+      rows: rows, each with as many texts.
     """
 
     title: str
@@ -188,8 +188,8 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
     """Reads a benchmark's result. Raises `UsageError` for other files, in one line.
 
     Args:
-      path: of the file.
-      flags: as `open_regular` takes it.
+      path: path of the file.
+      flags: flags for `os.open`, see `open_regular`.
     """
     try:
         result = read_json(path, flags=flags, most_bytes=MOST_BYTES)

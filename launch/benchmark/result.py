@@ -1,4 +1,4 @@
-"""A benchmark's result: its heading, and the check of `--baseline`, an earlier one to compare with. Host code.
+"""A benchmark's result: its heading, and the check of `--baseline`, an earlier one to compare with.
 
 Nothing here starts TensorFlow.
 """
@@ -27,8 +27,8 @@ class ResultKey(NamedTuple):
     """The contents of a key of a result.
 
     Attributes:
-      description: for docs/benchmark.md.
-      types: of its value; () is not checked, since no rate is computed of it.
+      description: meaning of the key, for docs/benchmark.md.
+      types: types that the key's value may have; () is not checked, since no rate is computed from it.
     """
 
     description: str

@@ -38,8 +38,9 @@ class Child:
     So a terminal's Ctrl-C reaches its parent alone, and what the child starts can be ended with it.
 
     Attributes:
-      pid: its process id.
-      pids: its keeper's and its own, which are reused only after `Children.end` and `reap_orphans`.
+      pid: process id of the child.
+      pids: process ids of the child's keeper and of the child, which are reused only after `Children.end` and
+        `reap_orphans`.
       stdin, stdout, stderr: the pipes that it was started with, unbuffered.
     """
 
@@ -141,11 +142,11 @@ class Children:
 
         Args:
           command: the program and its arguments; with a template `[sys.executable, script or "-m", ...]`.
-          env: its environment.
+          env: environment of the child.
           cores: the logical cores that it may use; none: all that this process may.
           blocked: the signals that wait until its program unblocks them.
-          template: forks the child, with an environment like its own.
-          **options: its streams, its folder (`cwd`) and further descriptors that it inherits (`pass_fds`), as of
+          template: template process that forks the child, with an environment like its own; None: a new process.
+          **options: streams, folder (`cwd`) and further inherited descriptors (`pass_fds`) of the child, as of
             `subprocess.Popen`; by default without standard input.
         """
         parent, env, (reading, report) = os.getpid(), {**env, **self._environment}, os.pipe()
@@ -225,7 +226,7 @@ def job_processes(environment: Mapping[str, str]) -> list[int]:
     """Lists the processes of this one's job on this host: all that the same supervisor started, or this one alone.
 
     Args:
-      environment: of this process.
+      environment: environment variables of this process.
     """
     mark = environment.get(MARK)
     if not mark:

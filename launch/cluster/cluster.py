@@ -1,4 +1,4 @@
-"""The tasks of a run, their addresses, and which of them this process is: the result of discovery. Host code."""
+"""The tasks of a run, their addresses, and which of them this process is: the result of discovery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tasks:
     """The tasks that one source names, without their kinds.
 
     Attributes:
-      source: where they were read, for people: "Slurm's job 7.0".
+      source: description of where the tasks were read, for people: "Slurm's job 7.0".
       addresses: "host:port" of each task.
       index: this process's task.
     """
@@ -40,12 +40,12 @@ class Cluster:
         the workers. A name is "chief" or, for example, "worker 1".
       index: this task's index in `addresses`.
       secret: the job's, which authenticates the workers' datagrams; empty without one.
-      source: where the tasks were read from, for people: "TF_CONFIG".
+      source: description of where the tasks were read from, for people: "TF_CONFIG".
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
       absent: (name, "host:port") of the job's workers that this attempt lacks.
       newcomers: the folder where workers at new addresses announce themselves, if this task can start again with them.
-      lock: on the run_dir, if the parent of this task, the chief, has taken it.
+      lock: lock on the run_dir, if the parent of this task, the chief, has taken it.
     """
 
     addresses: tuple[tuple[str, str], ...]
@@ -120,8 +120,8 @@ def make_cluster(
     """Makes the cluster of some tasks. Raises `UsageError` where an address is wrong, or the job's secret.
 
     Args:
-      source: where they were read from, for people.
-      addresses: as in `Cluster`.
+      source: description of where the tasks were read from, for people.
+      addresses: addresses of the tasks, as in `Cluster`.
       index: this process's task.
       environment: the process's variables, where the secret is.
     """

@@ -1,4 +1,4 @@
-"""Discovers the tasks of a run, and which of them this process is. Host code.
+"""Discovers the tasks of a run, and which of them this process is.
 
 Sources, in this order: `--cluster_hosts`, TF_CONFIG, Slurm's environment, Kubernetes'. The first that names tasks is
 used alone: nothing is completed from another.
@@ -34,8 +34,8 @@ def cluster_from_flags(
     Where no strategy is given, several tasks train as workers, or around their servers.
 
     Args:
-      given: the flags' values of the caller.
-      values: those of all flags.
+      given: values of the flags that the caller gave.
+      values: values of all flags.
       environment: the process's variables.
 
     Raises:

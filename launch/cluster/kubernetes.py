@@ -1,4 +1,4 @@
-"""Reads the tasks of a run from the environment of a pod of Kubernetes' Indexed Jobs, or of a JobSet's. Host code.
+"""Reads the tasks of a run from the environment of a pod of Kubernetes' Indexed Jobs, or of a JobSet's.
 
 The pods of a Job with `completionMode: Indexed` and a `subdomain` have names, `JOB-INDEX.SUBDOMAIN`, which a headless
 Service of the subdomain's name answers for (https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication).

@@ -1,4 +1,4 @@
-"""Keeps other hosts from the TCP ports of a cluster that is on this machine alone. Host code.
+"""Keeps other hosts from the TCP ports of a cluster that is on this machine alone.
 
 TensorFlow's servers listen on all interfaces, whatever their address is, and authenticate nobody
 (tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc). Several sockets may listen at one port, though, and a

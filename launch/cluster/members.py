@@ -1,4 +1,4 @@
-"""Agrees on the workers of each attempt, where a job continues without those that do not return. Host code.
+"""Agrees on the workers of each attempt, where a job continues without those that do not return.
 
 Before an attempt the agents (`launch/agent.py`) meet at the addresses of their tasks, which do not run then. The first
 that is there, in the order of addresses, decides once all are there, or the others have not come in time: it takes the
@@ -45,8 +45,8 @@ class Members:
     """The workers of a job's attempts, for the agent of one of them.
 
     Args:
-      workers: all of the job.
-      run_dir: which they share.
+      workers: all workers of the job.
+      run_dir: folder that the workers share.
       least: the fewest workers of an attempt.
       timeout_seconds: how long to wait for workers that are missing.
       fits: returns whether a number of workers can train.

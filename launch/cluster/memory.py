@@ -1,4 +1,4 @@
-"""The memory for snapshots that a supervisor holds for its tasks, over their restarts. Host code.
+"""The memory for snapshots that a supervisor holds for its tasks, over their restarts.
 
 As a program, it writes the newest snapshot that tasks have left as a checkpoint, once none of them runs any more. It
 imports TensorFlow then, which the supervisor does not.

@@ -61,7 +61,7 @@ class Sink:
     """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm.
 
     Attributes:
-      coloured: whether it shows colours.
+      coloured: whether the stream shows colours.
       lost: the first error that kept something from being written; None without one, or if nobody reads any more.
     """
 
@@ -233,7 +233,7 @@ class Output:
     """Shows and logs everything that the tasks and the supervisor print.
 
     Args:
-      selector: its keys' data are functions to call when they are ready.
+      selector: selector, in which the data of each key is a function to call when its file is ready.
       log_dir: a folder for a file a task, or None; made when it is needed.
       coloured: whether standard output and standard error show colours.
     """

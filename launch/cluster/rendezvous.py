@@ -1,4 +1,4 @@
-"""The rendezvous of a run's tasks: waits for the peers before TensorFlow starts, and answers them. Host code.
+"""The rendezvous of a run's tasks: waits for the peers before TensorFlow starts, and answers them.
 
 TensorFlow's constructor of a multi-worker strategy waits for all tasks without end, and holds Python's lock meanwhile:
 no thread and no signal handler runs. So the peers are awaited here, before it.
@@ -45,8 +45,8 @@ class Wait:
     """A wait of a task for others: after five seconds it logs, once, what it waits for.
 
     Attributes:
-      timeout_seconds: how long it may take, from now on.
-      is_over: whether it has taken so long.
+      timeout_seconds: seconds that the wait may take, from now on.
+      is_over: whether the wait has taken so long.
     """
 
     def __init__(self, task: str, timeout_seconds: float):
@@ -180,7 +180,7 @@ class Rendezvous:
     second (by TCP, RFC 6298, 2.1, and by gRPC as TensorFlow sets it in grpc_channel.cc).
 
     Attributes:
-      callers: how many calls it has answered.
+      callers: number of calls that were answered.
     """
 
     def __init__(self, cluster: Cluster):
@@ -324,7 +324,7 @@ class Presence:
     Time in which this process did not observe it, as it was stopped itself, does not count.
 
     Attributes:
-      came: whether it has answered once.
+      came: whether the task has answered once.
     """
 
     def __init__(self, address: str, timeout_seconds: float):

@@ -61,9 +61,9 @@ class TaskExit:
     """How a task ended.
 
     Attributes:
-      task: its name, "worker 0".
-      code: its exit code, or minus the signal that killed it.
-      last_lines: the end of its output.
+      task: name of the task, such as "worker 0".
+      code: exit code of the task, or minus the signal that killed it.
+      last_lines: last lines of the task's output.
     """
 
     task: str
@@ -126,9 +126,9 @@ class Decision:
     """The action after the end of all tasks, or of one that is restarted by itself.
 
     Attributes:
-      exit_code: the supervisor's, or None: they start again.
-      pause_seconds: before the restart.
-      message: for the user; None without one.
+      exit_code: exit code of the supervisor; None starts the tasks again.
+      pause_seconds: seconds to wait before the restart.
+      message: line for the user; None without one.
       cause: the task's exit that led to it, if any.
     """
 
@@ -144,13 +144,13 @@ class Synchronous:
     A preempted task (requested to end, but not by the supervisor) is not a failure: it and its peers have saved.
 
     Args:
-      max_restarts: after failures, within `window_seconds`.
+      max_restarts: number of restarts allowed after failures, within `window_seconds`.
       window_seconds: how long a failure counts.
       grace_seconds: how long preempted tasks have to save.
       compares: whether `EXIT_SLOWER` comes from a benchmark with fail_below; else it may be any script's own code.
       clock: returns seconds, monotonic.
-      before: when, by this clock, earlier failures were.
-      restarts: what a message says.
+      before: times of earlier failures, by this clock.
+      restarts: words of the message that announce a restart, such as "all tasks start again".
     """
 
     def __init__(

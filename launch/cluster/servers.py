@@ -1,4 +1,4 @@
-"""A worker or parameter server: runs TensorFlow's server until the coordinator ends. Host code."""
+"""A worker or parameter server: runs TensorFlow's server until the coordinator ends."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def serve(
     """Serves until a signal, the run's end, or until the coordinator has been gone for too long. Ends the process.
 
     Args:
-      cluster: with this process as a worker or a parameter server.
+      cluster: tasks of the run, with this process as a worker or a parameter server.
       timeout_seconds: how long the coordinator may be away, at the start too.
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
       gpus: as `engine.machine.gpus.use_only` has them; a parameter server takes none by default.
-      run_dir: where requests for this task's stacks come, and a worker announces its address; None: nowhere.
+      run_dir: folder of requests for this task's stacks, where a worker also announces its address; None for neither.
 
     Raises:
       DeviceError: the requested GPUs do not exist.

@@ -1,4 +1,4 @@
-"""Reads the tasks of a run from the environment that Slurm's `srun` gives each of them. Host code.
+"""Reads the tasks of a run from the environment that Slurm's `srun` gives each of them.
 
 Each variable is checked, and its names are counted, before any is expanded.
 

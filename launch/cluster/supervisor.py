@@ -45,11 +45,11 @@ class TaskSpec:
     """One task of the cluster.
 
     Attributes:
-      kind: as in TF_CONFIG: "worker".
-      index: as in TF_CONFIG: 0.
-      cores: its own logical cores; None shares all.
-      environment: its variables besides the supervisor's.
-      gpus: its --gpus; None leaves the flag out.
+      kind: type of the task in TF_CONFIG, such as "worker".
+      index: index of the task in TF_CONFIG.
+      cores: logical cores of the task's own; None shares all.
+      environment: environment variables of the task besides the supervisor's.
+      gpus: value of the task's --gpus; None leaves the flag out.
     """
 
     kind: str
@@ -77,10 +77,10 @@ class Supervisor:
     Args:
       specs: the tasks.
       command: the first words of each task's command line.
-      arguments: its last words; the task's own flags come in between.
+      arguments: last words of each task's command line; the task's own flags come in between.
       rule: decides the action after a task's end.
-      environment: the tasks' own variables are added to it.
-      log_dir: for a log file a task, or None.
+      environment: environment to which the tasks' own variables are added.
+      log_dir: folder for a log file per task, or None.
       events: path of the run's record, where restarts are recorded once it is there; None without one.
       coloured: whether standard output and standard error show colours.
       grace_seconds: how long tasks have to save and end after a signal, before they are killed.

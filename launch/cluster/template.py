@@ -54,10 +54,10 @@ class Template:
     """A template process, as its parent sees it.
 
     Args:
-      env: its environment.
+      env: environment of the template.
 
     Attributes:
-      pid: its process id.
+      pid: process id of the template.
     """
 
     def __init__(self, env: Mapping[str, str]):

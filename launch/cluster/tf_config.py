@@ -1,4 +1,4 @@
-"""Reads the tasks of a run from TF_CONFIG. Host code."""
+"""Reads the tasks of a run from TF_CONFIG."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a command line to a checked configuration. Nothing here starts TensorFlow."""
+"""From a command line to a checked configuration. Nothing here starts TensorFlow. Runs on the host."""

@@ -82,8 +82,8 @@ def apply_data_flags(config: Config, by_data: Mapping[str, Any]) -> None:
     """Sets the flags that the data sets (`Config.set_by_data`), in `config` itself, and checks it again.
 
     Args:
-      config: of the run.
-      by_data: the flags' values by name.
+      config: configuration of the run, which is changed.
+      by_data: values of the flags that the data sets, by name.
 
     Raises:
       UsageError: they can't be used with the other flags.
@@ -287,7 +287,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     """Raises `UsageError` where a run was begun with other values of flags that decide its numbers.
 
     Args:
-      config: of this call.
+      config: configuration of this call.
       source: the name of the file that has the run's own configuration.
       before: as `saved_config.check` returns it.
     """

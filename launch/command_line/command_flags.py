@@ -30,10 +30,10 @@ def read(
 
     Args:
       argv: the program's name and what follows.
-      command: has the command's own flags as fields.
-      doc: what --help begins with.
-      usage: how the command is called.
-      words: what to do about a word that is not a flag.
+      command: dataclass whose fields are the command's own flags.
+      doc: text with which --help begins.
+      usage: line that shows how the command is called.
+      words: cure for a word that is not a flag, for the message.
       takes_words: whether the command takes such words, before its flags and after.
       has_tasks: whether it starts tasks, whose flags of crankshaft train follow --.
       takes_others: whether it takes other flags too, which are words then.

@@ -1,4 +1,4 @@
-"""A run's configuration: the flags' values, their arguments parsed, and how two configurations differ. Host code."""
+"""A run's configuration: the flags' values, their arguments parsed, and how two configurations differ."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Config(Flags):
 
     Attributes:
       program_trainer: the Trainer that a program brings; None where --model names one.
-      cluster: of a strategy that has one: the workers, and which of them this process is.
+      cluster: tasks of a strategy that has workers, and which of them this process is; None without.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       owns_process: whether the process exists for this run alone, so that the run may set its threads.
-      remote: where --run_dir lies, if that is another file system; `run_dir` is its copy here.
+      remote: remote folder that --run_dir names, if it is on another file system; `run_dir` is its copy here.
       is_endless: whether only the run's caller knows its length.
       from_run: names of the flags that have the values of the run that is read.
       set_by_data: names of the flags that the data sets once it is loaded (`Data.flags`); empty afterwards.
@@ -130,7 +130,7 @@ class Config(Flags):
         """Returns the rules of --freeze: (regular expression, the step until which; None is the whole run).
 
         Args:
-          steps_per_epoch: of the training data.
+          steps_per_epoch: steps in an epoch of the training data.
           shift: see `engine.data.order.Order`.
 
         Raises `UsageError`.

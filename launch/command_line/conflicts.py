@@ -1,4 +1,4 @@
-"""Settings that can't be combined: two tables of when that is so, and the line that says so. Host code.
+"""Settings that can't be combined: two tables of when that is so, and the line that says so.
 
 Each row needs the configuration alone; `checks` has what needs files, hosts or TensorFlow.
 """

@@ -85,10 +85,10 @@ def parse_words(
     """Reads the values that words of a command line give the flags of some fields, and the words that are not flags.
 
     Args:
-      words: of the command line.
-      fields: of the flags, by name.
-      script_flags: a script's, which are set.
-      known_only: whether other flags are words.
+      words: words of the command line.
+      fields: dataclass fields of the flags, by name.
+      script_flags: flags of a script, which are set from the words.
+      known_only: whether flags that are unknown count as words.
       between: whether flags may follow other words.
 
     Raises:
@@ -263,8 +263,8 @@ def load_mapping(flag: str, path: str, content: str, example: str) -> Values:
 
     Args:
       flag: the name of the flag that names the file.
-      path: of the file.
-      content: what it holds, e.g. "flags".
+      path: path of the file.
+      content: contents of the file, e.g. "flags".
       example: a line of such a file.
 
     Raises:

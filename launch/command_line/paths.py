@@ -20,9 +20,9 @@ def open_file(flag: str, path: str, cure: str) -> BinaryIO:
     """Opens a regular file that a flag names; never waits, as for a pipe's other end, and reads no device.
 
     Args:
-      flag: its name.
-      path: of the file; empty is a mistake too.
-      cure: e.g. "give ...".
+      flag: name of the flag.
+      path: path of the file; empty is a mistake too.
+      cure: what to do instead, for the message, e.g. "give ...".
 
     Raises:
       UsageError: it can't be read, or is not a regular file.

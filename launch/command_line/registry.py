@@ -44,15 +44,15 @@ class Entry:
     """A model or input, or an optimizer or schedule, with its arguments.
 
     Attributes:
-      name: the module's, or the class's.
+      name: name of the module or of the class.
       summary: the first line of its documentation.
       defaults: argument name -> default value.
       required: arguments without a default.
       intervals: the interval of an argument's values, by name, if it has one.
-      path: of a file of the user's own; None for modules of Crankshaft.
-      from_flags: of an input, those of its `load`'s keywords that the configuration fills by their names.
-      fitted: of an input, the arguments that only decide what is fitted to its data: `FITTED` of its module.
-      make: the model's class, or the input's `load`.
+      path: path of a file of the user's own; None for modules of Crankshaft.
+      from_flags: keywords of an input's `load` that the configuration fills by their names.
+      fitted: arguments of an input that only decide what is fitted to its data: `FITTED` of its module.
+      make: class of the model, or `load` of the input.
     """
 
     name: str
@@ -207,8 +207,8 @@ def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict
     """Converts arguments to the types of the entry's defaults. Raises `UsageError`.
 
     Args:
-      flag: that gives them.
-      values: by name, as `rules.coerce` returns them.
+      flag: name of the flag that gives the arguments.
+      values: values of the arguments by name, as `rules.coerce` returns them.
       entry: the model, input, ... that takes them.
     """
     names = {*entry.defaults, *entry.required}

@@ -43,7 +43,7 @@ class ValueType:
     """The type of a flag's values.
 
     Attributes:
-      expected: it in words, e.g. "a number from 0 to 1".
+      expected: description of a valid value, e.g. "a number from 0 to 1".
       choices: all the values, if they are few.
     """
 
@@ -121,8 +121,8 @@ class Text(ValueType):
     """Text that keeps a rule.
 
     Args:
-      expected: what it is, e.g. "a regular expression".
-      rule: None takes any that is not empty.
+      expected: description of the text, e.g. "a regular expression".
+      rule: rule that a text must satisfy; None takes any that is not empty.
       may_be_empty: whether it may be empty.
     """
 
@@ -231,9 +231,9 @@ class FlagInfo:
     """The properties of a flag besides its name, type and default.
 
     Attributes:
-      kind: what it takes.
+      kind: type of the flag's value.
       help: a line for --help.
-      group: its heading in --help; "" of a flag that is not a setting of a run, but of another command.
+      group: heading in --help; "" for a flag that is not a setting of a run, but of another command.
       use: the runs that it applies to, if not all; (another flag, values of it), or, without
         values, any but the other's default.
       several: whether it is repeatable, a list.

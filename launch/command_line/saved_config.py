@@ -1,4 +1,4 @@
-"""Reads the configuration of a saved run, and what a call that reads the run takes from it. Host code."""
+"""Reads the configuration of a saved run, and what a call that reads the run takes from it."""
 
 from __future__ import annotations
 

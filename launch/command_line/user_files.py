@@ -1,4 +1,4 @@
-"""A model or an input in a file of the user's own, which --model or --input gives the path of. Host code."""
+"""A model or an input in a file of the user's own, which --model or --input gives the path of."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def refuse_unnamed_code(
 
     Args:
       source: the file.
-      values: of flags by name, as read from it.
+      values: values of flags by name, as read from the file.
       given_names: names of the flags that the caller gave.
-      cure: how to name it without flags.
+      cure: how to name the model or input without flags, for messages.
     """
     for kind in NEEDED:
         if kind not in given_names and is_path(path := values.get(kind)):
@@ -64,7 +64,7 @@ def compile_file(kind: str, path: str) -> CodeType:
 
     Args:
       kind: the flag, model or input.
-      path: from the root.
+      path: path of the file, from the root.
     """
     cure = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
     source = paths.read(kind, path, cure)
@@ -88,7 +88,7 @@ def run_file(kind: str, path: str) -> ModuleType:
 
     Args:
       kind: model or input.
-      path: from the root.
+      path: path of the file, from the root.
     """
     code = compile_file(kind, path)
     folder = os.path.dirname(path)

@@ -1,1 +1,1 @@
-"""The process that a run lives in: its start, signals, locks, files, and how its errors are reported. Host code."""
+"""The process that a run lives in: its start, signals, locks and files, and the report of errors. Runs on the host."""

@@ -1,4 +1,4 @@
-"""How a process of a run ends. Host code.
+"""How a process of a run ends.
 
 A fork of a program has a copy of all that the program will do at its end: `with` and `finally` around the calls that it
 is in, and what it has registered, such as to remove its temporary folders. All of that stays the parent's.

@@ -1,4 +1,4 @@
-"""Writes the files that a user or a run names, as text and JSON. Host code; nothing here starts TensorFlow."""
+"""Writes the files that a user or a run names, as text and JSON. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 

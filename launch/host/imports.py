@@ -1,4 +1,4 @@
-"""The imports of TensorFlow and Keras, most of a process's start time. Host code."""
+"""The imports of TensorFlow and Keras, most of a process's start time."""
 
 from __future__ import annotations
 

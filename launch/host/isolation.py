@@ -1,4 +1,4 @@
-"""Saves and restores process-wide state of a run, so that several runs in a process are independent. Host code."""
+"""Saves and restores process-wide state of a run, so that several runs in a process are independent."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class _ProcessState(Generic[T]):
     """Some state of this process. The last run to leave it restores the program's, in any thread.
 
     Args:
-      read: returns it.
-      write: sets it.
+      read: returns the state.
+      write: sets the state.
       refuse: raises an error if runs in two threads have different states, the first's and the second's.
     """
 

@@ -1,4 +1,4 @@
-"""Filters the notes that TensorFlow prints as it is imported and starts. Host code; imports nothing of the package."""
+"""Filters the notes that TensorFlow prints as it is imported and starts. Imports nothing of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that a run lives in: TensorFlow's start, and the lock on its run_dir. Host code."""
+"""The process that a run lives in: TensorFlow's start, and the lock on its run_dir."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def fit_threads(variables: MutableMapping[str, str], usable: float, cores: int) 
     Args:
       variables: the process's environment variables; values that are set stay.
       usable: cores that the process may use; a part of one counts as one.
-      cores: those that it sees.
+      cores: number of cores that the process sees.
     """
     threads = math.ceil(usable)
     if threads < cores:

@@ -1,4 +1,4 @@
-"""A run whose folder lies on another file system (`--run_dir=gs://bucket/run`): kept here, and copied there. Host code.
+"""A run whose folder lies on another file system (`--run_dir=gs://bucket/run`): kept here, and copied there.
 
 A run appends, locks and renames, which such file systems do not offer. So it works in a folder of this machine, filled
 from the other one as the process begins; what it writes is copied from there about once a second: the list of a
@@ -40,11 +40,11 @@ class RemoteFolder:
     """A run's folder elsewhere, and its copy in a temporary folder, which goes with this object.
 
     Args:
-      url: of the folder, which need not exist.
+      url: URL of the folder, which need not exist.
 
     Attributes:
-      url: the same, without a slash at its end.
-      folder: the copy's path.
+      url: URL of the folder, without a slash at its end.
+      folder: path of the copy on this machine.
 
     Raises:
       UsageError: it can't be read.

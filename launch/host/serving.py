@@ -1,4 +1,4 @@
-"""Serves a page or figures over HTTP to whoever may connect: few connections, each for some seconds. Host code.
+"""Serves a page or figures over HTTP to whoever may connect: few connections, each for some seconds.
 
 Whoever reaches the port can open connections and send nothing. So only a few are open at once, and a new one closes the
 oldest; each is closed after some seconds; and none is accepted whose descriptor the process needs itself.
@@ -29,9 +29,9 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     """Answers each connection's one request in a thread; `serve_forever` serves, `port` is where.
 
     Args:
-      address: of this host, an IP address; connections are taken there.
-      port: to listen at; 0 takes a free one.
-      application: answers requests.
+      address: IP address of this host, at which connections are taken.
+      port: port to listen at; 0 takes a free one.
+      application: WSGI application that answers requests.
       any_host: whether the Host header may be any name, as where a request needs a token. Otherwise it has to be an IP
         address or a name of this host: another site's name, led to this address in a browser (DNS rebinding), is not.
 
@@ -93,7 +93,7 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 class _Handler(simple_server.WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing, likewise."""
+        """Logs nothing, as `Server.handle_error`."""
 
 
 @contextlib.contextmanager

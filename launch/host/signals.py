@@ -1,4 +1,4 @@
-"""Signals that end a run: within its calls, between them, and in a forked child. Host code."""
+"""Signals that end a run: within its calls, between them, and in a forked child."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Handlers:
     SIGHUP stays ignored where it is (nohup). A thread that is not the main one gets no signals: there nothing is done.
 
     Args:
-      numbers: of the signals.
+      numbers: numbers of the signals.
       act: called with a signal's number and the frame.
     """
 
@@ -225,7 +225,7 @@ class Standby:
       end: a method, called with the signal's name: ends the run, and then raises the signal again.
 
     Attributes:
-      name: of the signal that waits for the end of a call; None without one.
+      name: name of the signal that waits for the end of a call; None without one.
     """
 
     def __init__(self, end: Callable[[str], None]):
@@ -301,7 +301,7 @@ def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], 
     which may take minutes. At once it only writes the signal's number to the wakeup file.
 
     Args:
-      reading: of the wakeup file; closed at its end.
+      reading: reading end of the wakeup file; closed at the end.
       ends_process: whether a second signal ends the process at once.
       meanwhile: see `Signals`.
     """

@@ -1,4 +1,4 @@
-"""How many threads of a CPU share the work, which decides the order of sums and so their bits. Host code."""
+"""How many threads of a CPU share the work, which decides the order of sums and so their bits."""
 
 from __future__ import annotations
 

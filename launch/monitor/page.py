@@ -1,4 +1,4 @@
-"""The page: one HTML file with script, style and the charts' library inside, and its data or none. Host code."""
+"""The page: one HTML file with script, style and the charts' library inside, and its data or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def html(data: dict[str, Any] | None = None) -> str:
     """Returns the page. It loads nothing, but its data from the server that it came from where `data` is None.
 
     Args:
-      data: what the server's `/data` would answer.
+      data: answer of the server's `/data`.
     """
     styles = [_asset("uPlot.min.css"), _asset("page.css")]
     scripts = [_asset("uPlot.iife.min.js"), _asset("page.js")]

@@ -1,4 +1,4 @@
-"""Reads a run's record, events.jsonl, as it grows, into figures of bounded size. Host code.
+"""Reads a run's record, events.jsonl, as it grows, into figures of bounded size.
 
 Anybody may have written the file: lines that are not of the schema are skipped and counted, and the values kept of the
 others are bounded in length, in number and in total.
@@ -59,7 +59,7 @@ class RecordReader:
     """Reads a run's record as it grows.
 
     Args:
-      path: of the file, which need not exist yet.
+      path: path of the file, which need not exist yet.
       clock: gives seconds, monotonic.
       unix_clock: gives Unix seconds: how long ago the last line of a record that is read at once was written.
 
@@ -226,7 +226,7 @@ class RecordReader:
 
         Args:
           find: a part of the names of the workers that are shown.
-          most_lanes: as many of them have their figures over time, first those that are stopped and slow.
+          most_lanes: largest number of workers whose figures over time are returned, first the stopped and slow ones.
         """
 
         def rank(worker: dict[str, Any]) -> tuple:  # worker 10 comes after worker 9
@@ -304,7 +304,7 @@ def _bounded(value: Any, room: list[int], depth: int = 4) -> Any:
     Args:
       value: plain JSON.
       room: how many characters and values there may be in all, as one number, which is taken down.
-      depth: of mappings and lists in each other; of deeper ones nothing is kept.
+      depth: how deeply mappings and lists may be nested; nothing is kept of deeper ones.
     """
     room[0] -= 1
     if isinstance(value, str):

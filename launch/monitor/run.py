@@ -1,4 +1,4 @@
-"""Reads what the page shows, from a run's folder or a benchmark's result. Host code, no TensorFlow."""
+"""Reads what the page shows, from a run's folder or a benchmark's result. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class MonitoredRun:
     """A run that the page shows.
 
     Args:
-      path: its folder, or a file of result_json.
+      path: path of the run's folder, or of a file of result_json.
 
     Attributes:
-      name: the path's last part.
+      name: last part of the path.
 
     Raises:
       UsageError: nothing is at the path, or no result.
@@ -53,7 +53,7 @@ class MonitoredRun:
         """Reads new events, and returns the page's data, plain JSON.
 
         Args:
-          seconds: to read for at most.
+          seconds: most seconds to spend on reading.
           seen: the revision that the page has; if nothing has changed since, `view` is left out.
           find: a part of the names of the workers that are shown.
         """

@@ -1,4 +1,4 @@
-"""Numbers over a run of any length, in bounded memory. Host code."""
+"""Numbers over a run of any length, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Track:
     """Keeps rows of numbers by column: once there are twice as many as `rows`, each two neighbours become one.
 
     Args:
-      rows: the fewest that a long run has.
-      columns: the most that are kept; a row's others are left out.
+      rows: the fewest rows that a long run has.
+      columns: the most columns that are kept; a row's others are left out.
       is_last: whether a column's neighbours become the later one, as of a time or a sum so far, and not their mean.
     """
 

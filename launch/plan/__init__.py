@@ -1,1 +1,1 @@
-"""The capacity planner: what a run needs, how fast it will be, and how much of its time failures take."""
+"""The capacity planner: what a run needs, its speed, and the time that failures take. Runs on the host."""

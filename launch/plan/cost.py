@@ -1,4 +1,4 @@
-"""Counts the operations and the bytes moved of one training step, in its graph. Host code; nothing is run.
+"""Counts the operations and the bytes moved of one training step, in its graph. Nothing is run.
 
 Operations are those of matrix products and convolutions, forward and backward: the rest of a step is passes over
 memory. Ops that TensorFlow would prune, since nothing uses their results, are not counted.
@@ -48,10 +48,10 @@ class Cost:
 
     Attributes:
       flops: {dtype: operations} of the products; a multiplication and an addition are two.
-      bytes: moved at least: each product reads its operands and writes its result, and the update reads gradients and
-        reads and writes variables and slots. Ops in between (activation functions, biases, normalization, the rows
+      bytes: bytes moved at least: each product reads its operands and writes its result, and the update reads gradients
+        and reads and writes variables and slots. Ops in between (activation functions, biases, normalization, the rows
         of embeddings) are assumed to cost nothing more.
-      resident_bytes: of all tensors that the step touches, once each: the size of a cache that holds them.
+      resident_bytes: bytes of all tensors that the step touches, once each: the size of a cache that holds them.
     """
 
     flops: dict[str, float]
@@ -69,8 +69,8 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     Where parameter servers make the update, it is left out: it takes nothing of the devices that compute.
 
     Args:
-      strategy: of the run.
-      state: of the run.
+      strategy: strategy of the run.
+      state: state of the run, with its trainer.
       batch_size: the global batch, which divides over the mesh's data axis.
 
     Raises:
@@ -255,10 +255,10 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
     cache holds is measured by that cache's rate: memory does not limit it.
 
     Args:
-      cost: of a step.
-      machine: of each device, as `launch.plan.machine.probe` returns it.
-      steps_per_sec: of the run.
-      devices: that share the work.
+      cost: operations and bytes of a step.
+      machine: limits of each device, as `launch.plan.machine.probe` returns them.
+      steps_per_sec: rate of the run.
+      devices: number of devices that share the work.
 
     Returns:
       bound: "compute" or "memory". limit_steps_per_sec. share_of_limit: the run's rate as a share of it; above 1 where

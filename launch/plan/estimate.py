@@ -1,4 +1,4 @@
-"""From the quantities of a step and the figures of a machine to seconds, hours, cost and goodput. Host code.
+"""From the quantities of a step and the figures of a machine to seconds, hours, cost and goodput.
 
 A step's operations on one device run one after another, so the seconds of products, of passes over memory and of
 starting operations add up. Messages travel during the backward pass, as far as the machine can overlap them, and the
@@ -28,13 +28,13 @@ class Step:
     """A step of one worker, without failures.
 
     Attributes:
-      flops: of one device.
-      wire_bytes: that a host or a device sends.
-      seconds: of all; bound: what takes most of them.
-      compute_seconds, memory_seconds: in products that the rate of operations limits, and in all else.
-      dispatch_seconds: in which the host starts operations, and the loop's own.
-      network_seconds: of messages, those not during the backward pass.
-      input_seconds: to read its examples from files.
+      flops: operations of one device.
+      wire_bytes: bytes that a host or a device sends.
+      seconds: seconds of the whole step; bound: what takes most of them.
+      compute_seconds, memory_seconds: seconds in products that the rate of operations limits, and in all else.
+      dispatch_seconds: seconds in which the host starts operations, and the loop's own.
+      network_seconds: seconds of messages that are not sent during the backward pass.
+      input_seconds: seconds to read the step's examples from files.
     """
 
     flops: float
@@ -75,15 +75,15 @@ class Estimate:
     """Time, memory and cost of a run on some hardware.
 
     Attributes:
-      work: of one step.
+      work: needs of one step.
       fits: whether the devices' and the hosts' memory suffices.
-      host_bytes: that a worker's task needs on its host.
-      step, checkpoint, failures: as a plan's JSON has them.
-      snapshot_interval_seconds: between snapshots in memory; infinite without.
+      host_bytes: bytes that a worker's task needs on its host.
+      step, checkpoint, failures: parts of a plan's JSON.
+      snapshot_interval_seconds: seconds between snapshots in memory; infinite without snapshots.
       snapshots_survive: whether other hosts have all of them if one is lost.
       goodput: the share of time in which steps are made that count.
-      hours: of the whole run; None if its length is unknown.
-      cost: of these, in the price's currency; None without a price or a length.
+      hours: hours of the whole run; None if its length is unknown.
+      cost: cost of the whole run, in the price's currency; None without a price or a length.
     """
 
     work: Work
@@ -108,9 +108,9 @@ def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = No
     """Estimates a run.
 
     Args:
-      work: of one step.
-      hardware: of each host.
-      snapshot_seconds: of `--snapshot_seconds`; None: auto, 0: no snapshots.
+      work: needs of one step.
+      hardware: figures of each host.
+      snapshot_seconds: value of `--snapshot_seconds`; None is auto, 0 no snapshots.
 
     Raises:
       UsageError: the hardware lacks a figure that the work needs.
@@ -255,8 +255,8 @@ def best_interval(stall_seconds: float, seconds_between_failures: float) -> floa
     (https://doi.org/10.1016/j.future.2004.11.016), equation 37, which is used here.
 
     Args:
-      stall_seconds: d, for which training waits while a checkpoint is taken.
-      seconds_between_failures: M, the mean.
+      stall_seconds: seconds d for which training waits while a checkpoint is taken.
+      seconds_between_failures: mean seconds M between failures.
     """
     d, mean = stall_seconds, seconds_between_failures
     if d >= 2 * mean:
@@ -270,7 +270,7 @@ def slowdown(interval: float, recovery_seconds: float, failures_per_sec: float) 
 
     Args:
       interval: seconds between two saves, saving included; a failure repeats the work since the last one.
-      recovery_seconds: from a failure to the next step.
+      recovery_seconds: seconds from a failure to the next step.
       failures_per_sec: mean rate of failures, independent of one another.
     """
     if not failures_per_sec:

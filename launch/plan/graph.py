@@ -1,4 +1,4 @@
-"""Reads a traced step's graph: ops that run, turns of loops, servers of ops, bytes of tensors. Host code."""
+"""Reads a traced step's graph: ops that run, turns of loops, servers of ops, bytes of tensors."""
 
 from __future__ import annotations
 

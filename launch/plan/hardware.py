@@ -1,4 +1,4 @@
-"""The figures of a machine that a plan computes with: published ones by name, or a file's. Host code.
+"""The figures of a machine that a plan computes with: published ones by name, or a file's.
 
 Where a figure depends on a size, it is a table of points, and between two points it is interpolated.
 """
@@ -29,8 +29,8 @@ class _Table(ValueType):
     """Figures by size, in ascending order.
 
     Args:
-      least: the number of points that it has at least; with one, a number stands for all sizes.
-      figure: of each.
+      least: the fewest points that a table has; with one, a number stands for all sizes.
+      figure: kind of each figure in the table.
     """
 
     def __init__(self, least: int, figure: Number):

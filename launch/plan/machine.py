@@ -1,4 +1,4 @@
-"""Measures this machine's limits: products and memory, by TensorFlow's own kernels. Host code.
+"""Measures this machine's limits: products and memory, by TensorFlow's own kernels.
 
 On a run's first device, with the threads that the run has.
 """
@@ -30,8 +30,8 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
     """Measures a device. Nothing else should run meanwhile.
 
     Args:
-      device: TensorFlow's name of it, a CPU's or a GPU's. A CPU is measured as a whole, also where it is split.
-      dtypes: of the matrix products.
+      device: TensorFlow's name of a CPU or a GPU. A CPU is measured as a whole, also where it is split.
+      dtypes: dtypes of the matrix products.
       clock: returns seconds.
 
     Returns:
@@ -39,9 +39,11 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
         GPUs float32 is as the run computes it, and where that is in TF32, `float32_without_tf32` is there too.
       memory_gb_per_sec: 1e9 bytes a second of v -= a d on float32 arrays that no cache holds: STREAM's triad (McCalpin
         1995) in place, two reads and a write, none of which moves bytes that are not counted.
-      cache_gb_per_sec: the same on arrays that fill half of a CPU's last cache; None on other devices.
-      cache_mb: that cache, in 2**20 bytes; None on other devices.
-      samples: of which each figure is the median. seconds: that all of it took. device, matmul_size: as they were.
+      cache_gb_per_sec: 1e9 bytes a second of this triad on arrays that fill half of a CPU's last cache; None on other
+        devices.
+      cache_mb: size of that cache in 2**20 bytes; None on other devices.
+      samples: measurements of which each figure is the median. seconds: duration of all measurements. device,
+        matmul_size: the device, and the width of the matrices.
     """
     began = clock()
     kind = tf.DeviceSpec.from_string(device).device_type

@@ -134,10 +134,10 @@ def configured(
     """Configures a run on a number of hosts, as its chief would.
 
     Args:
-      given: values of train's flags.
-      hosts: workers.
-      devices: of each.
-      trainer_class: a script's; None: --model names one.
+      given: values of train's flags, by name.
+      hosts: number of workers.
+      devices: number of devices of each host.
+      trainer_class: Trainer of a script; None where --model names one.
       has_data: whether a script brings its data.
 
     Raises:
@@ -174,12 +174,12 @@ def plan(
     """Plans a run as plain JSON, see `docs/plan.md`. Starts TensorFlow.
 
     Args:
-      given: values of train's flags.
-      counts: numbers of hosts.
-      machine: each of them.
+      given: values of train's flags, by name.
+      counts: numbers of hosts to plan for.
+      machine: figures of each host.
       simulates: whether each is simulated too.
-      trainer_class: a script's, as `crankshaft.main` takes it.
-      data: a script's, likewise.
+      trainer_class: Trainer of a script, as `crankshaft.main` takes it.
+      data: data of a script, as `crankshaft.main` takes it.
 
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
@@ -217,8 +217,8 @@ class _Plans:
     """Estimates a run with some flags changed; loads its data once.
 
     Args:
-      given: values of train's flags.
-      machine: each host.
+      given: values of train's flags, by name.
+      machine: figures of each host.
       trainer_class, data: as `crankshaft.main` takes them.
     """
 

@@ -1,4 +1,4 @@
-"""Computes the most bytes that a traced step holds at once, of its tensors by their lifetimes. Host code."""
+"""Computes the most bytes that a traced step holds at once, of its tensors by their lifetimes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def peak(graph: tf.Graph, gradients: Collection[int] = (), runs_in_parallel: boo
     Of a loop, its largest turn counts, and what all turns add to lists, which its gradient's loop removes again.
 
     Args:
-      graph: of a function.
+      graph: graph of a function.
       gradients: the `id`s of tensors that count as gradients.
       runs_in_parallel: whether ops that do not wait for each other end in any order, as on a CPU's threads.
     """
@@ -186,8 +186,8 @@ class _Holder:
       copies: bytes that updates copy.
 
     Attributes:
-      uses: of each tensor, by its `id`, that are still to come.
-      peak, uncertain: so far.
+      uses: number of uses still to come of each tensor, by its `id`.
+      peak, uncertain: result so far, see `Peak`.
     """
 
     def __init__(self, gradients: Collection[int], runs_in_parallel: bool, copies: Mapping[tf.Operation, int]):

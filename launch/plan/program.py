@@ -1,4 +1,4 @@
-"""A script that is planned: it is executed, and its `crankshaft.main` plans instead of running. Host code."""
+"""A script that is planned: it is executed, and its `crankshaft.main` plans instead of running."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def execute(program: Sequence[str], words: Sequence[str], plan: Planner) -> NoRe
 
     Args:
       program: a script's path, or -m and a module's name.
-      words: the flags that it finds.
-      plan: what `main` calls.
+      words: the flags that the program finds on its command line.
+      plan: called by `crankshaft.main` instead of running.
 
     Raises:
       UsageError: it has ended without `main`; anything else that it raises.

@@ -1,4 +1,4 @@
-"""Computes what a configuration's step needs, from its rehearsal: the planner's first half. Host code."""
+"""Computes what a configuration's step needs, from its rehearsal: the planner's first half."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     """Computes what one step needs, without training and without the memory of its variables.
 
     Args:
-      config: of training, see `main.configured`; its cluster has the parameter servers.
-      hosts: workers, one or more.
-      devices: of each host; one_device and parameter_server use one, --num_virtual_devices others.
-      kind: of the devices, "cpu", "gpu" or "tpu".
-      data: of the run; None: it is loaded.
+      config: configuration of a run that trains, see `main.configured`; its cluster has the parameter servers.
+      hosts: number of workers, one or more.
+      devices: number of devices of each host; one_device and parameter_server use one, --num_virtual_devices others.
+      kind: kind of the devices, "cpu", "gpu" or "tpu".
+      data: data of the run; None loads it.
 
     Raises:
       UsageError: the replicas can't share the batch, or a step's needs are known only by running it.

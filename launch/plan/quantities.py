@@ -1,4 +1,4 @@
-"""The quantities of a plan: needs of one step on a device, a host and the network. Host code, plain values."""
+"""The quantities of a plan: needs of one step on a device, a host and the network. Plain values."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Message:
 
     Attributes:
       kind: the collective, or `pull` and `push` between a worker and the parameter servers.
-      bytes: of the tensor of one member, before it is reduced or after it is gathered.
+      bytes: bytes of one member's tensor, before it is reduced or after it is gathered.
       members: processes or devices that take part; for `pull` and `push`, the number of servers that share the bytes.
       link: what connects the members.
-      count: how many per step; a fraction if not every step sends it.
-      turn: of `pull` and `push`: how many of the step's, itself included, come one after another up to it, from 1 on.
-        Those of one turn travel at once.
+      count: number of such transfers per step; a fraction if not every step sends it.
+      turn: position of a `pull` or `push` in the chain of those that wait for one another, from 1 on. Those of one turn
+        travel at once.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "pull", "push"]
@@ -68,10 +68,10 @@ class Product:
     """Matrix products or convolutions of one size, on one device.
 
     Attributes:
-      dtype: of the result.
+      dtype: dtype of the result.
       flops: operations of one; a multiplication and an addition are two.
-      bytes: that one reads and writes.
-      count: how many per step.
+      bytes: bytes that one product reads and writes.
+      count: number of such products per step.
     """
 
     dtype: str
@@ -85,21 +85,21 @@ class Work:
     """Needs of one training step.
 
     Attributes:
-      hosts: workers.
-      replicas: devices over all hosts.
-      servers: parameter servers; 0 without.
-      memory: of the fullest device.
-      server_bytes: variables and slots of the fullest parameter server.
-      products: of one device, forward and backward.
-      operations: that one device executes, TensorFlow's; 0 if XLA compiles the step.
+      hosts: number of workers.
+      replicas: number of devices over all hosts.
+      servers: number of parameter servers; 0 without.
+      memory: bytes on the fullest device.
+      server_bytes: bytes of variables and slots on the fullest parameter server.
+      products: products of one device, forward and backward.
+      operations: number of TensorFlow's operations that one device executes; 0 if XLA compiles the step.
       can_jit: whether XLA can compile the step.
-      moved_bytes: to and from one device's memory, by products and all else.
-      messages: of one device or, over `hosts`, of one host.
-      examples: per step, over all replicas; with servers, of a step of one worker.
-      input_bytes: that one host reads from files per step; 0 for data in memory.
-      checkpoint_bytes: of one checkpoint, over all hosts.
-      steps: of the whole run; None if unknown.
-      host_bytes: of one worker's host, beside its devices: examples in arrays, and the step's program.
+      moved_bytes: bytes moved to and from one device's memory, by products and all else.
+      messages: messages of one device or, over `hosts`, of one host.
+      examples: examples per step, over all replicas; with servers, examples of a step of one worker.
+      input_bytes: bytes that one host reads from files per step; 0 for data in memory.
+      checkpoint_bytes: bytes of one checkpoint, over all hosts.
+      steps: steps of the whole run; None if unknown.
+      host_bytes: bytes on one worker's host, beside its devices: examples in arrays, and the step's program.
       uncertain: a line for each part of the memory that may differ much.
     """
 

@@ -1,6 +1,6 @@
 """Rehearses a run's step: traces what one replica does, of any number, in a graph whose variables have no value.
 
-Host code, and nothing is run. The engine's own code is traced, on a mesh whose axes record what they would send.
+Nothing is run. The engine's own code is traced, on a mesh whose axes record what they would send.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Rehearsal:
     """One replica's step, traced.
 
     Attributes:
-      layout: of the replicas.
-      strategy, state, inputs, steps: of the run.
-      shares: of a batch, each computed by one replica, or by several with shards of the model.
-      graph: of a step.
+      layout: hosts and devices of the replicas.
+      strategy, state, inputs, steps: parts of the run that is planned.
+      shares: number of shares of a batch, each computed by one replica, or by several with shards of the model.
+      graph: graph of a step.
       sync: the graph that syncs replicas after each `sync_period_steps`; None if they always are in sync.
-      messages: that the step sends, and the sync.
+      messages: messages that the step and the sync send.
       gradients: the `id`s of the tensors that are gradients of variables, and of the messages made of them.
-      variables: all that were created.
+      variables: all variables that were created.
     """
 
     layout: Layout
@@ -103,12 +103,12 @@ class _RehearsedAxis(Axis):
     """An axis of replicas of which the first alone is traced.
 
     Args:
-      name: of the axis.
-      size: replicas in each of its groups.
-      groups: of them on one host.
-      layout: of all replicas.
+      name: name of the axis.
+      size: number of replicas in each of the axis's groups.
+      groups: number of the axis's groups on one host.
+      layout: hosts and devices of all replicas.
       gathers_small: whether small values are summed by a gather between hosts, as `collectives.all_reduce` does.
-      record: of what is sent.
+      record: record of the messages that are sent.
     """
 
     size, rank = 1, 0
@@ -232,10 +232,10 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     """Traces a step of a run's configuration. Allocates no variable.
 
     Args:
-      config: of training.
-      layout: of its replicas.
-      micro_batches: of a replica's batch, computed in parallel.
-      data: of the run; None: it is loaded.
+      config: configuration of a run that trains.
+      layout: hosts and devices of the run's replicas.
+      micro_batches: number of parts of a replica's batch, computed in parallel.
+      data: data of the run; None loads it.
 
     Raises:
       UsageError: the strategy has no such layout, a step's cost differs by step, or a Keras model has been made.

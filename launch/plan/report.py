@@ -1,4 +1,4 @@
-"""A plan as JSON, and as a table whose columns are numbers of hosts. Host code, without TensorFlow."""
+"""A plan as JSON, and as a table whose columns are numbers of hosts. Without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a plan that `crankshaft plan --result_json` wrote. Host code, without TensorFlow.
+"""Reads a plan that `crankshaft plan --result_json` wrote. Without TensorFlow.
 
 Anybody may have written the file: figures that a plan can't have are an error of one line.
 """
@@ -23,8 +23,8 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
     With them is `network_share`: of a step's time, waiting for the network.
 
     Args:
-      path: of the file.
-      flags: as `open_regular` takes it.
+      path: path of the plan.
+      flags: flags for `os.open`, see `open_regular`.
 
     Raises:
       UsageError: the file can't be read, or is not a plan.

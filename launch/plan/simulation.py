@@ -1,4 +1,4 @@
-"""Simulates a run on many hosts: waiting, checkpoints, failures, and leases of one coordinator. Host code.
+"""Simulates a run on many hosts: waiting, checkpoints, failures, and leases of one coordinator.
 
 simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints, leases. The rest is computed
 where it comes to the same: a synchronous step ends with its slowest worker, so the mean of a maximum stands for all
@@ -50,25 +50,27 @@ class Scenario:
     """A run on a number of hosts, and what happens to them. Times are means.
 
     Attributes:
-      hosts: workers.
-      examples: per step: of all workers, or with parameter servers of one.
-      compute_seconds: of a worker's step, without the network.
-      network_seconds: of a worker's step on an idle network; with parameter servers, of the busiest server for it.
+      hosts: number of workers.
+      examples: examples per step of all workers together, or with parameter servers of one worker.
+      compute_seconds: seconds of a worker's step without the network.
+      network_seconds: seconds on an idle network in a worker's step; with parameter servers, those of the busiest
+        server.
       jitter: standard deviation of a worker's `compute_seconds` divided by their mean.
       servers: parameter servers; 0 for synchronous steps.
-      assign_seconds: of the coordinator, per lease.
-      join_every_steps: a checkpoint, an evaluation or a summary is due, before which all leases must be complete.
-      checkpoint_seconds: for which training stands still at a checkpoint.
-      checkpoint_every_seconds: of training between two checkpoints.
-      snapshot_every_seconds: of training between two snapshots in memory; infinite without.
+      assign_seconds: seconds for which a lease occupies the coordinator.
+      join_every_steps: steps between two checkpoints, evaluations or summaries, before each of which all leases must be
+        complete.
+      checkpoint_seconds: seconds for which a checkpoint stops training.
+      checkpoint_every_seconds: seconds of training between two checkpoints.
+      snapshot_every_seconds: seconds of training between two snapshots in memory; infinite without snapshots.
       snapshots_survive: whether the loss of a host leaves a whole snapshot on others.
-      failures_per_host_hour: of workers, and likewise of servers and the coordinator.
+      failures_per_host_hour: failures per hour of each host, whether it has a worker, a server or the coordinator.
       lost_hosts: the share of failures in which the host is lost.
-      recovery_seconds: from the failure of a process to the next step, on the same hosts.
-      lost_host_seconds: from the loss of a host to the next step, with the scheduler's restart.
-      stragglers_per_host_hour: hosts that become slow.
-      straggler_factor: how many times as long a step takes there.
-      straggler_seconds: for how long.
+      recovery_seconds: seconds from the failure of a process to the next step, on the same hosts.
+      lost_host_seconds: seconds from the loss of a host to the next step, with the scheduler's restart.
+      stragglers_per_host_hour: how many times per hour each host becomes slow.
+      straggler_factor: factor of a step's time on a slow host.
+      straggler_seconds: seconds for which a host stays slow.
     """
 
     hosts: int
@@ -139,10 +141,10 @@ class Outcome:
     """The outcome of a simulated run.
 
     Attributes:
-      examples_per_sec: over the whole time.
+      examples_per_sec: examples per second over the whole time.
       goodput: share of the time that went to steps that count, as in a run's record.
       spent: share of the time by cause: `steps`, `waiting`, `checkpoints`, `lost`, `down`, as in a run's record.
-      failures: that ended all tasks.
+      failures: number of failures that ended all tasks.
     """
 
     examples_per_sec: float
@@ -186,7 +188,7 @@ def queued_seconds(think: float, service: float, number: int) -> float:
     Args:
       think: seconds between two requests of a worker.
       service: seconds that the server takes for one if it has no other.
-      number: of workers.
+      number: number of workers.
     """
     queued, cycle = 0.0, think + service
     for workers in range(1, number + 1):
@@ -371,7 +373,7 @@ def saturation(rates: Mapping[int, float]) -> int | None:
     """Finds the number of hosts after which one more adds less than half of what each of the fewest does, if any.
 
     Args:
-      rates: by the number of hosts.
+      rates: examples per second, by the number of hosts.
     """
     hosts = sorted(rates)
     least = _SATURATED * rates[hosts[0]] / hosts[0]
@@ -388,7 +390,7 @@ def lines(entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Describes where simulated runs saturate, and what would make them faster.
 
     Args:
-      entries: by the number of hosts.
+      entries: simulated figures, by the number of hosts.
     """
     hosts = saturation({number: entry["examples_per_sec"] for number, entry in entries.items()})
     at = "nowhere"

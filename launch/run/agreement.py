@@ -1,4 +1,4 @@
-"""Compares the settings of workers that train together, before the first step, and names the differences. Host code.
+"""Compares the settings of workers that train together, before the first step, and names the differences.
 
 Workers that differ would train nonsense, or wait for each other for ever. Workers with parameter servers compare
 only the data they read (`engine/strategies/parameter_server/sources.py`): the chief's flags alone decide.
@@ -34,9 +34,9 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     """Raises `UsageError`, on all workers, where flags, versions or the layout of the data differ.
 
     Args:
-      config: of this worker.
-      splits: of the data, by name, as `fingerprints.fingerprint` takes them.
-      strategy: which exchanges the values between workers.
+      config: configuration of this worker.
+      splits: splits of the data, by name, as `fingerprints.fingerprint` takes them.
+      strategy: strategy by which workers exchange the values.
     """
     if strategy.num_hosts == 1:
         return
@@ -94,7 +94,7 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
     """Raises `UsageError`, on all workers, where arrays or datasets differ, which would be divided once more.
 
     Args:
-      splits: of the data, by name.
+      splits: splits of the data, by name.
       strategy: see `check_settings`.
       policy: see `engine.data.streamed.divide`.
     """

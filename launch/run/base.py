@@ -1,4 +1,4 @@
-"""An assembled run: its parts, on which the modes work. Host code."""
+"""An assembled run: its parts, on which the modes work."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ class BaseRun:
     `Run` adds the calls of a program. Of runs that train, `training.prepare` sets the attributes from `loop` on.
 
     Attributes:
-      config: its checked configuration.
-      strategy: where steps run.
-      inputs: its data.
-      state: changed by steps.
+      config: checked configuration of the run.
+      strategy: strategy on which the steps run.
+      inputs: data of the run.
+      state: state of the run, which steps change.
       train_steps: the total number of updates; None if only the run's caller knows.
-      checkpoints: those of the run; None without a run_dir.
+      checkpoints: checkpoints of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
       external_streams: the datasets that calls brought last, each with its split.
-      hooks: of a run that trains, in the order in which they act.
-      record: the one of them that writes the run's events; None of workers but the chief.
+      hooks: hooks of a run that trains, in the order in which they act.
+      record: hook that writes the run's events; None in workers but the chief.
       sync_check: the check that compares replicas, if there are several.
-      snapshots: those in memory; None if it takes none.
-      resumed_from: the step of the checkpoint that it was resumed from; None without one.
+      snapshots: snapshots in memory; None if the run takes none.
+      resumed_from: step of the checkpoint that the run was resumed from; None without one.
       is_from_memory: whether that checkpoint is a snapshot that the attempt before has left in memory.
-      is_ready: whether its steps were checked and their compiler was chosen.
+      is_ready: whether the run's steps were checked and their compiler was chosen.
       loop: the outer loop.
       signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
       stop_request, rows, metrics, final: hooks: by which signals end the run, its history, its newest means, and

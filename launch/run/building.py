@@ -1,4 +1,4 @@
-"""Builds a run from its configuration: strategy, data, trainer, state, checkpoints. Host code."""
+"""Builds a run from its configuration: strategy, data, trainer, state, checkpoints."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def build_run(
     """Puts a run together, and restores nothing.
 
     Args:
-      config: of the run.
-      data: as it was loaded, or what loads it, which a mode without data does not call.
-      strategy: made by `make_strategy`.
+      config: configuration of the run.
+      data: loaded data, or a function that loads it, which a mode without data does not call.
+      strategy: strategy that `make_strategy` made.
       needs_epochs: see `inputs.build`.
-      limits: return the last step that a hook allows, see `Hook.last_step`.
+      limits: functions that return the last step that a hook allows, see `Hook.last_step`.
       check_folder: raises where the run_dir is not this run's any more.
     """
     if config.mode in WITHOUT_DATA:
@@ -96,7 +96,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
     """Makes the strategy, before anything else touches the devices.
 
     Args:
-      config: of the run.
+      config: configuration of the run.
       record_end: called in a thread if the watchdog ends the process, with the reason in a line.
     """
 

@@ -1,4 +1,4 @@
-"""Caches a Keras model's compiled steps and trainer on the model, for the next `fit`. Host code.
+"""Caches a Keras model's compiled steps and trainer on the model, for the next `fit`.
 
 As in Keras, a model's steps are compiled once until `compile` is called again, for the same form of data and the same
 weights to train: what else a program changes of the model or of what its functions read takes effect then.
@@ -36,11 +36,11 @@ class CompiledCache:
     """The trainer and the compiled steps of a model's last `fit`.
 
     Attributes:
-      key: see `_key`.
+      key: what must be equal for the cache to be used, see `_key`.
       trainer: trains the model itself.
-      step_variable: counts its steps.
-      jit: of `TrainState`.
-      compiled: of its programs, by split.
+      step_variable: variable that counts the trainer's steps.
+      jit: value of `TrainState.jit`.
+      compiled: compiled programs, by split.
     """
 
     key: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""A run's history, a row for each window of training metrics or evaluation, and its newest means. Host code."""
+"""A run's history, a row for each window of training metrics or evaluation, and its newest means."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class HistoryRows(list):
     """The rows of a history, dictionaries, in their order.
 
     Attributes:
-      history: of `crankshaft.fit`, as Keras's History has it: the values of each epoch by name.
-      epoch: likewise, the epochs' numbers.
+      history: values of each epoch of `crankshaft.fit` by name, as in Keras's History.
+      epoch: numbers of these epochs, as in Keras's History.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
@@ -50,7 +50,7 @@ class History(Windowed):
     `eval_NAME` of each metric of an evaluation made there.
 
     Args:
-      record: the hook before it; None keeps the rows in memory only.
+      record: hook that writes the run's record, which acts before this one; None keeps the rows in memory only.
       periods: windows of the training metrics, in steps, 0 for none; the run's end and evaluations end one too.
     """
 

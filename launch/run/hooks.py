@@ -1,4 +1,4 @@
-"""The hooks of a run, composed from its configuration, with the record of the run and its answers. Host code."""
+"""The hooks of a run, composed from its configuration, with the record of the run and its answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
       run: gets its record, rows, metrics, final weights, stop request and check of replicas.
       user_hooks: see `check_user_hooks`.
       began: when the process began to work on the run, by `time.monotonic`.
-      pauses: of the process.
+      pauses: pauses of this process.
     """
     config, strategy = run.config, run.strategy
     keras_hooks = [hook for hook in user_hooks if isinstance(hook, KerasCallbacks)]  # one at most

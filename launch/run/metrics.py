@@ -1,4 +1,4 @@
-"""Serves a run's figures to Prometheus, at /metrics. Host code; nothing here starts TensorFlow.
+"""Serves a run's figures to Prometheus, at /metrics. Nothing here starts TensorFlow.
 
 The figures are those of the record's newest window: a scrape costs the steps nothing. Names and units are by
 Prometheus's conventions (https://prometheus.io/docs/practices/naming): seconds, bytes, ratios, counters in _total.
@@ -23,10 +23,10 @@ def serving(port: int, address: str, get_run: Callable[[], Any], labels: dict[st
     """Serves /metrics within, in a thread; yields the port.
 
     Args:
-      port: to listen at; 0 takes a free one.
-      address: of this host; empty is loopback's.
+      port: port to listen at; 0 takes a free one.
+      address: address of this host at which to listen; empty is loopback's.
       get_run: returns the run, None before it exists.
-      labels: that name the run.
+      labels: Prometheus labels that name the run.
 
     Raises:
       UsageError: the port is in use or not allowed.

@@ -1,4 +1,4 @@
-"""Shows a run to a person: a live bar in a terminal, plain lines elsewhere, models' summaries. Host code."""
+"""Shows a run to a person: a live bar in a terminal, plain lines elsewhere, models' summaries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress(Hook):
 
     Args:
       mode: "bar", redrawn in place; "plain", a line now and then; "off"; "auto", a bar if `file` is a terminal.
-      file: where to; None is standard output.
+      file: stream to write to; None is standard output.
       redraw_seconds: at least so long from one redrawing of the bar to the next. Each costs about a millisecond.
       line_seconds: at least so long from one plain line to the next, except for evaluations and the last step.
       clock: a function that returns seconds, for tests.
@@ -124,9 +124,9 @@ class Bar:
 
     Args:
       file: the terminal.
-      description: the text before it.
+      description: text before the bar.
       total: the amount of work; None if it is unknown.
-      completed: how much of it is done.
+      completed: amount of work that is done.
       stays: whether it is left in the terminal when it is closed.
     """
 
@@ -168,7 +168,7 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
 
     Args:
       mode: see `Progress`.
-      file: where to; None is standard output.
+      file: stream to write to; None is standard output.
       line_seconds: at least so long from one plain line to the next; the last one is always there.
       clock: a function that returns seconds, for tests.
     """
@@ -222,7 +222,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
 
     Args:
       models: Keras models, built; nothing is printed of a layer that only trains like one.
-      file: where to; None is standard output.
+      file: stream to write to; None is standard output.
       tables: `engine.layers.embeddings.Embedding`s, built.
     """
     file = file or sys.stdout

@@ -1,4 +1,4 @@
-"""Writes and reads results. Host code; nothing here starts TensorFlow."""
+"""Writes and reads results. Nothing here starts TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class RunOutcomeWriter:
     """Writes how a run ends, with a result or by an error: where the run's files are, and to its record.
 
     Args:
-      config: of the run.
-      lock: on its run_dir; None of a run that writes none.
+      config: configuration of the run.
+      lock: lock on the run's folder; None of a run that writes none.
       began: when the work on the run began, by `time.monotonic`.
 
     Attributes:
-      result: as result.json has it, once it is known.
-      code: the exit code, likewise.
-      run: once it is put together.
+      result: contents of result.json, once they are known.
+      code: exit code, once it is known.
+      run: run that is written about, once it is put together.
     """
 
     def __init__(self, config: Config, lock: LockedRunDir | None, began: float):

@@ -1,4 +1,4 @@
-"""Compares what a run's variables need with the memory and the disk that are left, before there are any. Host code."""
+"""Compares what a run's variables need with the memory and the disk that are left, before there are any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as an object: its calls, and how it stays open between them and closes. Host code."""
+"""A run as an object: its calls, and how it stays open between them and closes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Run(BaseRun):
         it: `stop` then has the reason, and further calls raise. On a GPU it returns before all is done.
 
         Args:
-          steps: updates.
+          steps: number of updates.
           epochs: passes over the data; a part of one is rounded up to whole steps.
           data: what to train on instead of the run's own data: of its form, and of any length, which costs no
             compilation. Arrays and sources are shuffled (not with `shuffle_buffer=0`), streams read in their order:
@@ -203,7 +203,7 @@ class Run(BaseRun):
         Args:
           values: a list of arrays in the order of `run.model.get_weights()`; or some weights by name: a variable's
             `path` (`run.model.weights[0].path`), or an embedding table's name, whose array is [rows, width].
-          name: of a model among `models`, for a list.
+          name: name of the model, among `models`, that a list of values is for.
 
         Raises:
           UsageError: the run is closed, or an array's name, shape or type is not the model's; nothing is changed.
@@ -238,7 +238,7 @@ class Run(BaseRun):
             examples; what was text before it was looked up for training may be text or ids. Or a `Source`, a `Stream`,
             a `tf.data.Dataset` or a `PyDataset`, with labels or without; or the name of an input, such as "digits".
             None is the run's own data.
-          name: of a model among `models`, which then takes the features instead of `Trainer.forward`.
+          name: name of a model among `models`, which then takes the features instead of `Trainer.forward`.
           split: "eval" or "train", of the run's own data or a named input's; None is that of evaluations, if any.
           columns: whether to return arrays by name, as `--mode=predict` writes them: "class", "class_name",
             "probability" and so on, and "id" where the data names its examples.
@@ -275,10 +275,10 @@ class Run(BaseRun):
         Args:
           prompt: text, of a run on text, which the model reads as a document's beginning; then text is returned. Or
             tokens, one or more, which are used unchanged; the result is then tokens too.
-          tokens: how many, at most.
+          tokens: largest number of tokens to generate.
           temperature: 0 always takes the likeliest.
-          top_k: of how many of the likeliest to sample; 0 is all.
-          seed: of the samples; None is the run's.
+          top_k: number of the likeliest tokens to sample from; 0 is all.
+          seed: seed of the samples; None is the run's.
 
         Raises:
           UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
@@ -326,11 +326,11 @@ class Run(BaseRun):
         which the run can't continue closes it, such as one in a run of several processes.
 
         Args:
-          method: its name.
+          method: name of the method.
           while_open: whether a run that is closed can't do it.
           data: see `train`.
           checked: checks the data and makes a split of it; None for data of the run's form.
-          **arguments: unchanged, to compare between processes.
+          **arguments: other arguments of the call, to compare between processes.
         """
         passed = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         call = f"{method}({passed})"

@@ -1,4 +1,4 @@
-"""Trains a run from its latest checkpoint, for a number of steps or to its end. Host code."""
+"""Trains a run from its latest checkpoint, for a number of steps or to its end."""
 
 from __future__ import annotations
 
@@ -197,10 +197,10 @@ def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Or
     """Returns the step after so many steps, or epochs, or the run's end if that comes first.
 
     Args:
-      run: that trains.
-      steps: their number.
-      epochs: their number, of data in this order.
-      order: of the training data.
+      run: run that trains.
+      steps: number of steps.
+      epochs: number of epochs of data in this order.
+      order: order of the training data.
 
     Raises:
       UsageError: they are not a length, or the run has stopped.
@@ -256,7 +256,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     with.
 
     Args:
-      run: it has trained.
+      run: run that has trained.
       evaluates: whether the result has an evaluation that the run itself has not made.
     """
     metrics, status = run.metrics, run.loop.status

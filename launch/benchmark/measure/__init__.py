@@ -1,1 +1,1 @@
-"""Benchmark mode's measurements: timing, and the figures computed from the times. Host code."""
+"""Benchmark mode's measurements: timing, and the figures computed from the times. Runs on the host."""

@@ -1,4 +1,4 @@
-"""95 % intervals of a benchmark's rate, and of its ratio to another's, from timed calls. Host code, NumPy only.
+"""95 % intervals of a benchmark's rate, and of its ratio to another's, from timed calls. NumPy only.
 
 Calls are not independent: a machine is slow for a while, then fast for a while. So neighbours are grouped, and the
 spread of the groups' rates counts: batch means (Schmeiser, 1982), with few groups, so that each is long.
@@ -38,8 +38,8 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
     """Compares rates of examples.
 
     Args:
-      ours: results with `calls`.
-      theirs: as many results; those of the same index were measured one after the other.
+      ours: our results, which have `calls`.
+      theirs: their results, as many; those of the same index were measured one after the other.
 
     Returns:
       ratio: our rate over theirs; of several pairs the geometric mean. interval: its 95 % interval, [low, high], see

@@ -1,4 +1,4 @@
-"""Detects whether the machine was quiet while something was timed: what other processes and quotas took. Host code.
+"""Detects whether the machine was quiet while something was timed: what other processes and quotas took.
 
 Figures that the system does not report are None, and named in a warning.
 """
@@ -22,8 +22,8 @@ class LoadCounters(NamedTuple):
     """Counters at one moment.
 
     Attributes:
-      cpus: that the benchmark's processes may use.
-      clock: seconds.
+      cpus: number of CPUs that the benchmark's processes may use.
+      clock: time of the reading, in seconds.
       busy: CPU seconds of all processes on those CPUs, and of the host's other guests; None where it cannot be seen.
       benchmark: CPU seconds of the benchmark's processes.
       throttled: CPU seconds for which a quota has kept their threads from running.
@@ -48,12 +48,13 @@ class Noise(NamedTuple):
     """The load of the machine beside the benchmark.
 
     Attributes:
-      cpus: that the benchmark may use.
+      cpus: number of CPUs that the benchmark may use.
       other_cores_before: cores that other processes and the host's other guests used during the warm-up; None where it
         cannot be seen.
-      other_cores: likewise during the rounds.
-      throttled_share: of the time that the benchmark's threads would have run, 0 to 1: when their quota was used up.
-      lost_share: of the rate, 0 to 1: at most so much was lost to the above; 0 where it is less than `NOTICED`.
+      other_cores: cores that they used during the rounds; None where it cannot be seen.
+      throttled_share: share, 0 to 1, of the time that the benchmark's threads would have run in which their quota was
+        used up.
+      lost_share: largest share of the rate, 0 to 1, that was lost to the above; 0 where it is less than `NOTICED`.
     """
 
     cpus: int

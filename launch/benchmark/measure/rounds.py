@@ -28,9 +28,9 @@ class Length:
     """How much is timed.
 
     Attributes:
-      steps: of a round; None: as many as `seconds` hold.
-      seconds: of a round, about, where `steps` is None.
-      rounds: how many, one after another.
+      steps: steps of a round; None: as many as `seconds` hold.
+      seconds: approximate seconds of a round, where `steps` is None.
+      rounds: number of rounds, one after another.
     """
 
     steps: int | None = None
@@ -63,9 +63,9 @@ def run(
     Several processes all make the same calls: they agree on the length of a round before it begins.
 
     Args:
-      strategy: of the run.
-      program: that trains; it continues from its present step.
-      length: of the timed rounds.
+      strategy: strategy of the run.
+      program: program that trains; it continues from its present step.
+      length: length and number of the timed rounds.
       variables: the process's environment variables, for the report alone.
       clock: returns seconds.
       at_round: called after each round with its number, from 1, and its totals, as in the result.
@@ -162,9 +162,9 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
     """Warms up for rounds of a `length`. Devices are idle at its end.
 
     Args:
-      strategy: of the run.
-      program: that trains.
-      length: of the timed rounds.
+      strategy: strategy of the run.
+      program: program that trains.
+      length: length and number of the timed rounds.
       clock: returns seconds.
 
     Returns:

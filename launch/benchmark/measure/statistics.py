@@ -1,4 +1,4 @@
-"""A benchmark's figures from its timed calls: rates, quantiles, errors. Host code, NumPy only.
+"""A benchmark's figures from its timed calls: rates, quantiles, errors. NumPy only.
 
 Nothing is dropped: no outlier is removed and no best of several is picked.
 """
@@ -18,11 +18,12 @@ class Call(NamedTuple):
     """One timed call of the inner loop.
 
     Attributes:
-      steps: done by the call.
-      examples: done by the call.
-      seconds: from the return of the call before it to its own, so that the calls' seconds add up to the span.
-      input_seconds: the part of it spent waiting for input.
-      reduce_seconds: the part of it spent waiting for sums over workers, their average; None where it is not known.
+      steps: number of steps in the call.
+      examples: number of examples in the call.
+      seconds: seconds from the return of the call before to its own, so that the calls' seconds add up to the span.
+      input_seconds: seconds of the call spent waiting for input.
+      reduce_seconds: seconds of the call spent waiting for sums over workers, their average; None where it is not
+        known.
     """
 
     steps: int

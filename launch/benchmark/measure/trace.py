@@ -1,4 +1,4 @@
-"""Runs TensorFlow's profiler over a few steps: a trace for TensorBoard, and the ops that took longest. Host code.
+"""Runs TensorFlow's profiler over a few steps: a trace for TensorBoard, and the ops that took longest.
 
 The trace is read by the schema that TensorFlow brings (tensorflow/tsl/profiler/protobuf/xplane.proto): planes of a host
 or a device, of lines (threads, streams), of events.
@@ -40,10 +40,10 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
     """Trains for `steps` steps under the profiler. All processes that train together have to call it.
 
     Args:
-      strategy: its training has to be compiled, warm and awaited, and continues. If other tasks compute for it, they
-        are traced for as long as `steps` steps take, and the steps are those in the trace.
-      folder: for TensorBoard; its `plugins/profile/` gets the trace; the chief's.
-      steps: how many.
+      strategy: strategy whose training is compiled, warm and awaited, and continues. If other tasks compute for it,
+        they are traced for as long as `steps` steps take, and the steps are those in the trace.
+      folder: folder for TensorBoard, whose `plugins/profile/` gets the chief's trace.
+      steps: number of steps to trace.
 
     Returns:
       trace: the folder. steps. ops: [{name, type, ms_per_step, share}] by time, the longest first, all of them;

@@ -1,1 +1,1 @@
-"""A run's data: loaded, checked and entered, written as shards."""
+"""A run's data: loaded, checked and entered, written as shards. Runs on the host."""

@@ -1,4 +1,4 @@
-"""External data, which a call of a run brings: checked to be of the run's form, and its program. Host code."""
+"""External data, which a call of a run brings: checked to be of the run's form, and its program."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
 
     Args:
       run: the run.
-      step: of training or of evaluation.
-      split: `checked`.
-      steps: how many; None for whole epochs.
+      step: whether the step trains or evaluates.
+      split: split that `checked` returned.
+      steps: number of steps; None for whole epochs.
     """
     config = run.config
     if step == "eval":
@@ -78,8 +78,8 @@ def rules(names: Names, features: Any, weighs_outputs: bool) -> entry.Rules:
     """Returns the rules by which data is read that comes after a run's own.
 
     Args:
-      names: of the run's numbers.
-      features: that it takes, a nest of arrays or specs [examples, ...].
+      names: names of the run's numbers.
+      features: features that the run takes, a nest of arrays or specs [examples, ...].
       weighs_outputs: see `entry.Rules`.
     """
     rank = len(tf.nest.flatten(features)[0].shape)
@@ -91,10 +91,10 @@ def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:
 
     Args:
       run: the run; that of a compiled Keras model takes any lengths, or none.
-      name: of the data.
-      wanted: what the run takes.
-      spec: one example.
-      if_resized: what to do where only sizes differ.
+      name: description of the data, for messages.
+      wanted: form of an example that the run takes, a nest of specs.
+      spec: form of an example of the data, a nest of specs.
+      if_resized: cure for examples that differ in size alone, for the message.
     """
 
     def shown(specs) -> str:

@@ -1,4 +1,4 @@
-"""A run's data on its strategy: checked, fingerprinted, and with the feeds that bring it to replicas. Host code."""
+"""A run's data on its strategy: checked, fingerprinted, and with the feeds that bring it to replicas."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Inputs:
       data_info: the description of the data, without its examples.
       example: a batch of one example, zeros, in the form of the data.
       splits: the examples, by "train" and "eval".
-      feeds: bring batches of them to replicas, likewise.
-      contents: their fingerprints, likewise.
+      feeds: feeds that bring batches of them to replicas, by "train" and "eval".
+      contents: fingerprints of the splits, by "train" and "eval".
       faster: a line for people whose steps wait for input: the change that makes it faster.
-      lines: how the data is read, for people.
-      updates_before: of an existing Keras model, see `KerasTrainer.updates_before`; those before the first attempt.
+      lines: description of how the data is read, for people.
+      updates_before: updates of an existing Keras model before the first attempt, see `KerasTrainer.updates_before`.
     """
 
     data_info: Data
@@ -71,9 +71,9 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     """Checks a run's data, on all workers alike, and makes its feeds.
 
     Args:
-      config: of the run.
-      data: as it was loaded.
-      strategy: of the run.
+      config: configuration of the run.
+      data: loaded data.
+      strategy: strategy of the run.
       needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Loads the run's data: from the input module that the flags name, or from the user's own function. Host code.
+"""Loads the run's data: from the input module that the flags name, or from the user's own function.
 
 The inputs that come with Crankshaft use NumPy alone, so a file that is missing or broken is found before TensorFlow
 has started.

@@ -2,7 +2,7 @@
 
 A shard that exists is complete: it is written under another name and renamed. While shards are written, `prepare.json`
 in the folder describes their data; at the end it becomes features.json, by which `input.tfrecord` and
-`input.array_record` read. Host code.
+`input.array_record` read.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def prepare(
     """Writes the missing shards and features.json. Returns the result as one line.
 
     Args:
-      request: what and where.
+      request: data to write, and where.
       write_all: writes shards, and yields each that is done with what `write` returns for it.
-      log: gets a line now and then.
+      log: receives a line of progress now and then.
 
     Raises:
       UsageError: this input can't be written, or the folder has something else in it.

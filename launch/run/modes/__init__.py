@@ -1,1 +1,1 @@
-"""The modes of a run but training: evaluate, predict, generate and export."""
+"""The modes of a run but training: evaluate, predict, generate and export. Runs on the host."""

@@ -1,4 +1,4 @@
-"""Evaluates a run: `--mode=eval`, and `Run.evaluate`. Host code."""
+"""Evaluates a run: `--mode=eval`, and `Run.evaluate`."""
 
 from __future__ import annotations
 

@@ -49,10 +49,11 @@ def save(run: BaseRun, path: str, name: str | None = None) -> str:
     """Writes the model of a run, whole or not at all, and returns its path.
 
     Args:
-      run: the one that it was trained in, restored.
-      path: of a .keras file; or, for a SavedModel, of the parent of the version folders, one a step, as TensorFlow
+      run: run that the model was trained in, restored.
+      path: path of a .keras file; or, for a SavedModel, of the parent of the version folders, one a step, as TensorFlow
         Serving wants it.
-      name: of a Keras model that the trainer holds; None is `Trainer.forward`, or of a file `Trainer.model`.
+      name: name of a Keras model that the trainer holds; None is `Trainer.forward`, or `Trainer.model` for a .keras
+        file.
     """
     is_keras = path.endswith(".keras")
     path = path if is_keras else os.path.join(path, str(run.state.step))
@@ -107,7 +108,8 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     """Writes a SavedModel, and in its `assets.extra/data.json` the data's description (`input.data_json`).
 
     The signature `serving_default` takes the features of a batch: one array as `features`, others by the names of
-    `_leaves`; as text those that were looked up. It returns `outputs`: what `Run.predict` returns, several likewise.
+    `_leaves`; as text those that were looked up. It returns what `Run.predict` does: one array as `outputs`, several by
+    the names of `_leaves`.
 
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
@@ -150,9 +152,9 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
     converters (TFLite) would leave reads of variables in the graph that have no values there.
 
     Args:
-      trainer: whose attributes have them.
+      trainer: trainer whose variables and tables the functions use.
       tables: lookup tables of the preprocessing, by name.
-      functions: traced ones.
+      functions: traced functions.
 
     Raises:
       UsageError: a function reads something else, such as a global table.

@@ -1,7 +1,7 @@
 """Writes the rows of tables with `admit_after` beside a SavedModel, and what has changed since an earlier export.
 
-Host code. A file has columns `key`, null for the row that all ids without one share, and `vector`, sorted by key. It is
-written and compared in pieces: memory has a table's keys, and never all of its vectors.
+A file has columns `key`, null for the row that all ids without one share, and `vector`, sorted by key. It is written
+and compared in pieces: memory has a table's keys, and never all of its vectors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> No
 
     Args:
       export: the folder of the new export.
-      tables: by the names of their files.
+      tables: embedding tables, by the names of their files.
       since: the folder of the earlier export, or None.
 
     Raises:

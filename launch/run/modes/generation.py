@@ -1,4 +1,4 @@
-"""Continues a text by a run's language model: `--mode=generate`, and `Run.generate`. Host code."""
+"""Continues a text by a run's language model: `--mode=generate`, and `Run.generate`."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
     """Yields the tokens that follow a row, with the weights that evaluations use, up to a document's end.
 
     Args:
-      run: the one that the model was trained in, or restored.
-      row: one token or more.
-      **overrides: tokens, temperature, top_k, seed, instead of the configuration's.
+      run: run that the model was trained in, or restored in.
+      row: tokens to continue, one or more.
+      **overrides: values of tokens, temperature, top_k and seed that replace the configuration's.
     """
     config = run.config
     sampling = {"seed": config.seed, **config.arguments("sampling"), **overrides}

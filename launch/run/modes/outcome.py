@@ -1,4 +1,4 @@
-"""The outcome of a mode: its result, exit code and lines. Host code."""
+"""The outcome of a mode: its result, exit code and lines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Outcome(NamedTuple):
     """The outcome of a mode.
 
     Attributes:
-      result: plain JSON.
+      result: result of the mode, plain JSON.
       code: the exit code.
-      lines: printed once the result is written, if the run `prints`.
-      report: printed then in any case.
+      lines: lines printed once the result is written, if the run `prints`.
+      report: text printed then in any case.
     """
 
     result: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Writes a model's predictions for each example as CSV, Parquet or NumPy's .npz. Host code."""
+"""Writes a model's predictions for each example as CSV, Parquet or NumPy's .npz."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def prediction_columns(run: RunView, examples: Split, outputs: Any, name: str | 
     output `prediction`; and of several each by its name, or `output_0` and so on.
 
     Args:
-      run: its data has the names of its numbers.
-      examples: that were predicted.
-      outputs: of them, nest of arrays [examples, ...].
-      name: of the model that made them; None is `Trainer.forward`.
+      run: run whose data has the names of the model's numbers.
+      examples: examples that were predicted.
+      outputs: outputs for the examples, a nest of arrays [examples, ...].
+      name: name of the model that made the outputs; None is `Trainer.forward`.
     """
     named: dict[str, np.ndarray] = {}
     if isinstance(examples, Source) and (ids := examples.ids(np.arange(len(examples)))) is not None:

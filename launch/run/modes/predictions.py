@@ -1,4 +1,4 @@
-"""Computes a run's outputs and metrics, as programs of its strategy. Host code."""
+"""Computes a run's outputs and metrics, as programs of its strategy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Predictor:
 
     Args:
       run: the run.
-      name: of a Keras model that the trainer holds; None is `Trainer.forward`.
+      name: name of a Keras model that the trainer holds; None is `Trainer.forward`.
 
     Attributes:
       is_copy: whether a whole copy of the model computes, in each process, made when this object was: if the model is
@@ -82,7 +82,7 @@ class ModelPredictor:
     """Computes the outputs of a Keras model on this process's device, with the weights that it has.
 
     Args:
-      model: that computes.
+      model: model that computes.
       check: returns the features that it gets, a nest of arrays or tensors [n, ...].
     """
 
@@ -146,12 +146,13 @@ class RunView:
     """A run as predictions see it, without its state, which may be large.
 
     Attributes:
-      data_info: the description of its data.
+      data_info: description of the run's data.
       names: names of the model's numbers.
-      features: of one example of its data, a nest of arrays or specs.
+      features: features of one example of the run's data, a nest of arrays or specs.
       logits_kind: see `model_file.logits_kind`.
-      get_config: returns its configuration. Raises `UsageError` where that of a saved run can't be read.
-      get_splits: returns its data, by "train" and "eval", likewise.
+      get_config: returns the run's configuration. Raises `UsageError` where that of a saved run can't be read.
+      get_splits: returns the run's data, by "train" and "eval". Raises `UsageError` where that of a saved run can't be
+        read.
     """
 
     data_info: Data
@@ -172,7 +173,7 @@ def prediction_split(run: RunView, features: Any, data: Any, split: str | None) 
     """Returns the data to predict on as a `Source` or a `Stream`; see `Run.predict`.
 
     Args:
-      run: has its own data and the names of its numbers.
+      run: run that has its own data and the names of its numbers.
       features: nest of arrays or specs [examples, ...], as the model takes them.
       data: see `Run.predict`.
       split: see `Run.predict`.
@@ -217,9 +218,9 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
     They are the data's features, or those of a model's own inputs if it takes no others, as of a GAN's noise.
 
     Args:
-      trainer: of the run.
-      example: of its data.
-      name: of a Keras model that the trainer holds; None is `Trainer.forward`.
+      trainer: trainer of the run.
+      example: example of the run's data.
+      name: name of a Keras model that the trainer holds; None is `Trainer.forward`.
     """
     data_features = _batch_specs(form.features(example))
     if name is not None:

@@ -1,4 +1,4 @@
-"""Fingerprints of a run's data, a few numbers that its checkpoints keep, and checks where they change. Host code.
+"""Fingerprints of a run's data, a few numbers that its checkpoints keep, and checks where they change.
 
 They are kept in each manifest's `about`, under "data", by split; a checkpoint without them counts as one of this data.
 """
@@ -46,9 +46,9 @@ def fingerprint(split: Split, examples: int, ids: Any = None, eval_batches: int 
 
     Args:
       split: the examples.
-      examples: how many there are.
+      examples: number of examples in the split.
       ids: identifies the numbering of ids, a number or text; None if the data has none.
-      eval_batches: how many batches an evaluation has; 0 is all.
+      eval_batches: number of batches in an evaluation; 0 is all.
     """
     digest = zlib.crc32(layout(split).encode())
     arrays = split.as_arrays()
@@ -141,8 +141,8 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_
     """Compares a run's data with its checkpoint's, and warns with a line for each split that has changed.
 
     Args:
-      config: of the run.
-      manifest: of the checkpoint.
+      config: configuration of the run.
+      manifest: manifest of the checkpoint.
       about: the metadata to keep from now on.
       is_complete: whether the run would train no further, so that other data would not be trained on at all.
 
@@ -178,8 +178,8 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
     """Raises `UsageError` where ids are numbered otherwise than for the checkpoint of --init_from: in other words.
 
     Args:
-      config: of the run.
-      manifest: of the checkpoint.
+      config: configuration of the run.
+      manifest: manifest of the checkpoint.
       ids: as `fingerprint` takes them.
     """
     before = manifest.about.get("data", {}).get("train")
@@ -240,8 +240,8 @@ def warn_of_other_data(config: Config, manifest: Manifest, about: dict[str, Any]
     """Warns if the training data has changed: where only its part for evaluation is read, and where ids may differ.
 
     Args:
-      config: of the run.
-      manifest: of the checkpoint.
+      config: configuration of the run.
+      manifest: manifest of the checkpoint.
       about: the metadata of the data that is read.
       has_ids: whether the model gets ids, whose numbering a script's data may not identify.
     """

@@ -1,4 +1,4 @@
-"""Loads weights from a file that Keras wrote, `.keras` or `.weights.h5`. Host code."""
+"""Loads weights from a file that Keras wrote, `.keras` or `.weights.h5`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a run's description of its model and features, `RunDir.model`. Host code."""
+"""Reads a run's description of its model and features, `RunDir.model`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ModelDescription(NamedTuple):
 
     Attributes:
       architectures: Keras's configurations of models, by name.
-      features: of one example, zeros.
+      features: features of one example, zeros.
       data_info: the description of the data, without its examples.
       logits_kind: see `logits_kind`.
       model_is_forward: see `weights.model_is_forward`.

@@ -1,4 +1,4 @@
-"""Names of a model's numbers: its classes, and the text that its ids stand for. Host code."""
+"""Names of a model's numbers: its classes, and the text that its ids stand for."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_trained(data_name: str, trained: tuple[Data, Any], now: tuple[Data, An
     Args:
       data_name: the data, for messages.
       trained: the description of the run's data, and a nest of its features.
-      now: the same of the data.
+      now: description of the new data, and a nest of its features.
     """
     before, after = (
         data_info.preprocessing.array or (isinstance(x, dict) and tuple(sorted(x))) for data_info, x in (trained, now)

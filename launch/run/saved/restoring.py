@@ -1,4 +1,4 @@
-"""Restores the checkpoints of a run, the same on all its workers: to train on from, and to read. Host code."""
+"""Restores the checkpoints of a run, the same on all its workers: to train on from, and to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on disk, and Keras models of its checkpoints or of a trainer, which predict as the run does. Host code."""
+"""A run on disk, and Keras models of its checkpoints or of a trainer, which predict as the run does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SavedRun:
     """A run on disk, read where it is first needed.
 
     Args:
-      run_dir: of the run.
+      run_dir: folder of the run.
 
     Raises:
       UsageError: the folder has no run, or no description of its model.
@@ -178,7 +178,7 @@ class _ArchitectureTrainer(Trainer):
 
     Args:
       name: the attribute that has the model.
-      architecture: its configuration, JSON as text.
+      architecture: configuration of the model, JSON as text.
     """
 
     def __init__(self, name: str, architecture: str):
@@ -207,7 +207,7 @@ class ForwardModel(tf.keras.Model):
     for training, and no `.keras` file can hold it.
 
     Args:
-      trainer: built, with the weights to predict with.
+      trainer: trainer, built, with the weights to predict with.
     """
 
     def __init__(self, trainer: Trainer):
@@ -238,10 +238,10 @@ def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, nam
     """Returns a Keras model that predicts as a trainer does, on all that `Run.predict` takes.
 
     Args:
-      trainer: built, with the weights to predict with.
-      run: that the trainer is of.
+      trainer: trainer, built, with the weights to predict with.
+      run: run that the trainer belongs to.
       environment: the run's values of the state that it shares with the program.
-      name: of a model among its attributes, alone; None is `Trainer.forward`.
+      name: name of the attribute of the trainer whose model predicts alone; None is `Trainer.forward`.
 
     Raises:
       UsageError: the trainer has no such model.
@@ -265,11 +265,11 @@ def _with_predict(
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
-      model: that predicts.
-      run: that it is of.
+      model: model that predicts.
+      run: run that the model belongs to.
       environment: see `model_of_trainer`.
-      features: nest of arrays or specs [examples, ...] that it takes, if the model does not define them.
-      name: of the model among its trainer's attributes; None is `Trainer.forward`.
+      features: features that the model takes, a nest of arrays or specs [examples, ...], if it does not define them.
+      name: name of the trainer's attribute that is the model; None is `Trainer.forward`.
     """
     inputs = keras.symbolic_inputs(model)
     features = features if inputs is None else inputs

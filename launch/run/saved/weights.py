@@ -1,4 +1,4 @@
-"""Weights from elsewhere: those that a run begins with, and a run's model made outside of it. Host code."""
+"""Weights from elsewhere: those that a run begins with, and a run's model made outside of it."""
 
 from __future__ import annotations
 
