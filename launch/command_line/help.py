@@ -63,10 +63,12 @@ def show(text: str) -> NoReturn:
     code = 0
     try:
         print(text, flush=True)
+        lost = getattr(sys.stdout, "lost", None)  # within `main`, whose stream raises nothing
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
-        if not isinstance(error, BrokenPipeError):
-            code = fail(EXIT_FAILED, f"a part of the output is lost: {error.strerror}")
+        lost = None if isinstance(error, BrokenPipeError) else error
+    if lost:
+        code = fail(EXIT_FAILED, f"a part of the output is lost: {lost.strerror}")
     sys.exit(code)
 
 

@@ -269,7 +269,9 @@ def test_a_mistake_is_one_line(ended, line):
     assert ended[line].mistake.startswith(MISTAKES[line])
 
 
-@pytest.mark.parametrize("command", ["local -- --model=mlp --input=digits", "plan --measure=this.yaml"])
+@pytest.mark.parametrize(
+    "command", ["local -- --model=mlp --input=digits", "plan --model=mlp --input=digits --on=a100"]
+)
 def test_temporary_files_that_cannot_be_written_are_one_line_that_names_the_variable(tmp_path, command):
     program = [sys.executable, "-m", "crankshaft", *command.split()]
     with files_no_larger_than(0):
