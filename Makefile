@@ -9,7 +9,8 @@ EXTRAS := test,examples,docs,array-record,monitor,parquet,text,tfrecord
 VENV_PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 # Each holds up to 3 GB and waits for a sixth of its time; a file's tests stay in one. The longest come first, by
-# tests/durations.txt, which `make test ARGS=--write-durations` writes again.
+# tests/durations.txt, which a run of both tiers writes again: `make test ARGS='-m "not slow and not clusters"
+# --write-durations'`.
 IN_MEMORY := $(shell awk '/^MemTotal/ {print ($$2 < 12 * 2 ^ 20) ? 2 : 3}' /proc/meminfo 2>/dev/null || echo 2)
 TEST_PROCESSES ?= $(if $(filter 1 2 3,$(shell nproc)),$(IN_MEMORY),4)
 TEST_OPTIONS := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
