@@ -114,7 +114,11 @@ class Checks:
         variables += [f"CONSTRAINTS={constraints if constraints.exists() else ''}"]
         if self._corner.is_wheel:
             wheels = FOLDER / "wheel"
-            shutil.rmtree(wheels, ignore_errors=True)
+            for stale in (
+                wheels,
+                ROOT / "build",
+            ):  # setuptools packs what it finds in build/, also modules that are gone
+                shutil.rmtree(stale, ignore_errors=True)
             self._call(self._python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(ROOT))
             (wheel,) = wheels.glob("*.whl")
             self._call("make", "install", *variables, f"PACKAGE={wheel}", folder=ROOT)
