@@ -20,7 +20,6 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses import loss as loss_module
-from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
 from . import graphs
@@ -112,7 +111,7 @@ def unseeded_samples(next_seed: Callable[[], tf.Tensor]) -> Iterator[None]:
 
     Otherwise each thread has a generator of its own, with a variable that no checkpoint has.
     """
-    attributes, name = vars(global_state.GLOBAL_STATE_TRACKER), seed_generator.GLOBAL_SEED_GENERATOR
+    attributes, name = vars(global_state.GLOBAL_STATE_TRACKER), "global_seed_generator"  # as Keras calls it there
     before = {name: attributes[name]} if name in attributes else {}
     attributes[name] = _Seeds(next_seed)
     try:
