@@ -114,10 +114,7 @@ class Checks:
         variables += [f"CONSTRAINTS={constraints if constraints.exists() else ''}"]
         if self._corner.is_wheel:
             wheels = FOLDER / "wheel"
-            for stale in (
-                wheels,
-                ROOT / "build",
-            ):  # setuptools packs what it finds in build/, also modules that are gone
+            for stale in (wheels, ROOT / "build"):  # setuptools also packs modules in build/ that are gone
                 shutil.rmtree(stale, ignore_errors=True)
             self._call(self._python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(ROOT))
             (wheel,) = wheels.glob("*.whl")
@@ -158,7 +155,7 @@ class Checks:
 
     def monitor(self) -> None:
         """Opens the page of the run that was trained."""
-        command = [self._program, "monitor", "--run_dir=runs/first", "--port=0"]
+        command = [self._program, "monitor", "runs/first", "--port=0"]
         with open(self._corner.log, "ab") as log:
             server = subprocess.Popen(command, cwd=self._folder, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
