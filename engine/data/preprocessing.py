@@ -106,7 +106,7 @@ class ColumnPreprocessing(NamedTuple):
         Args:
           name: name of the column.
           values: numbers, as `decoded` returns them: an array, or a tensor of a graph.
-          missing: mask of those that are missing, of the values' shape; None if none is.
+          missing: mask of the values that are missing, of the values' shape; None if none is.
         """
         xp = _namespace(values)
         if self.kind != "id":

@@ -72,7 +72,7 @@ class Reader:
         """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph.
 
         Args:
-          indices: int64.
+          indices: indices of the examples in the source, int64 [steps, n].
           block: scalar int64.
           pad: pads examples [steps * n, ...] of varying length.
         """

@@ -200,7 +200,7 @@ class Source(Split):
         Args:
           indices: [n] int64.
           seeds: [n, 2] int64, see `decode`.
-          stored: what `read` returns, as a nest of tensors [n, ...], of indices.
+          stored: returns for indices what `read` returns, as a nest of tensors [n, ...].
 
         Returns:
           Nest of tensors [n, ...], see `element_spec`.

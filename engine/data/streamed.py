@@ -272,7 +272,7 @@ class StreamPart:
     """One process's part of a stream.
 
     Attributes:
-      stream: its own files, or all files, of which it takes its rows of each batch.
+      stream: the process's own files, or all files, of which it takes its rows of each batch.
       counts: examples in each process's stream; a single number if all processes read all files.
       process: this process's index in `counts`.
       is_given: whether each process was given its own data, rather than a part of the same files.

@@ -19,7 +19,7 @@ class PlannedVariable:
 
     Attributes:
       name, path: the variable's name without, and with the scopes around it.
-      bytes: size of the variable alone.
+      bytes: size in bytes of the variable alone.
       device: the requested device, or empty.
       weight: size in bytes of the variable and of those placed beside it.
     """

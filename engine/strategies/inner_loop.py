@@ -100,7 +100,7 @@ class InnerLoop(Program):
       pace: the number of steps per call; None takes as many as possible.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       form: returns the values, other than its arguments, on which a traced step depends; each form has its own program.
-      batch_shares: one per replica, or per group that computes the same examples.
+      batch_shares: number of shares of a batch: one per replica, or per group that computes the same examples.
       doubts: what a trace of the step has left open, for a second one to decide.
 
     Attributes:

@@ -54,8 +54,8 @@ class Pace:
       clock: returns the time in seconds; for tests.
 
     Attributes:
-      steps: approximate number for the next call. Calls divide the steps up to the next due one evenly, as far as sync
-        periods allow.
+      steps: approximate number of steps of the next call. Calls divide the steps up to the next due one evenly, as far
+        as sync periods allow.
       step_seconds: duration of a step in the newest call that the pace was fitted to; 0 before any.
     """
 

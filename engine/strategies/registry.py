@@ -42,8 +42,8 @@ class StrategyOptions:
       steps_per_loop: steps per compiled call; 0 fits them.
       feed_options: how data reaches the devices.
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
-      gpus: which GPUs, see `gpus.use_only`. By default one_device takes the first, and parameter_server's coordinator
-        none, since others compute.
+      gpus: the GPUs to use, see `gpus.use_only`. By default one_device takes the first, and parameter_server's
+        coordinator none, since others compute.
       deterministic: whether GPUs compute the same bits each time, by slower kernels; a few operations have none.
       owns_process: whether to set the whole process's threads, and hide GPUs that this run does not use.
     """

@@ -199,7 +199,8 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
     Args:
       sources: the coordinator's sources.
       workers: addresses of the workers.
-      timeout_seconds: for answers, times `FIRST_CALL_FACTOR`, since workers open their files; 0 waits for ever.
+      timeout_seconds: limit on the wait for answers, times `FIRST_CALL_FACTOR`, since workers open their files; 0 waits
+        for ever.
 
     Raises:
       SourceError: a worker's differ, or can't be read.

@@ -78,7 +78,7 @@ class ParameterServer(Strategy):
     reach them. After `limit` steps of `run` nothing is in progress: hooks then find all updates applied.
 
     Args:
-      distribution: TensorFlow's strategy.
+      distribution: the `tf.distribute.ParameterServerStrategy`.
       options: options of parameter servers.
       feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is per lease.
       step_timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever.
