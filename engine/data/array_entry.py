@@ -1,7 +1,4 @@
-"""Entry of arrays: converts a split in arrays, in one of the forms of a batch, to dense ones that can be trained on.
-
-Host code.
-"""
+"""Entry of arrays: converts a split in arrays, in one of the forms of a batch, to dense ones that can be trained on."""
 
 from __future__ import annotations
 
@@ -29,13 +26,13 @@ class Rules:
     """How callers want a split's data converted.
 
     Attributes:
-      as_keras: as Keras's `fit` does: a data frame is one array, a list of one array is that array, and a dataset,
-        which must be batched, keeps its batch size and the shapes of its first batches.
+      as_keras: whether to convert as Keras's `fit` does: a data frame is one array, a list of one array is that array,
+        and a dataset, which must be batched, keeps its batch size and the shapes of its first batches.
       is_even: whether all batches of such a dataset but the last must have one size.
       ends: whether to read a generator to its end first, into memory, since its length is unknown before.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
-      rank: of the first feature of a batch of the run that data is for: a dataset's elements of this rank are batches;
-        None: its operations show what they are.
+      rank: rank of the first feature of a batch of the run that data is for: a dataset's elements of this rank are
+        batches; None: its operations show what they are.
       look_up: converts raw features, nests of arrays or tensors; a source that its input preprocessed stays.
       may_lack: whether columns of data frames may lack values, which `look_up` fills.
     """
@@ -53,9 +50,9 @@ def arrays_in_form(name: str, data: Any, rules: Rules) -> Any:
     """Converts a split to dense arrays, in one of the forms of a batch, with weights in float32.
 
     Args:
-      name: of the split, for messages.
+      name: name of the split, for messages.
       data: arrays, lists and data frames; its components may be in a list.
-      rules: how it is converted.
+      rules: rules by which the split is converted.
     """
 
     def to_arrays(component):

@@ -1,8 +1,8 @@
 """Arrays: a source of examples in memory or in a memory-mapped file, and their tensors on devices.
 
-Host code, except for gathering. Pages of a memory map (`np.memmap`, `np.load` with `mmap_mode`) that were read count as
-the process's memory, in addition to copies. So they are released after each piece; the system caches them while it has
-room. Sparse arrays stay sparse, and are read as dense examples.
+Pages of a memory map (`np.memmap`, `np.load` with `mmap_mode`) that were read count as the process's memory, in
+addition to copies. So they are released after each piece; the system caches them while it has room. Sparse arrays stay
+sparse, and are read as dense examples. Arrays on a device are gathered there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Mapped:
 
     Args:
       array: a memory map, or a view of one.
-      dtype: of the values that are returned.
+      dtype: dtype of the values that are returned.
     """
 
     def __init__(self, array: np.ndarray, dtype: np.dtype):
@@ -136,8 +136,8 @@ class Sparse(_Rows):
     """A sparse array [examples, ...] in memory, of which `[...]` reads dense examples.
 
     Args:
-      matrix: SciPy's, or a `tf.SparseTensor`.
-      dtype: of the values that are returned; None is the matrix's.
+      matrix: sparse matrix of SciPy, or a `tf.SparseTensor`.
+      dtype: dtype of the values that are returned; None is the matrix's.
     """
 
     def __init__(self, matrix: Any, dtype: np.dtype | None = None):

@@ -1,4 +1,4 @@
-"""Blocks of steps: the present one is stored between calls; and the blocks of example indices. Host code."""
+"""Blocks of steps: the present one is stored between calls; and the blocks of example indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Blocks:
     """Stores the current block, so that an interrupted block is continued, not read again.
 
     Args:
-      order: which examples make which step.
+      order: order that assigns examples to steps.
       open_at: returns an iterator over blocks, starting at a number.
       transfer: copies a block to where replicas read it, once for all calls; None leaves it.
       by_epoch: whether each epoch has its own iterator, opened after the steps of the one before.
@@ -80,7 +80,7 @@ class Devices:
 
     Args:
       strategy: the `tf.distribute.Strategy`.
-      mesh: how its replicas are laid out.
+      mesh: layout of the strategy's replicas.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, mesh: Mesh | None = None):

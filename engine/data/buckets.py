@@ -63,7 +63,7 @@ class BucketedOrder(Order):
     permuted within their bucket, and all buckets' batches together, each by (seed, epoch). A block is a batch.
 
     Attributes:
-      buckets: by which examples are batched.
+      buckets: buckets by which examples are batched.
       lengths: the sizes of each example's unknown dimensions, [num_examples, dimensions] int.
     """
 
@@ -228,9 +228,9 @@ def in_windows(examples: tf.data.Dataset, buckets: Buckets, batch_size: int, see
 
     Args:
       examples: dataset of examples in one of the forms of `engine.data.form`, with `Padded`.
-      buckets: whose boundaries batches are padded to.
-      batch_size: of each.
-      seed: of the permutation; None keeps batches sorted.
+      buckets: buckets to whose boundaries batches are padded.
+      batch_size: number of examples in each batch.
+      seed: seed of the permutation; None keeps batches sorted.
       epoch: scalar int64.
     """
     boundaries = tf.constant(buckets.boundaries, tf.int64)

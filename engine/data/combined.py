@@ -1,4 +1,4 @@
-"""Several inputs per step: splits side by side, each with its own batch size, order and position. Host code.
+"""Several inputs per step: splits side by side, each with its own batch size, order and position.
 
 The batch of a step is a dictionary, by name, of a batch of each. The first input defines epochs.
 """
@@ -26,8 +26,9 @@ class Combined(Split):
     """Splits of which each step takes a batch.
 
     Args:
-      members: a `Source` or a `Stream` by name, in order.
-      batch_sizes: examples per step, of those with another number than the run's global batch size; not of the first.
+      members: the `Source` or `Stream` of each name, in order.
+      batch_sizes: the examples per step of each name with another number than the run's global batch size; not of the
+        first.
 
     Raises:
       UsageError: a batch size is not a whole number above 0, or of another name.
@@ -92,11 +93,11 @@ def feed(split: Split, batch_size: int, seed: int | None, saved_data: Mapping[st
     """Returns a strategy's feed of a split; of several, their feeds side by side.
 
     Args:
-      split: the data.
-      batch_size: the run's.
-      seed: of the shuffle; each member but the first has one of its own that depends on it.
+      split: the split to feed.
+      batch_size: the run's batch size.
+      seed: seed of the shuffle; each member but the first has one of its own that depends on it.
       saved_data: see `Strategy.feed`, or {}.
-      strategy: makes the feeds.
+      strategy: strategy that makes the feeds.
     """
     if not isinstance(split, Combined):
         return strategy.feed(split, batch_size, seed, **({"saved_data": saved_data} if saved_data else {}))
@@ -132,7 +133,7 @@ class CombinedPart(StreamPart):
     """The parts of several feeds, which all processes read in the same way; `stream` and `counts` are the first one's.
 
     Attributes:
-      feeds: by name.
+      feeds: the feed of each name.
     """
 
     feeds: Mapping[str, Feed] = dataclasses.field(default_factory=dict)
@@ -151,9 +152,9 @@ class CombinedFeed(Feed):
     """Feeds side by side: each step takes a batch of each, by name.
 
     Args:
-      feeds: by name; the first defines epochs.
-      shares: into how many each batch is divided, for replicas. Each needs an example of each input: the mean over one
-        of them would otherwise count made-up ones.
+      feeds: the feed of each name; the first defines epochs.
+      shares: number of shares into which each batch is divided, for replicas. Each needs an example of each input: the
+        mean over one of them would otherwise count made-up ones.
 
     Attributes:
       feeds, shares: the arguments.

@@ -1,4 +1,4 @@
-"""Entry of datasets: converts a `tf.data.Dataset`, of batches or single examples, to a stream. Host code."""
+"""Entry of datasets: converts a `tf.data.Dataset`, of batches or single examples, to a stream."""
 
 from __future__ import annotations
 

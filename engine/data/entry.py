@@ -1,4 +1,4 @@
-"""Entry of user data: converts it to a `Source` or a `Stream`, with weights. Host code.
+"""Entry of user data: converts it to a `Source` or a `Stream`, with weights.
 
 `run`, `fit`, `train(data)`, `evaluate(data)` and `predict(data)` all use it; nothing else converts.
 """
@@ -35,7 +35,7 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
     """Converts the splits of a run's data; returns the data, and lines to print.
 
     Args:
-      data: from users or inputs.
+      data: data from users or inputs.
       validation_split: fraction of the training data to use for evaluation, see `views.divided`.
       weighs_outputs: see `Rules`.
 
@@ -135,10 +135,10 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
     `PyDataset` a source.
 
     Args:
-      name: of the split, for messages.
-      data: in one of the forms of a batch, or a `Source`, a `Stream`, a dataset, a loader.
-      rules: how it is converted.
-      notes: lines to print are added to it.
+      name: name of the split, for messages.
+      data: data in one of the forms of a batch, or a `Source`, a `Stream`, a dataset, a loader.
+      rules: rules by which the data is converted.
+      notes: list to which lines to print are added.
 
     Raises:
       UsageError: it can't be used for training.
@@ -185,7 +185,7 @@ def features(data: Any, rules: Rules) -> Source | Stream:
 
     Args:
       data: see `crankshaft.Run.predict`.
-      rules: how it is converted.
+      rules: rules by which the data is converted.
     """
     if has_whole_examples(data) or isinstance(data, Iterator):
         return split("given", data, rules)

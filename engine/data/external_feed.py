@@ -29,7 +29,7 @@ class ExternalOrder(Order):
 
     Attributes:
       first_step: the first batch's step.
-      read: examples of each step so far, for a stream, whose passes may have any length; None for a source.
+      read: number of examples of each step so far, for a stream, whose passes may have any length; None for a source.
     """
 
     first_step: int = 0
@@ -49,7 +49,7 @@ class ExternalFeed(Feed):
 
     Args:
       num_replicas: number of replicas that share each batch.
-      mesh: how they are laid out.
+      mesh: layout of the replicas.
 
     Attributes:
       split: the present data.
@@ -74,8 +74,8 @@ class ExternalFeed(Feed):
           first_step: the next step.
           batch_size: examples per step, fewer at an epoch's end.
           seed: shuffles each epoch; None keeps the examples' own order.
-          steps: their number, if known: then a stream's examples are not counted. None for whole epochs, for which a
-            stream is read from its beginning.
+          steps: number of next steps, if known: then a stream's examples are not counted. None for whole epochs, for
+            which a stream is read from its beginning.
         """
         read: list[int] | None = None if split.by_index else []
         if split.by_index:

@@ -26,7 +26,7 @@ class FeedStats(NamedTuple):
     """Amounts that a feed has read.
 
     Attributes:
-      bytes_read: by this process for the split so far; None if steps read none, or if it is unknown.
+      bytes_read: bytes that this process has read for the split so far; None if steps read none, or if it is unknown.
       steps_ahead: steps whose examples are read ahead; None if unknown.
     """
 
@@ -65,15 +65,15 @@ class Feed(abc.ABC):
     saved_states: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
 
     def reach(self, step: int, limit: int) -> int:
-        """Returns how many of `limit` steps from `step` on one call can take; at least 1. Host code."""
+        """Returns how many of `limit` steps from `step` on one call can take; at least 1."""
         return limit
 
     @abc.abstractmethod
     def call_input(self, step: int, limit: int) -> CallInput:
-        """Returns the operands for at most `limit` steps from `step` on. Host code."""
+        """Returns the operands for at most `limit` steps from `step` on."""
 
     def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
-        """Runs a call that may wait for input in the loop (`reads_in_loop`), and returns its result. Host code.
+        """Runs a call that may wait for input in the loop (`reads_in_loop`), and returns its result.
 
         Args:
           call: runs the loop.
@@ -82,23 +82,22 @@ class Feed(abc.ABC):
         return call()
 
     def retain_last_batch(self) -> None:
-        """Makes each step keep its batch for `peek`, if steps can't be read again. Host code, at the start."""
+        """Makes each step keep its batch for `peek`, if steps can't be read again. Call it at the start."""
         return
 
     def peek(self, step: int) -> CallInput | None:
         """Returns the operands of one step for this process, without reading more and without advancing training.
 
         Those of `step` with `random_access`, else those of the step that was taken last; None if they are not kept.
-        Host code.
         """
         return self.call_input(step, 1)
 
     def position(self, step: int) -> bytes | None:
-        """Returns this process's position in the data at a step; None if it is at another step. Host code."""
+        """Returns this process's position in the data at a step; None if it is at another step."""
         return None
 
     def close(self) -> None:
-        """Stops reading ahead; a later `call_input` starts it again. Host code.
+        """Stops reading ahead; a later `call_input` starts it again.
 
         Required before the interpreter ends: a pipeline that calls Python would then wait for the interpreter for ever,
         and freeing it would wait, too.
@@ -106,7 +105,7 @@ class Feed(abc.ABC):
         return
 
     def stats(self) -> FeedStats:
-        """Returns the amounts read so far, for reports. Host code."""
+        """Returns the amounts read so far, for reports."""
         return FeedStats()
 
     def traced(self, operands) -> Any:
@@ -134,7 +133,7 @@ class Feed(abc.ABC):
         """Returns the arguments of one step's `strategy.run`. In the compiled loop, outside of replicas.
 
         Args:
-          operands: of the call, from `call_input`.
+          operands: operands of the call, which `call_input` returned.
           offset: scalar int64 or int32, the step's index in them, from the input's `start` on.
         """
         return (*operands, offset)

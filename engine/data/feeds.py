@@ -44,7 +44,7 @@ class ResidentFeed(Feed):
 
     Args:
       devices: `Devices`, or workers with parameter servers, which keep the arrays.
-      source: of the arrays.
+      source: source of the arrays.
       order: assigns examples to steps.
     """
 
@@ -96,11 +96,11 @@ class ReadFeed(Feed):
     Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
 
     Args:
-      devices: of the replicas.
-      source: of the examples.
+      devices: devices of the replicas.
+      source: source of the examples.
       order: assigns examples to steps.
       read_timeout_seconds: see `FeedOptions`.
-      padding: of examples of varying length, whose blocks are single batches; None if they have one shape.
+      padding: padding of examples of varying length, whose blocks are single batches; None if they have one shape.
     """
 
     compilable = True
@@ -231,9 +231,9 @@ class StreamedFeed(Feed):
     from its beginning: of a stream that shuffles, with the seeds kept for that (`engine.data.replay`).
 
     Args:
-      devices: of the replicas.
+      devices: devices of the replicas.
       part: this process's part of the stream.
-      order: sizes and seed, `part.order`.
+      order: order with the sizes of batches and the seed, from `part.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
       watch: shows progress of reading again.
       timeout_seconds: see `StreamTimeout`.
@@ -544,7 +544,7 @@ class RepeatedFeed(Feed):
 
     Args:
       values: nest of tensors or per-replica values.
-      batch_size: examples in them, across replicas.
+      batch_size: number of examples in the values, across replicas.
     """
 
     compilable = random_access = True

@@ -140,7 +140,7 @@ def padded_to(sizes: tf.Tensor, examples):
     """Pads the values of each `Padded` of a nest, or slices padding off. An error if an example would be cut.
 
     Args:
-      sizes: of all unknown dimensions in turn, int64 [dimensions].
+      sizes: sizes of all unknown dimensions in turn, int64 [dimensions].
       examples: nest of tensors [n, ...].
     """
     left = iter(tf.unstack(sizes))

@@ -1,7 +1,4 @@
-"""Converts data frames, series and lists to arrays, and loaders to datasets, without importing their libraries.
-
-Host code.
-"""
+"""Converts data frames, series and lists to arrays, and loaders to datasets, without importing their libraries."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
     numbers or text, or of such lists, one array. Anything else is unchanged.
 
     Args:
-      nest: the data.
+      nest: nest of the data to convert.
       may_lack: whether columns may lack values, which become NaN or empty text.
       as_one: whether a data frame becomes one array of its columns, as in Keras.
 
@@ -82,7 +79,7 @@ def as_float32(array: Any, is_searched: bool = True) -> Any:
     """Converts an array of float64, NumPy's and pandas' default, to float32; other arrays stay.
 
     Args:
-      array: any.
+      array: any array.
       is_searched: whether to search its columns for ids. In batched data only the first batch is searched, since any
         few values may be whole. Arrays of more than two axes and those in files are not searched.
 

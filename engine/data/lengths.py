@@ -1,4 +1,4 @@
-"""Examples of varying length: sources and streams whose specs have unknown dimensions, and their lengths. Host code.
+"""Examples of varying length: sources and streams whose specs have unknown dimensions, and their lengths.
 
 Lengths are read once, before the first epoch, and stored beside the data's index.
 """
@@ -63,7 +63,7 @@ class VaryingSource(WrappedSource):
     """A source of examples of varying length, with their lengths.
 
     Args:
-      source: its `element_spec` has unknown dimensions.
+      source: source whose `element_spec` has unknown dimensions.
     """
 
     def __init__(self, source: Source):
@@ -146,7 +146,7 @@ class VaryingStream(WrappedStream):
     """A stream of examples of varying length, with their lengths; an empty one is padded to 1, as batches of a source.
 
     Args:
-      stream: its `element_spec` has unknown dimensions.
+      stream: stream whose `element_spec` has unknown dimensions.
     """
 
     divides = False
@@ -180,8 +180,8 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     Each process reads a part, once: they are stored in a folder beside the source's first file, if it has files.
 
     Args:
-      source: the same in all processes.
-      processes: `engine.strategies.base.Processes`.
+      source: source of the examples, the same in all processes.
+      processes: the training processes, `engine.strategies.base.Processes`.
       watch: shows progress.
     """
     path = _path(source)
@@ -259,8 +259,9 @@ class Padding:
     """How a source's batches are padded: to their longest example, or to their bucket's shape.
 
     Args:
-      order: of the examples.
-      lengths: of all examples, see `measured`; None if each batch is read as a whole, whose own lengths are known.
+      order: order of the examples.
+      lengths: lengths of all examples, see `measured`; None if each batch is read as a whole, whose own lengths are
+        known.
     """
 
     def __init__(self, order: Order, lengths: np.ndarray | None):
@@ -275,8 +276,8 @@ class Padding:
         """Pads examples of a global batch to its length. In a graph.
 
         Args:
-          indices: of all examples of the batch, int64.
-          examples: nest of tensors [n, ...], some of them.
+          indices: indices of all examples of the batch, int64.
+          examples: nest of tensors [n, ...], some of the batch's examples.
         """
         if isinstance(self._order, BucketedOrder):
             longest = self._order.longest(indices)
@@ -306,7 +307,7 @@ def source_order(
     By single examples, by chunks if these are read better, or by buckets.
 
     Args:
-      source: of the examples.
+      source: source of the examples.
       batch_size: see `Order`.
       seed: see `Order`.
       shuffle_window: chunks in a window; 0 lets the source decide.
@@ -314,7 +315,7 @@ def source_order(
       saved_data: see `Order.resumed`; "resumed" also with the `buckets` of the steps before, if they were others.
       block_steps: most steps in a block; 1 if lengths vary.
       drop_remainder: see `Order`.
-      shares: of a batch that are read apart.
+      shares: number of shares of a batch that are read apart.
       watch: see `measured`.
     """
     examples = len(source)

@@ -34,7 +34,7 @@ class Origin:
 
     Attributes:
       step: the first step of this size.
-      epoch: of this step.
+      epoch: epoch of this first step.
       place: the order index of its first example. Not 0 only in checkpoints of earlier versions, which changed the size
         within an epoch; the name is that in checkpoints.
       rate_step: the schedule's position there.
@@ -63,7 +63,7 @@ class Order:
       num_examples: examples in an epoch, at least 1.
       batch_size: the global batch.
       block_steps: batches in a block; the most, if it has several epochs.
-      seed: of each epoch's shuffle; None keeps the examples' own order.
+      seed: seed of each epoch's shuffle; None keeps the examples' own order.
       drop_remainder: leave out the smaller batch.
       origin: the first batch of this size.
       has_epochs: whether the length of an epoch is known; else it is nominal, and all examples are in epoch 0.
@@ -412,7 +412,7 @@ class PerWorkerOrder(Order):
     An epoch lasts as long as the largest share; workers whose share has ended contribute nothing.
 
     Attributes:
-      shares: examples of each worker.
+      shares: number of examples of each worker.
     """
 
     shares: tuple[int, ...] = ()

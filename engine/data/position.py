@@ -11,10 +11,10 @@ from .feed import Feed
 
 
 class Position(TrackableNode):
-    """The state of each process's iterator at one step. Empty if the step determines it, as for arrays. Host code.
+    """The state of each process's iterator at one step. Empty if the step determines it, as for arrays.
 
     Attributes:
-      num_bytes: of this process's last states.
+      num_bytes: size in bytes of the states that this process stored last.
       step: scalar int64 variable, the step to which the states belong; -1 for none.
       pipeline: scalar string variable, `Feed.pipeline` of the feed whose states they are.
       process_0, ...: scalar string variables, the state of each process with a part of its own; "" for none.

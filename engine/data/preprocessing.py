@@ -44,8 +44,8 @@ class ColumnPreprocessing(NamedTuple):
       is_flagged: whether a feature NAME.missing is 1 for missing values.
       places: for an array, the source of each column of the result: the number of the column that is filled, or -1
         minus the number of the column whose missing values it flags by 1.
-      words: of a category: the first has id 1, and 0 is text that is empty or was not seen in training.
-      values: of an id that is numbered: its distinct values in training, sorted, as the bytes of an int64 array; the
+      words: the words of a category: the first has id 1, and 0 is text that is empty or was not seen in training.
+      values: the distinct values in training of an id that is numbered, sorted, as the bytes of an int64 array; the
         first has id 1, and 0 is any other. b"" leaves ids as they are.
     """
 
@@ -104,9 +104,9 @@ class ColumnPreprocessing(NamedTuple):
         """Converts a column's values to features by name.
 
         Args:
-          name: of the column.
+          name: name of the column.
           values: numbers, as `decoded` returns them: an array, or a tensor of a graph.
-          missing: mask of those that are missing, of the values' shape; None if none is.
+          missing: mask of the values that are missing, of the values' shape; None if none is.
         """
         xp = _namespace(values)
         if self.kind != "id":
@@ -135,7 +135,7 @@ class Preprocessing:
     Raw ids that are numbered can't be told from their numbers, so features are converted once.
 
     Attributes:
-      columns: the preprocessing by column; others stay unchanged. `""` is the array's.
+      columns: the preprocessing of each column; others stay unchanged. `""` is the array's.
       array: the columns that make one array of features, in its order; () for features by name.
       tables: the lookup tables so far, by column; the owner of a graph has to keep them.
 

@@ -198,7 +198,7 @@ class GeneratorStream(Stream):
 
     Args:
       batches: yields x, (x, y) or (x, y, weights).
-      ends: whether to read it to its end, into memory, to know its length; otherwise it counts as endless.
+      ends: whether to read the generator to its end, into memory, to know its length; otherwise it counts as endless.
 
     Raises:
       SourceError: it yields nothing, or no batch of arrays.

@@ -44,14 +44,14 @@ class Reader:
     """Reads a source's examples: from arrays in memory, or by `Source.read`.
 
     Args:
-      source: of the examples.
-      order: of its examples; determines the chunks to read ahead and the seeds of `decode`.
+      source: source of the examples.
+      order: order of the source's examples; determines the chunks to read ahead and the seeds of `decode`.
       timeout_seconds: time without a completed read until it fails; 0 waits for ever.
 
     Attributes:
-      source: of the examples.
+      source: source of the examples.
       failure: the source's exception, if any; TensorFlow passes on only its text.
-      shares_read: of blocks, so far; None for arrays.
+      shares_read: number of shares of blocks that were read so far; None for arrays.
     """
 
     def __init__(self, source: Source, order: Order, timeout_seconds: float = 0.0):
@@ -72,7 +72,7 @@ class Reader:
         """Returns the examples at [steps, n] indices of a block: nest of tensors [steps, n, ...]. In a graph.
 
         Args:
-          indices: int64.
+          indices: indices of the examples in the source, int64 [steps, n].
           block: scalar int64.
           pad: pads examples [steps * n, ...] of varying length.
         """
@@ -114,12 +114,12 @@ class Reader:
         return None
 
     def fetch(self, indices: np.ndarray, epoch: int, epoch_ahead: int, ahead: np.ndarray) -> Any:
-        """Reads examples of an epoch as stored by the source. Host code.
+        """Reads examples of an epoch as stored by the source.
 
         Args:
           indices: [n] int64.
-          epoch: of the first; of all, if the source `varies`.
-          epoch_ahead: of the chunks ahead.
+          epoch: epoch of the first example; of all examples, if the source `varies`.
+          epoch_ahead: epoch of the chunks ahead.
           ahead: chunks to start reading, [chunks] int64.
         """
         self._recent.append(indices)
@@ -147,8 +147,8 @@ class Chunks:
     Those of a source that `varies` are cached for one epoch.
 
     Args:
-      reads: of the source.
-      order: by chunks.
+      reads: reads of the source.
+      order: order of the source's examples, by chunks.
     """
 
     def __init__(self, reads: Reads, order: Any):
@@ -220,10 +220,10 @@ def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, 
     """Returns a source's examples: nest of tensors [n, ...], of its declared shapes. In a graph.
 
     Args:
-      source: of the examples.
-      order: of its examples; has the seed, of which None counts as 0.
+      source: source of the examples.
+      order: order of the source's examples; has the seed, of which None counts as 0.
       indices: [n] int64.
-      epochs: [n] int64, of each.
+      epochs: [n] int64, the epoch of each index.
       stored: see `Source.gather`.
     """
     seeds = tf.stack([((order.seed or 0) << 32) + epochs, indices], 1)  # one for each (seed, epoch, example)
@@ -282,7 +282,7 @@ class Reads:
     """Reads of one source. A read that hangs can't be interrupted: its thread is abandoned, and the run ends.
 
     Args:
-      source: whose `read` is called.
+      source: source whose `read` is called.
       timeout_seconds: time without a completed read until `result` raises; 0 waits for ever.
     """
 
@@ -342,8 +342,8 @@ class _Progress:
 
     Attributes:
       last: time of the last completed read, by the monotonic clock.
-      at: by thread, the first example of its read.
-      bytes: by thread, read so far.
+      at: for each thread that reads at present, the first example of its read.
+      bytes: for each thread, the bytes that it has read so far.
     """
 
     def __init__(self):

@@ -1,6 +1,6 @@
 """Reads an epoch of a stream again in the same order, if the stream shuffles and its position can't be saved.
 
-Host code, and parts of the stream's pipeline.
+Parts of it run in the stream's pipeline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class ReplayPosition(NamedTuple):
     Attributes:
       shuffles: identifies the stream's shuffles, plain JSON.
       seeds: the shuffles' state at the epoch's beginning; b"" if unknown.
-      first_batch: of the epoch, each component's checksum and whether its rows differ; None if none was read.
+      first_batch: for each component of the epoch's first batch, its checksum and whether its rows differ; None if no
+        batch was read.
     """
 
     shuffles: Any

@@ -1,4 +1,4 @@
-"""The contract of a source: examples with random access, in memory or in files. Host code that needs no TensorFlow."""
+"""The contract of a source: examples with random access, in memory or in files. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Spec:
     """The shape and dtype of one array of an example, like `tf.TensorSpec`.
 
     Attributes:
-      shape: of one example, without an axis of examples. None for dimensions that differ between examples, the first
-        ones.
-      dtype: NumPy's, also if made of TensorFlow's; `object` is strings.
+      shape: shape of one example, without an axis of examples. None for dimensions that differ between examples, the
+        first ones.
+      dtype: NumPy dtype, also if made from a TensorFlow one; `object` is strings.
       is_ragged: whether the examples came as a `tf.RaggedTensor`, which a Keras model then gets.
       has_lengths: whether sizes in unknown dimensions are the examples' own, not those of padding.
 
@@ -200,7 +200,7 @@ class Source(Split):
         Args:
           indices: [n] int64.
           seeds: [n, 2] int64, see `decode`.
-          stored: what `read` returns, as a nest of tensors [n, ...], of indices.
+          stored: returns for indices what `read` returns, as a nest of tensors [n, ...].
 
         Returns:
           Nest of tensors [n, ...], see `element_spec`.
@@ -304,7 +304,7 @@ class SourceSlice(WrappedSource):
     """The examples [first, stop) of a source.
 
     Args:
-      source: the whole.
+      source: the whole source.
       first: index of the first example.
       stop: index after the last one.
     """
@@ -355,7 +355,7 @@ class WithoutBadRecords(WrappedSource):
     The replacement depends only on the records, so it is the same on all workers and after a resume.
 
     Args:
-      source: the whole.
+      source: the whole source.
       limit: how many bad records are allowed; one more is an error.
       warn: receives the line of each skipped record, once.
 

@@ -1,6 +1,6 @@
 """Streams: examples that can only be read in sequence, e.g. a user's `tf.data.Dataset` or files without an index.
 
-Host code that builds pipelines and divides them among processes; `feeds.StreamedFeed` shuffles and batches.
+This module builds pipelines and divides them among processes; `feeds.StreamedFeed` shuffles and batches.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Stream(Split):
     """Examples of an epoch in sequence.
 
     Attributes:
-      length: examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` if only reading shows it.
+      length: number of examples in an epoch; `tf.data.UNKNOWN_CARDINALITY` if only reading shows it.
       ends: whether an epoch is known to end.
-      dataset: the user's, from which it reads.
+      dataset: the user's dataset, from which the stream reads.
       divides: whether workers may each read a part.
     """
 
@@ -120,7 +120,7 @@ class FileStream(Stream):
     The interleaving is deterministic, so an epoch's examples come in the same order each time.
 
     Args:
-      paths: of the files, the same on every worker.
+      paths: paths of the files, the same on every worker.
       read: path, a scalar string, -> `tf.data.Dataset` of the file's examples.
       length: examples in all files, if known.
       files_at_once: number of files to interleave, an example of each in turn.
@@ -214,7 +214,7 @@ class Endless(WrappedStream):
     """A stream for a run without epochs: it is not counted, and batches continue across passes.
 
     Args:
-      stream: of unknown length, or endless.
+      stream: stream of unknown length, or an endless one.
       epoch_examples: the nominal size of an epoch.
     """
 
@@ -247,12 +247,12 @@ def records(
     batches, and shuffled within the run's shuffle buffer by the feed. TensorFlow checks both checksums of each record.
 
     Args:
-      paths: of the files, the same on every worker.
+      paths: paths of the files, the same on every worker.
       parse: a batch of serialized records, [n] string, -> nest of tensors [n, ...]: (features, labels).
-      compression: of all files: "GZIP", "ZLIB" or "".
-      length: records in all files; None counts them once.
+      compression: compression of all files: "GZIP", "ZLIB" or "" for none.
+      length: number of records in all files; None counts them once.
       files_at_once: see `FileStream`.
-      contents: likewise.
+      contents: see `FileStream`.
     """
 
     def read(path: tf.Tensor) -> tf.data.Dataset:
@@ -272,7 +272,7 @@ class StreamPart:
     """One process's part of a stream.
 
     Attributes:
-      stream: its own files, or all files, of which it takes its rows of each batch.
+      stream: the process's own files, or all files, of which it takes its rows of each batch.
       counts: examples in each process's stream; a single number if all processes read all files.
       process: this process's index in `counts`.
       is_given: whether each process was given its own data, rather than a part of the same files.
@@ -324,13 +324,13 @@ def divide(
     its own rows, so batches don't depend on the number of processes.
 
     Args:
-      stream: the whole.
-      processes: `engine.strategies.base.Processes`.
+      stream: the whole stream.
+      processes: the training processes, `engine.strategies.base.Processes`.
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
         own part already. OFF in a dataset's options replaces AUTO.
       saved_counts: an earlier process's `StreamPart.metadata`: it is not counted again.
       watch: shows progress of counting.
-      timeout_seconds: see `StreamTimeout`, of counting.
+      timeout_seconds: limit on counting, see `StreamTimeout`.
 
     Raises:
       UsageError: the stream never ends, or there are too few files for FILE.

@@ -1,4 +1,4 @@
-"""Waits for data while there is progress, and no longer. Host code.
+"""Waits for data while there is progress, and no longer.
 
 A call that hangs in the operating system or in TensorFlow can't be interrupted: its thread is abandoned, and the run
 ends.
@@ -24,10 +24,10 @@ def wait_for_result(
     """Waits for a future and returns its result, or raises its exception.
 
     Args:
-      future: the future.
+      future: the future to wait for.
       timeout_seconds: limit on time without progress, not counting time while the process is stopped; 0 waits for ever.
       moved: returns another value after any progress.
-      stuck: returns the error, from the seconds without progress.
+      stuck: returns the error to raise after so many seconds without progress.
     """
     poll_seconds = min(_POLL_SECONDS, timeout_seconds / 4) if timeout_seconds else None
     idle, progress, before = 0.0, moved(), time.monotonic()
@@ -53,7 +53,7 @@ class StreamTimeout:
     A stream that computes is not stuck: filling a shuffle's buffer may take long before the first batch.
 
     Args:
-      files: that the stream reads, if known.
+      files: files that the stream reads, if known.
       timeout_seconds: limit on time without data and without computation; 0 waits for ever.
     """
 
@@ -65,7 +65,7 @@ class StreamTimeout:
 
         Args:
           function: waits for the stream.
-          moved: see `wait_for_result`; of the data so far.
+          moved: returns another value after any progress of the data, see `wait_for_result`.
 
         Raises:
           StuckStreamError: no data for too long.

@@ -1,4 +1,4 @@
-"""Views of a source or a stream: some of its examples, or weights for classes, outputs or steps. Host code.
+"""Views of a source or a stream: some of its examples, or weights for classes, outputs or steps.
 
 A view reads from its original, and copies only the labels and weights of arrays.
 """
@@ -108,8 +108,8 @@ def with_class_weights(split: Source | Stream, class_weight: Mapping[int, float]
     """Returns a split with the weights of its examples' classes; 1 for classes without one.
 
     Args:
-      split: with labels [n] or [n, 1] of classes, or [n, classes], whose largest counts; without weights.
-      class_weight: by class.
+      split: split without weights, with labels [n] or [n, 1] of classes, or [n, classes], whose largest counts.
+      class_weight: the weight of each class.
 
     Raises:
       UsageError: labels are not classes, the split has weights, or a key is not a class.
@@ -139,7 +139,7 @@ def with_output_weights(split: Source | Stream, shapes: Any) -> Source | Stream:
     """Returns a split with `WeighedLabels`; missing weights are 1.
 
     Args:
-      split: a single weight of an example applies to all its outputs and steps.
+      split: split in which a single weight of an example applies to all its outputs and steps.
       shapes: nest of the shapes of an example's weights.
     """
     labels = fields(split.element_spec).labels
@@ -200,7 +200,7 @@ def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: st
     """Returns a split whose labels and weights are computed from another's.
 
     Args:
-      split: with labels.
+      split: split with labels.
       function: maps labels and weights, if any, nests of tensors [n, ...], to new ones.
       tag: identifies the function, for the identity of a source.
     """
@@ -227,9 +227,9 @@ class _DecodedSource(WrappedSource):
     """A source whose examples are computed from another's.
 
     Args:
-      source: the other.
-      function: maps a nest of tensors [n, ...], n of its examples.
-      element_spec: of what it returns.
+      source: the other source.
+      function: maps a nest of tensors [n, ...], n of the other source's examples.
+      element_spec: spec of an example that `function` returns.
       tag: identifies the function, for the source's identity.
     """
 
@@ -249,9 +249,9 @@ class _PipedStream(WrappedStream):
     """A stream whose examples a pipeline computes from another's.
 
     Args:
-      stream: the other.
-      pipe: maps a dataset of examples.
-      is_whole: whether it maps each example to one, so that files can be divided first.
+      stream: the other stream.
+      pipe: maps a dataset of the other stream's examples.
+      is_whole: whether `pipe` maps each example to one, so that files can be divided first.
     """
 
     def __init__(self, stream: Stream, pipe: Callable[[tf.data.Dataset], tf.data.Dataset], is_whole: bool = True):

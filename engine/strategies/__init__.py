@@ -1,4 +1,7 @@
-"""Strategies: where steps run. base.py defines them; `register` adds one of your own."""
+"""Defines where steps run: strategies, see base.py; `register` adds one of your own. Runs on the host.
+
+Only the compiled steps run elsewhere: on the replicas, or with parameter servers on workers.
+"""
 
 from .feed_options import FeedOptions
 from .registry import StrategyOptions, register

@@ -1,4 +1,4 @@
-"""The contract of a strategy: `Strategy`, and the `Program` that it compiles. Host code.
+"""The contract of a strategy: `Strategy`, and the `Program` that it compiles.
 
 The outer loop, the hooks and the launcher use only these names. A strategy of your own is a subclass of `Strategy`,
 registered by `engine.strategies.register`. `Processes` is for several processes, with defaults for one.
@@ -30,7 +30,7 @@ from ..trainer import Trainer, computes_metrics
 from .pacing import Pace
 
 _ROWS_BYTES = 64 << 20  # of a program's rows, across processes, that are collected and exchanged at once
-_STEPS_PER_COLLECTION = 16  # likewise, if their sizes are unknown
+_STEPS_PER_COLLECTION = 16  # whose rows are collected and exchanged at once, if the rows' sizes are unknown
 
 
 class Stop(NamedTuple):
@@ -51,7 +51,7 @@ class Processes:
     """The communication of the training processes; this base class is for a single one.
 
     Attributes:
-      host_names: of the processes, for messages, in order.
+      host_names: names of the processes, for messages, in order.
       host: this process's index.
     """
 
@@ -123,7 +123,7 @@ class Processes:
         Call it after each call of the inner loop, except while agreed requests are pending.
 
         Args:
-          requests: of this process.
+          requests: requests of this process, a bit each.
           mask: the bits of all requests that the caller may make; others' stay.
         """
         return requests
@@ -166,14 +166,14 @@ class Program:
     """A compiled step on a feed: `Strategy.program` makes it, `Strategy.run` executes it.
 
     Args:
-      feed: of the steps' batches.
-      state: that steps change, and whose step they advance; None for an evaluation, which counts its own.
+      feed: feed of the steps' batches.
+      state: state that steps change, and whose step they advance; None for an evaluation, which counts its own.
 
     Attributes:
       step: the next step.
       jit: whether XLA compiles a whole call.
       unrolls: whether several small steps are one iteration, which takes longer to trace.
-      evaluation_pace: the steps of a call of an evaluation, of each of the processes that compute.
+      evaluation_pace: the pace of an evaluation: its steps per call, in each of the processes that compute.
       prediction_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return
         nothing, None if they are not traced.
     """
@@ -238,18 +238,18 @@ class Strategy(Processes, abc.ABC):
     A run calls `build`, `feed` and `bind` once, then `run` and `evaluate` alternately, and `close_feeds` at its end.
 
     Attributes:
-      name: for users.
+      name: name of the strategy, for users.
       distribution: the `tf.distribute.Strategy` of variables and replica code.
       num_replicas: number of synchronous replicas.
-      mesh: their layout; a global batch is divided along its data axis.
-      parallel_micro_batches: of a replica's batch: how many are computed in parallel, a thread each.
-      num_servers: parameter servers that hold the variables.
+      mesh: layout of the replicas; a global batch is divided along its data axis.
+      parallel_micro_batches: number of micro-batches of a replica's batch that are computed in parallel, a thread each.
+      num_servers: number of parameter servers that hold the variables.
       updates_here: whether the devices that compute gradients also apply them.
       returns_rows: whether its programs can return outputs of each example, for `compute_metrics` and predictions.
       trains_in_place: whether it can train variables created outside its scope, as one device can.
       computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are synchronized at multiples of this; 1 if they always are.
-      state: of the programs, once bound.
+      state: training state that the programs use, once bound.
       training: the program of the run's own training data.
       evaluation: the program of its evaluation data, or None.
     """
@@ -290,7 +290,7 @@ class Strategy(Processes, abc.ABC):
         Args:
           split: a `Source` or a `Stream`.
           global_batch_size: examples per step, across all replicas.
-          seed: of each epoch's shuffle; None keeps the examples' own order.
+          seed: seed of each epoch's shuffle; None keeps the examples' own order.
           saved_data: the `metadata()` of the feed's part in the run's newest checkpoint, which need not be determined
             again. With "resumed" if the batches have changed, for `Order.resumed`. Passed only if it is not {}: a
             strategy whose feeds have no metadata need not accept it.
@@ -329,7 +329,7 @@ class Strategy(Processes, abc.ABC):
 
         Args:
           step: "train" or "eval", the trainer's own; a `Prediction`; or replica code, whose steps count as training's.
-          feed: of this strategy.
+          feed: feed that this strategy made.
           jit: whether XLA compiles a whole call; see `no_jit_reason`.
         """
 
@@ -344,7 +344,7 @@ class Strategy(Processes, abc.ABC):
         """Returns the program of a step on external data. It is made once; close it after the call.
 
         Args:
-          step: of training, or of a new evaluation or prediction.
+          step: step of the program: "train", "eval" for a new evaluation, or a new `Prediction`.
           split: a `Source` or a `Stream`.
           *options: the batch size, the seed and the number of steps, see `ExternalFeed.set_data`.
         """
@@ -399,12 +399,12 @@ class Strategy(Processes, abc.ABC):
         Each call of the compiled loop takes about half a second, so that a signal is answered soon.
 
         Args:
-          program: of an evaluation or a prediction; None is the run's own evaluation.
+          program: program of an evaluation or a prediction; None is the run's own evaluation.
           between: called before each call of the compiled loop, and after the last, with the numbers of batches done
             and in all, and the sums so far; returns the most batches of the next call, or None for all.
           batches: how many of the first batches to evaluate; None is all.
-          keep: of a program that returns rows: receives them in the examples' order, in every process, several times: a
-            nest of arrays [n, ...] of the next n examples.
+          keep: receives the rows, if the program returns any, in the examples' order, in every process, several times:
+            a nest of arrays [n, ...] of the next n examples.
           ends: returns why this process wants to end the run, or None. It is called before each call of the loop.
 
         Raises:

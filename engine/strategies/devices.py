@@ -1,4 +1,4 @@
-"""Creates strategies by name, and their devices. Host code, before anything else uses a device."""
+"""Creates strategies by name, and their devices, before anything else uses a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def create(name: str, **settings: Any) -> Strategy:
     """Creates a strategy.
 
     Args:
-      name: of a built-in or registered strategy.
+      name: name of a built-in or registered strategy.
       settings: the fields of `StrategyOptions`.
     """
     options = StrategyOptions(**settings)

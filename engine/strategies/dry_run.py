@@ -1,4 +1,4 @@
-"""The variables that a function creates, found without creating them: a dry run. Host code."""
+"""The variables that a function creates, found without creating them: a dry run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class PlannedVariable:
     """A variable to be created.
 
     Attributes:
-      name, path: without, and with the scopes around it.
-      bytes: its own.
-      device: the requested one, or empty.
-      weight: its bytes, including those placed beside it.
+      name, path: the variable's name without, and with the scopes around it.
+      bytes: size in bytes of the variable alone.
+      device: the requested device, or empty.
+      weight: size in bytes of the variable and of those placed beside it.
     """
 
     name: str

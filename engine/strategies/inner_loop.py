@@ -91,7 +91,7 @@ class InnerLoop(Program):
         `observed` scalar bool, true at a step at which something is due.
       feed: one of `engine.data.feeds`.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
-      sums_dtype: of the metrics' sums; float64 unless the device lacks it.
+      sums_dtype: dtype of the metrics' sums; float64 unless the device lacks it.
       keeps_scores: return examples' scores for metrics of their ranking (`metrics.sums.stack`), not with XLA.
       returns_rows: steps return (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
       syncs: synchronize replicas that train independently; None if they are always synchronized.
@@ -100,7 +100,7 @@ class InnerLoop(Program):
       pace: the number of steps per call; None takes as many as possible.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       form: returns the values, other than its arguments, on which a traced step depends; each form has its own program.
-      batch_shares: one per replica, or per group that computes the same examples.
+      batch_shares: number of shares of a batch: one per replica, or per group that computes the same examples.
       doubts: what a trace of the step has left open, for a second one to decide.
 
     Attributes:
@@ -152,7 +152,7 @@ class InnerLoop(Program):
 
         Args:
           step: the global step of the first one.
-          limit: the largest number of steps.
+          limit: the largest number of steps to run.
           *loop_inputs: the other arguments of `_loop`, in a subclass.
           due: the step after which metrics are read, if known.
         """
@@ -266,7 +266,7 @@ class InnerLoop(Program):
         """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], with its scores; its rows.
 
         Args:
-          operands: of the call.
+          operands: operands of the call.
           numbers: [4] int64: the first step, and three offsets in the operands: its start, its stop, and that of the
             step whose costly figures (the gradients' norm) are needed, or -1.
         """

@@ -1,4 +1,4 @@
-"""Chooses for `jit=auto` by measuring both ways of running the training loop. Host code.
+"""Chooses for `jit=auto` by measuring both ways of running the training loop.
 
 XLA wins on some dense layers and loses on others, by a wide margin, so only a measurement decides.
 """
@@ -49,10 +49,10 @@ def measure(
     """Times the training program with and without XLA, and restores every variable.
 
     Args:
-      strategy: of the run.
-      state: of the run.
-      clock: returns seconds.
-      steps: the number that the run has left; None if it has no end.
+      strategy: strategy of the run.
+      state: state of the run.
+      clock: returns the time in seconds.
+      steps: number of steps that the run has left; None if it has no end.
 
     Returns:
       ({jit: (steps per second, the better of two; program)}, why entry True is missing, if it is): XLA can't compile

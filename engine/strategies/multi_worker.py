@@ -59,7 +59,7 @@ class MultiWorker(Replicated):
 
     Args:
       distribution: a `tf.distribute.MultiWorkerMirroredStrategy`.
-      task: of this process.
+      task: task of this process among the workers.
       feed_options, steps_per_loop: see `Replicated`.
       step_timeout_seconds: time without progress until this process names the stuck one and ends; 0 waits for ever.
       end_process: see `StrategyOptions`.
@@ -260,7 +260,7 @@ def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.Mult
     """Starts this worker's server and waits for all workers'. Before any op runs.
 
     Args:
-      task: of this process.
+      task: task of this process among the workers.
       communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).
     """
     # TensorFlow sends buffers in pieces of 4 KiB; larger ones double the rate of a ring over gRPC.

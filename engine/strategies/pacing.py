@@ -32,11 +32,11 @@ def lease_steps(left: int, workers: int, most: int, step_seconds: float, assign_
     for which this is least would end later.
 
     Args:
-      left: steps.
-      workers: that run leases.
-      most: steps.
-      step_seconds: of a worker; 0 if unknown.
-      assign_seconds: of the coordinator, per lease.
+      left: number of steps that remain.
+      workers: number of workers that run leases.
+      most: the largest number of steps of a lease.
+      step_seconds: duration of a step on a worker; 0 if unknown.
+      assign_seconds: time that the coordinator takes to assign a lease.
     """
     quickest = math.sqrt(left * assign_seconds / step_seconds) if step_seconds else 0.0
     return min(most, left, math.ceil(max(left / workers, quickest)))
@@ -51,12 +51,12 @@ class Pace:
         there, and at a step at which a hook is due.
       target_seconds: the intended duration. A call costs 1 to 3 ms: the host's Python with cold caches, overlap lost at
         its ends, and with several workers the wait for the slowest.
-      clock: seconds, for tests.
+      clock: returns the time in seconds; for tests.
 
     Attributes:
-      steps: approximate number for the next call. Calls divide the steps up to the next due one evenly, as far as sync
-        periods allow.
-      step_seconds: of the newest call that it was fitted to; 0 before any.
+      steps: approximate number of steps of the next call. Calls divide the steps up to the next due one evenly, as far
+        as sync periods allow.
+      step_seconds: duration of a step in the newest call that the pace was fitted to; 0 before any.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Pace:
         """Fits `steps` to the target; at most to 8 times as many. A fixed number does not change.
 
         Args:
-          steps: of a call.
-          seconds: of its steps.
-          overhead_seconds: of the call beside its steps, whatever their number.
+          steps: number of steps of a call.
+          seconds: duration of the call's steps.
+          overhead_seconds: time that the call takes beside its steps, whatever their number.
         """
         self.step_seconds = seconds / steps
         if not self._fixed:

@@ -27,13 +27,14 @@ class StrategyOptions:
     """Options for a run's strategy. Each strategy uses those that apply.
 
     Attributes:
-      distribution: in whose scope the model was made: mirrored trains it there, unless it is to have other devices.
+      distribution: `tf.distribute.Strategy` in whose scope the model was made: mirrored trains it there, unless it is
+        to have other devices.
       num_virtual_devices: split the CPU, or the only GPU, into so many logical devices first; 0 does not.
       mesh: sizes of the mesh's axes "data" and "model"; by default model is 1, and data the remaining replicas.
       shard_optimizer: whether replicas share optimizer state and updates, see `Mesh`.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
-      task: of this process among the workers of multi_worker.
-      servers: of parameter_server: its tasks' addresses and its own options.
+      task: task of this process among the workers of multi_worker.
+      servers: options of parameter_server: its tasks' addresses and its own.
       communication: how workers exchange sums, see `multi_worker.connect`.
       step_timeout_seconds: limit on waiting for other workers, see `MultiWorker`.
       end_process: called by a stuck process with the reason, a line whose settings are marked (`errors.setting`); None
@@ -41,8 +42,8 @@ class StrategyOptions:
       steps_per_loop: steps per compiled call; 0 fits them.
       feed_options: how data reaches the devices.
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
-      gpus: which GPUs, see `gpus.use_only`. By default one_device takes the first, and parameter_server's coordinator
-        none, since others compute.
+      gpus: the GPUs to use, see `gpus.use_only`. By default one_device takes the first, and parameter_server's
+        coordinator none, since others compute.
       deterministic: whether GPUs compute the same bits each time, by slower kernels; a few operations have none.
       owns_process: whether to set the whole process's threads, and hide GPUs that this run does not use.
     """

@@ -63,7 +63,7 @@ class WorkersLoop(InnerLoop):
       The rest is `InnerLoop`'s.
 
     Attributes:
-      agreed_steps: approximate number for the next call on all workers.
+      agreed_steps: approximate number of steps for the next call on all workers.
     """
 
     def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):

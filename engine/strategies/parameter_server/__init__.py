@@ -1,1 +1,1 @@
-"""Parameter servers: variables on servers, workers that pull and push as fast as each can."""
+"""Trains variables on servers, which workers pull and push as fast as each can. Runs on the coordinator and workers."""

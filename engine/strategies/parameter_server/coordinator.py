@@ -90,8 +90,8 @@ class _Open:
     """A lease in progress.
 
     Attributes:
-      failures: number of its errors.
-      begun: its steps, and how often it was begun when they were new.
+      failures: number of the lease's errors.
+      begun: number of the lease's counted steps, and how often it was begun when this number was new; None before.
     """
 
     lease: Lease
@@ -105,8 +105,8 @@ class Leases:
     """The bounded window of leases in progress on workers.
 
     Args:
-      coordinator: TensorFlow's.
-      cluster: its tasks' addresses.
+      coordinator: TensorFlow's `ClusterCoordinator`.
+      cluster: addresses of the cluster's tasks.
       timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever. `FIRST_CALL_FACTOR`
         times as long for a loop without a completed lease: workers build and optimize its graph.
       describe: describes a lease of a loop and a step of it, for messages.

@@ -34,8 +34,8 @@ class InputStats(NamedTuple):
     """Statistics of the input of one lease, or of several.
 
     Attributes:
-      seconds: for which steps waited for examples.
-      bytes: read.
+      seconds: time for which steps waited for examples.
+      bytes: number of bytes that were read.
       steps_ahead: steps whose examples were read before the steps before them were done.
       pieces: number of pieces of examples that were read.
     """
@@ -69,11 +69,11 @@ class LeaseFeed(Feed):
         """Runs a lease's steps [first, stop), as many at once as have examples ready. In a lease's graph.
 
         Args:
-          operands: of the lease.
-          first: step.
-          stop: step.
+          operands: operands of the lease.
+          first: first step to run.
+          stop: step after the last one to run.
           compute: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
-          state: carried by the steps.
+          state: state that steps pass on to the next ones.
 
         Returns:
           (the state after the last one; `InputStats` as [4] float64).
@@ -183,11 +183,11 @@ class ReadByWorkersFeed(_LeaseExamples):
     """A source that each worker reads itself: a lease's steps in pieces, the next while steps of one run.
 
     Args:
-      source: the coordinator's, the same as each worker's.
-      index: among its sources.
-      order: of its examples, with blocks of one step.
+      source: the coordinator's source, the same as each worker's.
+      index: index of the source among the coordinator's.
+      order: order of the source's examples, with blocks of one step.
       read_timeout_seconds: see `FeedOptions`.
-      padding: of examples of varying length; None if they have one shape.
+      padding: padding of examples of varying length; None if they have one shape.
     """
 
     random_access = True
@@ -348,10 +348,10 @@ def _piece_stats(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.
     """Returns the `InputStats` of a piece as [4] float64; all are 0 for a piece of no steps.
 
     Args:
-      since: when the steps before it were done.
-      there: when it was.
-      size: its bytes.
-      steps: that it is for.
+      since: time at which the steps before the piece were done.
+      there: time at which the piece had been read.
+      size: number of bytes read for the piece.
+      steps: number of steps that the piece is for.
     """
     steps = tf.cast(steps, tf.float64)
     waited = tf.maximum(there - since, 0.0)

@@ -29,10 +29,10 @@ class Lease(NamedTuple):
     """A range of steps of the data's order, scheduled for any worker.
 
     Attributes:
-      number: from 1 on, over the whole run of the process.
-      slot: its index among the counters while it is in progress.
+      number: number of the lease, from 1 on, over the whole run of the process.
+      slot: index of the lease among the counters while it is in progress.
       steps_before, starts_before: the slot's counts when the lease was created.
-      first, stop: the range, [first, stop).
+      first, stop: the range of steps, [first, stop).
     """
 
     number: int
@@ -56,10 +56,10 @@ class LeaseResult(NamedTuple):
         then the number of steps with 0, 1, ... of them (`LAGS`).
       first: the first of these steps.
       starts: how often the lease was started, by the counters; 0 if not counted.
-      seconds: its duration.
-      steps_seconds: the duration of its steps, without the messages before the first and after the last.
-      worker: that ran it.
-      input_stats: `InputStats`; [4] in the graph.
+      seconds: the duration of the lease.
+      steps_seconds: the duration of the lease's steps, without the messages before the first and after the last.
+      worker: index of the worker that ran the lease.
+      input_stats: `InputStats` of the lease; [4] in the graph.
     """
 
     sums: Any
@@ -127,9 +127,9 @@ class Pull:
     dtypes, and those on no server, are read where they are used.
 
     Args:
-      variables: Keras variables.
-      reduce_dtype: in which they are sent.
-      optimizers: the engine's.
+      variables: Keras variables to read.
+      reduce_dtype: dtype in which values are sent.
+      optimizers: the engine's optimizers.
       moved: Keras variables that layers may assign, which steps read themselves.
     """
 
@@ -187,7 +187,7 @@ class LeaseLoop(InnerLoop):
     """Runs a lease's steps without counting them: if steps are run twice, the last run's results are used.
 
     Args:
-      strategy, feed: as for `InnerLoop`.
+      strategy, feed: see `InnerLoop`.
       step: replica code, (batch, step, observed, pulled) -> metrics.
       pull: reads the variables that steps compute with; here once per lease.
     """
@@ -278,7 +278,7 @@ class UpdateLoop(LeaseLoop):
     another request.
 
     Args:
-      counters: of the steps.
+      counters: counters of the steps.
       The rest is `LeaseLoop`'s.
     """
 

@@ -42,8 +42,8 @@ class Placement:
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
-      num_servers: their number.
-      rules: the user's.
+      num_servers: number of parameter servers.
+      rules: the user's rules for placing variables.
     """
 
     def __init__(self, distribution, num_servers: int, rules: Sequence[Rule] = ()):

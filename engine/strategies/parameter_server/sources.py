@@ -41,7 +41,7 @@ class Sources:
 
     Args:
       load: returns the sources; called once, when first needed, and again after an error.
-      task: this one's name, for messages.
+      task: name of this task, for messages.
 
     Attributes:
       dismissed: set when the coordinator's run has succeeded.
@@ -174,12 +174,12 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
     """Reads examples in the executing process. In a graph.
 
     Args:
-      source: the coordinator's.
-      index: among its sources.
-      order: of its examples, with blocks of one step.
+      source: the coordinator's source.
+      index: index of the source among the coordinator's.
+      order: order of the source's examples, with blocks of one step.
       timeout_seconds: see `Reader`.
       indices: [n] int64.
-      step: of the first of them; determines the chunks to read ahead.
+      step: step of the first of the examples; determines the chunks to read ahead.
 
     Returns:
       (nest of tensors [n, ...], see `source.stored_spec`; int64, bytes read by the process since its last report)
@@ -197,9 +197,10 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
     """Compares each worker's sources with the coordinator's.
 
     Args:
-      sources: the coordinator's.
-      workers: their addresses.
-      timeout_seconds: for answers, times `FIRST_CALL_FACTOR`, since workers open their files; 0 waits for ever.
+      sources: the coordinator's sources.
+      workers: addresses of the workers.
+      timeout_seconds: limit on the wait for answers, times `FIRST_CALL_FACTOR`, since workers open their files; 0 waits
+        for ever.
 
     Raises:
       SourceError: a worker's differ, or can't be read.
