@@ -124,7 +124,7 @@ class Snapshots:
         except SaveError as error:
             is_written = False
             logging.warning("the snapshot of step %d is lost: %s", step, error)
-        # All go on alike: the first process has sealed it, or none may restore it.
+        # All processes use process 0's decision.
         return step if self._exchange_json(is_written)[0] else None
 
     def write_alone(self) -> int | None:

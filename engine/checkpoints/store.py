@@ -142,7 +142,7 @@ class Checkpoints:
         self._check_known()
         listed = self._catalogue.read_all()[0]
         swept = [os.path.basename(manifest.path) for manifest in listed if manifest.gone()]
-        if len(swept) < len(listed):  # else they are all that is left of a run, and show it
+        if len(swept) < len(listed):  # else keep the last trace of a run
             removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
         for name in removed:
             logging.info("removed %s, left by a process that was killed", name)

@@ -46,7 +46,7 @@ def dry_run(make: Callable[[], Any]) -> list[PlannedVariable]:
         variable = variable_without_value(shape, dtype, keywords.get("name"), keywords.get("trainable"))
         op = variable.handle.op
         (group,) = (name.decode().removeprefix("loc:@") for name in op.colocation_groups())
-        if group == op.name:  # beside nothing
+        if group == op.name:  # no sibling op
             by_op[op.name] = PlannedVariable(name, path, size, variable.device, size)
         else:
             by_op[group].weight += size
