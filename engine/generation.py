@@ -33,7 +33,7 @@ class Generates(Protocol):
 
         Args:
           tokens: int32 [batch, n], n from 1 to context - position, unknown when traced.
-          cache: of the `position` tokens before these. Its values beyond them are ignored.
+          cache: the cache of the `position` tokens before these. Its values beyond them are ignored.
           position: scalar int32, the position of the first of these tokens.
 
         Returns:

@@ -42,7 +42,8 @@ class Inventory:
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
-      applied_options: by the `id` of each optimizer, Keras's too, the run's options that it applies; found likewise.
+      applied_options: the run's options that each optimizer applies, by the optimizer's `id`, Keras's too; found on
+        first use.
     """
 
     def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
@@ -279,7 +280,7 @@ class Freezing:
     Args:
       rules: (regular expression, step): a weight whose path it matches is not updated before that step, with None
         never. If several match a weight, the latest step decides.
-      optimizers: all that update weights.
+      optimizers: all optimizers that update weights.
 
     Attributes:
       step: returns the run's step, which its `TrainState` sets.

@@ -24,7 +24,7 @@ class Snapshot(NamedTuple):
     """A state at one moment.
 
     Attributes:
-      entries: of its variables, and of TensorFlow's graph of the objects that have them.
+      entries: the entries of its variables, and of TensorFlow's graph of the objects that have them.
       variables: {checkpoint key: [shape, dtype name]}.
     """
 

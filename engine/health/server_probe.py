@@ -58,8 +58,8 @@ def watched(
     Time in which this process itself was stopped does not count.
 
     Args:
-      addresses: of the servers, host:port.
-      timeout_seconds: 0 disables it.
+      addresses: the addresses of the servers, host:port.
+      timeout_seconds: the time within which a server has to answer; 0 disables the check.
       probe_server: returns once a server has answered; called repeatedly, in a thread per server.
       end: called with the message; None prints it and the stacks, and ends the process.
     """

@@ -60,9 +60,9 @@ class Stragglers(Hook):
     Does not warn if that part is unknown, as on GPUs.
 
     Args:
-      names: of the workers, for messages.
+      names: the workers' names, for messages.
       ratio: a worker is slow if it takes this many times the others' median.
-      window_seconds: over which a worker is observed.
+      window_seconds: the seconds over which a worker is observed.
       windows: number of successive slow windows before a warning, which is repeated after as many.
       clock: returns seconds, for tests.
     """

@@ -13,7 +13,7 @@ class Figures:
     """Reads a trainer's learning rates, its loss scale and its tables' figures, without waiting for the device.
 
     Args:
-      trainer: built.
+      trainer: a trainer that is built.
     """
 
     def __init__(self, trainer):

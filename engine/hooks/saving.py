@@ -72,9 +72,10 @@ def restore(
     """Restores a run's state and hooks from a checkpoint. Host code, before the loop begins.
 
     Args:
-      checkpoints: to search.
+      checkpoints: the checkpoints to search.
       state: built, with the checkpoint's model and optimizer.
-      hooks: in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays new.
+      hooks: the hooks, in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays
+        new.
       manifest: the checkpoint's; None is the latest valid one.
       allow_changed: whether trained variables and the optimizer may differ; matching names are restored
         (`TrainState.matching`).

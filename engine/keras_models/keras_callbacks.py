@@ -164,7 +164,7 @@ class KerasCallbacks(Windowed):
         Keras knows only the direction of `loss` and of its own metrics, and raises after an epoch for others.
 
         Args:
-          kinds: of the measured metrics, by name.
+          kinds: the kinds of the measured metrics, by name.
 
         Raises:
           UsageError: the direction of a metric is unknown.

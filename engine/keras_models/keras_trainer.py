@@ -473,7 +473,7 @@ class KerasTrainer(Trainer):
         """Computes a batch's contribution to a metric that layers or `compute_loss` update.
 
         Args:
-          name: of the metric.
+          name: the metric's name.
           updates: the arguments of each; one number is a mean over the batch's examples.
           size: the examples of this replica.
           share: this replica's part of the batch, if the arguments are of the global batch.
@@ -598,10 +598,10 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
     """Copies weights and optimizer state to the user's model, if a copy of it was trained. Host code.
 
     Args:
-      trainer: of the run.
+      trainer: the run's trainer.
       trained: the run's model, with the weights that evaluations use.
       model: the argument of `KerasTrainer.for_model`; built if needed.
-      updates: of the model so far.
+      updates: the number of the model's updates so far.
     """
     vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
     if not model.built:

@@ -80,7 +80,7 @@ class EventKey(NamedTuple):
 
     Attributes:
       fits: returns whether a value matches; null always does (unknown, or not finite).
-      description: for docs/events.md.
+      description: the description for docs/events.md.
     """
 
     fits: Callable[[Any], bool]
@@ -266,7 +266,7 @@ class EventLog:
     counted, and each later event is an attempt. The first that succeeds follows a warning with the count.
 
     Args:
-      path: of the file; None writes nothing.
+      path: the file's path; None writes nothing.
     """
 
     def __init__(self, path: str | None):

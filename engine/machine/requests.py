@@ -42,7 +42,7 @@ class Requests:
     """The requests to one task.
 
     Args:
-      folder: of requests, see `RunDir.requests`; None disables them.
+      folder: the folder of requests, see `RunDir.requests`; None disables them.
       is_mine: returns whether a request of a kind, to a task, is for this one.
     """
 

@@ -51,7 +51,7 @@ class Sharding:
     *padded* where the sizes do not divide. Two pairs that name the same axis of the array split its pieces once more.
 
     Attributes:
-      shape: of the whole array.
+      shape: the shape of the whole array.
       axes: (axis of the array, name of the mesh's axis), in the order of splitting.
       mesh_shape: (name, size) of each axis of the mesh.
     """
@@ -191,10 +191,10 @@ class UpdateShard(NamedTuple):
     """How a variable's update is sharded over replicas.
 
     Attributes:
-      sharding: of the update; the variable's slots carry the same.
+      sharding: the sharding of the update; the variable's slots carry the same.
       axis: the array's axis that is split into equal pieces, one for each holder.
       holders: the replicas that hold the same values, as an axis of the mesh.
-      shape: of the values of each holder.
+      shape: the shape of the values of each holder.
     """
 
     sharding: Sharding

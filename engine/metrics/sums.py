@@ -39,8 +39,8 @@ class RowSpec(NamedTuple):
 
     Attributes:
       name: the metric's name.
-      kind: of its pairs.
-      rows: one, or one for each entry of a vector.
+      kind: the kind of the metric's pairs.
+      rows: the number of rows: one, or one for each entry of a vector.
     """
 
     name: str

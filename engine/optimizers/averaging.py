@@ -56,7 +56,7 @@ class Shadows:
         """Restarts averages from the variables' current values. Host code, called after weights were loaded.
 
         Args:
-          positions: of the pairs, in order; None is all.
+          positions: the positions of the pairs to restart, in order; None is all.
         """
         for position, pair in enumerate(self._pairs()):
             for variable, shadow in zip(*map(per_replica.components, pair), strict=True):
@@ -132,7 +132,7 @@ class WeightAverage(tf.Module, Shadows):
         """Updates the shadows once, after the variables' update. Replica code.
 
         Args:
-          variables: in any order; those not passed to `build` have no average.
+          variables: variables in any order; those not passed to `build` have no average.
           updates: scalar int64, the number of updates so far.
         """
         # 1 - min(decay, (1 + t) / (10 + t)); in float32, 1 - 0.9999 would have a relative error of 2e-4.

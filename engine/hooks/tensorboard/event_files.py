@@ -40,8 +40,8 @@ class _File:
     """An open event file.
 
     Attributes:
-      whole_bytes: its size at the last flush.
-      steps: of later events.
+      whole_bytes: the file's size at the last flush.
+      steps: the steps of the events since the last flush.
     """
 
     path: str

@@ -49,8 +49,8 @@ class Embedding(tf.Module):
 
     Args:
       name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
-      rows: of the table.
-      width: of the table.
+      rows: the number of rows of the table.
+      width: the number of values in a row.
       combiner: how the rows of an example with several ids are combined: "sum", "mean" or "sqrtn", as in
         `tf.nn.embedding_lookup_sparse`; None keeps them apart.
       hash_ids: ids are any integers or strings, and a hash chooses their row, which ids may share.
@@ -66,7 +66,7 @@ class Embedding(tf.Module):
       num_shards: None is one per server, but none smaller than `MIN_SHARD_BYTES`.
 
     Attributes:
-      reduce_dtype: in which servers send rows in training; in evaluation they are exact.
+      reduce_dtype: the dtype in which servers send rows in training; in evaluation they are exact.
       admits: whether lookups in training may assign rows to new ids.
 
     Raises:
