@@ -1,6 +1,6 @@
 """Checks of arguments by name: which ones a function takes, and the intervals in which their values lie.
 
-Host code without TensorFlow, so that command lines can be checked before TensorFlow starts.
+Needs no TensorFlow, so that command lines can be checked before TensorFlow starts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prepares a trainer for a run, with the functions that a custom `build` calls.
 
-Host code, in the strategy's scope, once.
+Each is called once, in the strategy's scope.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Yields the tokens that follow a row, without end. Host code.
+    """Yields the tokens that follow a row, without end.
 
     Every replica computes each token, because a model sharded over replicas sums across them. Such sums may not be in a
     loop within replica code, so the loop is here, on the host. With several processes, all have to take the same number

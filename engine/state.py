@@ -32,7 +32,7 @@ RULES = 10  # 10: seed generators of one seed sample alike
 
 
 class HookState(TrackableNode):
-    """State of hooks in a checkpoint besides plain JSON: scalar string variables, by name. Host code."""
+    """State of hooks in a checkpoint besides plain JSON: scalar string variables, by name."""
 
     optional_in_checkpoint = ("",)  # a run may continue with other hooks
 
@@ -69,7 +69,7 @@ class TrainState:
         self._named: set[int] = set()  # handles of variables that were logged
 
     def build(self, step_variable: tf.Variable | None = None) -> None:
-        """Makes the step counter. Host code, in the strategy's scope.
+        """Makes the step counter. Call it in the strategy's scope.
 
         Args:
           step_variable: the step counter of an earlier state of the trainer, whose compiled steps count in it; None

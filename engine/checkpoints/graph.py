@@ -1,4 +1,4 @@
-"""The graph of objects that a checkpoint has besides the values: walked, written, compared, restored. Host code.
+"""The graph of objects that a checkpoint has besides the values: walked, written, compared, restored.
 
 TensorFlow names a checkpoint's entries by the shortest path of attributes from the root to each variable, and matches
 by that graph when it reads. Both are followed here, for variables of any strategy and for Keras's.

@@ -1,4 +1,4 @@
-"""Snapshots of a run's state in memory: checkpoints that are written there, and to the disk only if needed. Host code.
+"""Snapshots of a run's state in memory: checkpoints that are written there, and to the disk only if needed.
 
 One has what a checkpoint has, and its values are read in the same way (`snapshot.take`). A process keeps all values
 that it has, not only those that it would write to a checkpoint: if another's memory is lost, it writes them instead.

@@ -1,4 +1,4 @@
-"""Lets processes that have shards of one state write its checkpoint together, in a shared directory. Host code.
+"""Lets processes that have shards of one state write its checkpoint together, in a shared directory.
 
 Each writes its *share*, files of its own in one temporary folder, and then atomically a *note* that lists the files or
 gives the reason why they could not be written. The process that seals the checkpoint reads the notes. Nothing else is

@@ -1,6 +1,6 @@
 """A checkpoint's entries, written and read: whole, or in slices of sharded variables and large tables.
 
-Host code. Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the
+Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the
 files, and the key is then one entry of the whole's shape, from which any other slice can be read.
 """
 

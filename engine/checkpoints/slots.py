@@ -1,4 +1,4 @@
-"""Memory for two snapshots, which outlives the process that writes them. Host code, no TensorFlow.
+"""Memory for two snapshots, which outlives the process that writes them. Needs no TensorFlow.
 
 Each slot is an anonymous file (memfd_create(2)), which exists as long as any process has it open: a task inherits those
 that its supervisor made. A slot's header is cleared before the slot is written, and written last: a snapshot whose

@@ -1,4 +1,4 @@
-"""Takes snapshots of a state: its variables as the entries of a checkpoint. Host code."""
+"""Takes snapshots of a state: its variables as the entries of a checkpoint."""
 
 from __future__ import annotations
 

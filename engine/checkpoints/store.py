@@ -1,4 +1,4 @@
-"""Checkpoints of everything a run needs to continue: written beside training, verified, kept, restored. Host code.
+"""Checkpoints of everything a run needs to continue: written beside training, verified, kept, restored.
 
 The order of writing makes a kill at any moment harmless: TensorFlow's files are written to a folder of their own, then
 a list of them; the files are moved to the directory; then the list is renamed to the manifest. The oldest checkpoints

@@ -1,4 +1,4 @@
-"""Loads the weights of one object from another run's checkpoint. Host code."""
+"""Loads the weights of one object from another run's checkpoint."""
 
 from __future__ import annotations
 

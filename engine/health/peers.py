@@ -1,4 +1,4 @@
-"""Heartbeats between workers, independent of TensorFlow: progress, and why they end. Host code.
+"""Heartbeats between workers, independent of TensorFlow: progress, and why they end.
 
 They are UDP datagrams, at the port number of TensorFlow's TCP server. TensorFlow's own key-value store (its
 coordination service) does not suffice: it is in task 0, so all calls hang if that is stopped; keys can't be

@@ -1,4 +1,4 @@
-"""Detects parameter servers that don't answer, so that a coordinator does not wait for ever. Host code.
+"""Detects parameter servers that don't answer, so that a coordinator does not wait for ever.
 
 A process that has ended refuses connections at once. For one that is stopped or unreachable, TensorFlow waits without
 limit: for a variable's value, a checkpoint's file, its part of an update.

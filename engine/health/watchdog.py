@@ -1,6 +1,6 @@
 """Ends a run whose workers would wait for each other for ever, and names the one that they wait for.
 
-Host code, in its own thread: a collective operation blocks the main thread without running Python.
+The watchdog has its own thread: a collective operation blocks the main thread without running Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warns of what slows a run: steps that wait for input, and a worker that is slower than the others. Host code.
+"""Warns of what slows a run: steps that wait for input, and a worker that is slower than the others.
 
 What workers exchange anyway is read for that every few seconds, which waits for the devices to reach the newest of it.
 """

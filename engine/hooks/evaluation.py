@@ -1,4 +1,4 @@
-"""Evaluation during a run, with the weights' moving average, if any. Host code."""
+"""Evaluation during a run, with the weights' moving average, if any."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CURE = (
 def averaged_weights(trainer, final: bool = False):
     """Sets every variable with a moving average to it, and restores the variables afterwards, to the bit.
 
-    Host code, outside replicas: an assignment reaches the copies on all of them. Does nothing without `ema_decay`.
+    Call it outside replicas: an assignment reaches the copies on all of them. Does nothing without `ema_decay`.
 
     Args:
       trainer: the run's trainer.

@@ -1,4 +1,4 @@
-"""Frees the rows of embedding tables whose ids training no longer sees. Host code."""
+"""Frees the rows of embedding tables whose ids training no longer sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a run other than metrics: learning rates, the loss scale, rows of tables. Host code."""
+"""Figures of a run other than metrics: learning rates, the loss scale, rows of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run's wall time was spent, since its first start and over all attempts. Host code."""
+"""How a run's wall time was spent, since its first start and over all attempts."""
 
 from __future__ import annotations
 

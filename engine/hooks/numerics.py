@@ -1,4 +1,4 @@
-"""Handles non-finite numbers: stops before they are saved, and reports their origin. Host code."""
+"""Handles non-finite numbers: stops before they are saved, and reports their origin."""
 
 from __future__ import annotations
 

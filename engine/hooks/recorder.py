@@ -1,4 +1,4 @@
-"""Records a run as it goes, in `events.jsonl`: its rates and metrics, evaluations, checkpoints, warnings. Host code.
+"""Records a run as it goes, in `events.jsonl`: its rates and metrics, evaluations, checkpoints, warnings.
 
 docs/events.md describes the events. Lines are formatted and written in a thread; the training thread only keeps calls'
 results, unread.

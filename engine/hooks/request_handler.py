@@ -1,4 +1,4 @@
-"""Handles requests to a running job: a profile, all stacks, a checkpoint, its status, a stop. Host code.
+"""Handles requests to a running job: a profile, all stacks, a checkpoint, its status, a stop.
 
 A thread answers what it can immediately, and each call of the inner loop ends with a look, so that a stop takes effect
 there. Checkpoints and profiles are made between calls; since several workers must make the same calls, all are notified

@@ -1,4 +1,4 @@
-"""Hooks that save checkpoints, the newest and the best, and restoring. Host code."""
+"""Hooks that save checkpoints, the newest and the best, and restoring."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def restore(
     allow_changed: bool = False,
     meter: Meter | None = None,
 ) -> Manifest | None:
-    """Restores a run's state and hooks from a checkpoint. Host code, before the loop begins.
+    """Restores a run's state and hooks from a checkpoint. Call it before the loop begins.
 
     Args:
       checkpoints: the checkpoints to search.

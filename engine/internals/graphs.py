@@ -1,4 +1,4 @@
-"""Searches a traced function's graph, and those that it calls: branches, loops, functions. Host code."""
+"""Searches a traced function's graph, and those that it calls: branches, loops, functions."""
 
 from __future__ import annotations
 

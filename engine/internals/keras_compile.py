@@ -1,6 +1,6 @@
 """The results of a Keras model's `compile`, as read by Keras: losses by output, metrics by name.
 
-Besides `keras.py`, the only code that calls Keras's private functions. Host code; replica code calls `Losses`.
+Besides `keras.py`, the only code that calls Keras's private functions. Replica code calls `Losses`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TensorFlow's private functions, each behind a name that says its purpose; no other file calls them. Host code.
+"""TensorFlow's private functions, each behind a name that says its purpose; no other file calls them.
 
 `tests/engine/internals/test_private_names.py` lists those that a new TensorFlow lacks.
 """

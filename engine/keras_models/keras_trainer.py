@@ -218,21 +218,21 @@ class KerasTrainer(Trainer):
         return max(int(inner.iterations.numpy()), vars(model).get(_UPDATES, 0))
 
     def restart(self, updates_before: int) -> None:
-        """Prepares for another run of the same model itself, whose compiled steps are used again. Host code."""
+        """Prepares for another run of the same model itself, whose compiled steps are used again."""
         self.run_context.updates_before.assign(updates_before)
         keras.seed_again(self.run_context.host_seed)
         self._continue_from(self.model.optimizer)
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
-        """The variables of the compiled optimizer, with the present loss scale. Host code."""
+        """The variables of the compiled optimizer, with the present loss scale."""
         if self.inventory.loss_scale and hasattr(self.model.optimizer, "dynamic_scale"):
             self.inventory.loss_scale.copy_to(self.model.optimizer)
         return self.model.optimizer.variables
 
     @property
     def unreset(self) -> list[str]:
-        """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run. Host code."""
+        """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run."""
         by_name = self._metrics.by_name if self._metrics else {}
         return [name for name, metric in by_name.items() if keras.is_unreset(metric.metric)]
 
@@ -595,7 +595,7 @@ def _size(batch) -> tf.Tensor:
 
 
 def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model, updates: int) -> None:
-    """Copies weights and optimizer state to the user's model, if a copy of it was trained. Host code.
+    """Copies weights and optimizer state to the user's model, if a copy of it was trained.
 
     Args:
       trainer: the run's trainer.

@@ -1,4 +1,4 @@
-"""Tries users' code, such as Keras's metrics and losses, on small random batches. Host code."""
+"""Tries users' code, such as Keras's metrics and losses, on small random batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run, `events.jsonl`: one JSON object per line, by `SCHEMA`. Host code.
+"""The record of a run, `events.jsonl`: one JSON object per line, by `SCHEMA`.
 
 Anyone may have written the file: lines that don't match the schema are not events, and readers skip them.
 """

@@ -1,4 +1,4 @@
-"""Reads and writes files safely: only regular files, completely or not at all. Host code.
+"""Reads and writes files safely: only regular files, completely or not at all.
 
 Whoever can write to a folder may put a link, a pipe or a device where a file is expected. So new files get
 unpredictable names and then replace whatever is there; files to read or append to are checked after opening.

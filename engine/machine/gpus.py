@@ -1,4 +1,4 @@
-"""Selects this process's GPUs, and how much of their memory. Host code, before any use of a device."""
+"""Selects this process's GPUs, and how much of their memory. Call it before any use of a device."""
 
 from __future__ import annotations
 

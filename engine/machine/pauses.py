@@ -1,4 +1,4 @@
-"""Pauses of this process: SIGSTOP, Ctrl-Z, a frozen container or virtual machine. Host code."""
+"""Pauses of this process: SIGSTOP, Ctrl-Z, a frozen container or virtual machine."""
 
 from __future__ import annotations
 

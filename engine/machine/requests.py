@@ -1,4 +1,4 @@
-"""Requests to a running job, by files in its run_dir, without an open port. Host code.
+"""Requests to a running job, by files in its run_dir, without an open port.
 
 The client puts a request into a folder there; each task checks it, and the addressed one puts its answer beside it.
 Files are only data: anything but a small regular file with known words is ignored. The client removes both.

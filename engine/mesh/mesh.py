@@ -27,7 +27,7 @@ _keys = itertools.count(1 << 30)
 
 
 def current_mesh() -> Mesh:
-    """Returns the mesh in whose scope variables are made; outside of one, a mesh along data only. Host code."""
+    """Returns the mesh in whose scope variables are made; outside of one, a mesh along data only."""
     return _entered.get() or Mesh()
 
 
@@ -226,7 +226,7 @@ class Mesh:
         return self._model_size > 1
 
     def batch_share(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns which share of a batch a replica gets: (its number, how many there are). Host code."""
+        """Returns which share of a batch a replica gets: (its number, how many there are)."""
         return replica // self._model_size, replicas // self._model_size
 
     def once(self, count: tf.Tensor) -> tf.Tensor:

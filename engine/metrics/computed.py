@@ -1,4 +1,4 @@
-"""Calls `Trainer.compute_metrics` at the chief, and gives all workers its metrics. Host code."""
+"""Calls `Trainer.compute_metrics` at the chief, and gives all workers its metrics."""
 
 from __future__ import annotations
 

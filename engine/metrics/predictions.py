@@ -1,4 +1,4 @@
-"""Per-example values of an evaluation: in memory up to a bound, beyond it in a temporary file. Host code."""
+"""Per-example values of an evaluation: in memory up to a bound, beyond it in a temporary file."""
 
 from __future__ import annotations
 

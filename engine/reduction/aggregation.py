@@ -38,7 +38,9 @@ class Aggregated(NamedTuple):
 
 @contextlib.contextmanager
 def declared() -> Iterator[dict[int, Aggregated]]:
-    """Makes each replica assign the untrained variables created in this context by itself. Host code, in scope.
+    """Makes each replica assign the untrained variables created in this context by itself.
+
+    Enter it on the host, in the strategy's scope.
 
     Yields:
       Those with a declared aggregation, by the `id` of the tf.Variable. Excluded are those that synchronize on read,

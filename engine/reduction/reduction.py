@@ -74,11 +74,11 @@ class Reduction(tf.Module):
         return {} if self.reduce_dtype == tf.float32 else {"reduce_dtype": self.reduce_dtype.name}
 
     def slot_scope(self):
-        """Returns the context in which an optimizer's variables are made, in the strategy's scope. Host code."""
+        """Returns the context in which an optimizer's variables are made, on the host, in the strategy's scope."""
         return contextlib.nullcontext()
 
     def build(self, variables: Sequence, state: Sequence[Aggregated] = ()) -> None:
-        """Makes the state that is kept between steps, if any. Host code, in the strategy's scope, once.
+        """Makes the state that is kept between steps, if any. Call it once, on the host, in the strategy's scope.
 
         Args:
           variables: all variables whose gradients may be summed, Keras's or TensorFlow's.

@@ -105,7 +105,7 @@ def labels_as_numbers(batch, trainer) -> Iterator[None]:
 
 
 def warn_of_rounded(trainer, features) -> None:
-    """Warns of each feature with integers that the model casts to floats inexactly. Host code.
+    """Warns of each feature with integers that the model casts to floats inexactly.
 
     Ids that stay integers are fine. Traces `forward` if there are numbers that large.
 

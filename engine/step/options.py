@@ -1,6 +1,6 @@
 """The options of a step, and which of them a run's steps apply: an option that is set and never applied is an error.
 
-Code that applies an option marks it while a step is traced; reading one marks nothing. Host code.
+Code that applies an option marks it while a step is traced; reading one marks nothing.
 """
 
 from __future__ import annotations

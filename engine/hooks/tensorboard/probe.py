@@ -1,4 +1,4 @@
-"""Observes a step's computation for TensorBoard, without changing the run. Host code around replica code."""
+"""Observes a step's computation for TensorBoard, without changing the run. Called on the host."""
 
 from __future__ import annotations
 

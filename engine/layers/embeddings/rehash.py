@@ -1,4 +1,4 @@
-"""Gives a table's ids rows in another number of rows or shards, by the hashes and rules of `Admission`. Host code."""
+"""Gives a table's ids rows in another number of rows or shards, by the hashes and rules of `Admission`."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ class Dense(tf.keras.layers.Layer):
       split: how the weights are sharded; `"columns"` followed by `"rows"` makes a block that sends once each way.
       activation: an activation as in Keras; with `"rows"` it is applied to the sum.
       use_bias: whether to add b, initially zeros.
-      stddev: the standard deviation of the normal distribution that W is sampled from; None is Glorot's, sqrt(2 /
-        (inputs + units)).
+      stddev: the standard deviation of W's normal distribution; None is Glorot's, sqrt(2 / (inputs + units)).
       **arguments: as Keras's `Layer`.
     """
 
