@@ -1,6 +1,7 @@
 """The training engine: explicit, distributed training loops for TensorFlow 2. Reads no flag and no environment.
 
-Its names are imported on first use, so that code that runs before TensorFlow can use the folders that do not need it.
+Runs on the host, except what says "Replica code", and the folders whose first line says so. Its names are imported on
+first use, so that code that runs before TensorFlow can use the folders that do not need it.
 
 Raises:
   ImportError: Keras already runs on another backend than TensorFlow.

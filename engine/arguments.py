@@ -1,6 +1,6 @@
 """Checks of arguments by name: which ones a function takes, and the intervals in which their values lie.
 
-Host code without TensorFlow, so that command lines can be checked before TensorFlow starts.
+Needs no TensorFlow, so that command lines can be checked before TensorFlow starts.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
     """Returns the problem of an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
 
     Args:
-      intervals: of the arguments that have one.
-      name: the argument's.
+      intervals: the intervals of the arguments that have one, by name.
+      name: the argument's name.
       value: a number, or a tuple or list of them. None (the rule's choice) is always valid.
     """
     interval = intervals.get(name)

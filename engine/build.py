@@ -1,6 +1,6 @@
 """Prepares a trainer for a run, with the functions that a custom `build` calls.
 
-Host code, in the strategy's scope, once.
+Each is called once, in the strategy's scope.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def build_embeddings(trainer) -> None:
     """Makes the shards of the embeddings among a trainer's attributes.
 
     Args:
-      trainer: whose `build` calls this; the default one does.
+      trainer: the trainer whose `build` calls this; the default one does.
 
     Raises:
       UsageError: a table can't be combined with micro-batches, as `admit_after` counts a step's ids once.
@@ -158,8 +158,8 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
     """Makes an optimizer for variables: its slots, each variable's learning rate, and the weights' average.
 
     Args:
-      trainer: whose `build` calls this; its `learning_rate_multiplier` is called for each variable.
-      variables: all that it updates.
+      trainer: the trainer whose `build` calls this; its `learning_rate_multiplier` is called for each variable.
+      variables: all variables that the optimizer updates.
       optimizer: the engine's, or Keras's, which is adapted; None calls the trainer's `build_optimizer`.
 
     Raises:
@@ -198,7 +198,7 @@ def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRate
     It applies `learning_rate`, `learning_rate_schedule` and `warmup_steps`, which otherwise would be an error.
 
     Args:
-      trainer: whose `build` or `build_optimizer` calls this.
+      trainer: the trainer whose `build` or `build_optimizer` calls this.
 
     Example:
       >>> def build_optimizer(self):  # in a Trainer

@@ -1,4 +1,4 @@
-"""The errors that Crankshaft raises, and one-line reasons of other exceptions. Host code, no TensorFlow.
+"""The errors that Crankshaft raises, and one-line reasons of other exceptions. Needs no TensorFlow.
 
 The message of each error is one line with the value, the expectation and the cure; a process that it ends has its exit
 code. A setting in the message is NAME=VALUE, whether a flag or a keyword sets it.
@@ -43,7 +43,7 @@ class CrankshaftError(Exception):
 
     Attributes:
       message: the line.
-      exit_code: of a process that it ends.
+      exit_code: the exit code of a process that the error ends.
     """
 
     exit_code = EXIT_FAILED
@@ -77,8 +77,8 @@ class BadRecordError(SourceError):
     """One example can't be read, but others can.
 
     Args:
-      example: its index.
-      message: the line.
+      example: the example's index.
+      message: the line that describes the failure.
     """
 
     def __init__(self, example: int, message: str):

@@ -33,7 +33,7 @@ class Generates(Protocol):
 
         Args:
           tokens: int32 [batch, n], n from 1 to context - position, unknown when traced.
-          cache: of the `position` tokens before these. Its values beyond them are ignored.
+          cache: the cache of the `position` tokens before these. Its values beyond them are ignored.
           position: scalar int32, the position of the first of these tokens.
 
         Returns:
@@ -109,7 +109,7 @@ def generate(
     top_k: int = 0,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Yields the tokens that follow a row, without end. Host code.
+    """Yields the tokens that follow a row, without end.
 
     Every replica computes each token, because a model sharded over replicas sums across them. Such sums may not be in a
     loop within replica code, so the loop is here, on the host. With several processes, all have to take the same number

@@ -1,4 +1,4 @@
-"""Finds the models, layers, tables, optimizers and variables of a trainer, and which weights are frozen. Host code.
+"""Finds the models, layers, tables, optimizers and variables of a trainer, and which weights are frozen.
 
 The steps at which the frozen weights change are known in advance. The outer loop ends a call there, and each set of
 frozen weights has a compiled program of its own, in which they get no gradient: the backward pass ends where only
@@ -42,7 +42,8 @@ class Inventory:
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
-      applied_options: by the `id` of each optimizer, Keras's too, the run's options that it applies; found likewise.
+      applied_options: the run's options that each optimizer applies, by the optimizer's `id`, Keras's too; set by
+        `build.prepare`.
     """
 
     def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
@@ -279,7 +280,7 @@ class Freezing:
     Args:
       rules: (regular expression, step): a weight whose path it matches is not updated before that step, with None
         never. If several match a weight, the latest step decides.
-      optimizers: all that update weights.
+      optimizers: all optimizers that update weights.
 
     Attributes:
       step: returns the run's step, which its `TrainState` sets.

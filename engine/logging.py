@@ -1,4 +1,4 @@
-"""Crankshaft's log: Python's logger `crankshaft`, to which the program gives handlers and levels. Host code.
+"""Crankshaft's log: Python's logger `crankshaft`, to which the program gives handlers and levels.
 
 The functions of Python's `logging` and of absl's would give the root logger a handler where it has none.
 """

@@ -25,12 +25,12 @@ class Loop:
       strategy: bound to the state and the data.
       state: changed by steps; it may be restored afterwards.
       hooks: called in this order, after `Eviction`.
-      until_step: at which the run ends; None if only its caller knows.
+      until_step: the step at which the run ends; None if only its caller knows.
       clock: returns seconds; the clock may stop while the process is stopped.
 
     Attributes:
       meter: merges the calls' segments.
-      status: of the run; its `stop` and `agreed_stop` are the reason if it ended early.
+      status: the run's status; its `stop` and `agreed_stop` are the reason if it ended early.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Loop:
         """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop.
 
         Args:
-          step: at which to end.
-          program: of steps on external data; None is the run's own.
+          step: the step at which to end.
+          program: a program of steps on external data; None is the run's own.
 
         Returns:
           The totals of these steps, unread.
@@ -195,7 +195,7 @@ class _TimeLeft:
 
     Args:
       until_step: the run's last step; None if it is unknown.
-      step: the present one.
+      step: the present step.
     """
 
     def __init__(self, until_step: int | None, step: int):

@@ -1,4 +1,4 @@
-"""Measures a run: merges the statistics of the inner loop's calls for all that report them. Host code.
+"""Measures a run: merges the statistics of the inner loop's calls for all that report them.
 
 The loop passes each call's `Segment` to one `Meter`. A reporter, such as a hook, has a `Window` of the meter, and takes
 from it the `Totals` of the calls since it last took them. Each call is merged once, for any number of windows: the
@@ -22,12 +22,12 @@ class Segment(NamedTuple):
 
     Attributes:
       first_step: the global step at which it began.
-      steps: steps done.
-      examples: in their batches; an epoch's last batch may be smaller.
+      steps: the number of steps done.
+      examples: the number of examples in their batches; an epoch's last batch may be smaller.
       sums: the metrics, unread: reading waits for the device. None before the first call, and of a step left out.
       seconds: wall time.
-      input_seconds: of them, spent waiting for input.
-      input_bytes: read meanwhile by this process, mostly ahead; None if steps read no data.
+      input_seconds: the part of `seconds` spent waiting for input.
+      input_bytes: the bytes read meanwhile by this process, mostly ahead; None if steps read no data.
       steps_ahead: steps whose examples are read but not used yet; None if unknown.
       workers: each worker's figures, unread, if there are several (`WorkerRows`).
       compiles: whether a program was compiled.
@@ -49,7 +49,7 @@ class Totals:
     """Merged calls: their steps, examples, time and input, the metrics and the workers' figures.
 
     Args:
-      sums: of the metrics, as `host_state` returned them.
+      sums: the metrics' sums, as `host_state` returned them.
     """
 
     def __init__(self, sums: Mapping[str, Sequence] | None = None):
@@ -206,7 +206,7 @@ class Meter:
         """Makes a window, which begins with the next call.
 
         Args:
-          name: by which a checkpoint keeps it, numbered if repeated: `log-2`. None is not kept.
+          name: the name by which a checkpoint keeps the window, numbered if repeated: `log-2`. None is not kept.
           leaves_out_first: whether the run's first call, which compiles, is left out once there is another.
         """
         window = Window(self, leaves_out_first)

@@ -32,7 +32,7 @@ RULES = 10  # 10: seed generators of one seed sample alike
 
 
 class HookState(TrackableNode):
-    """State of hooks in a checkpoint besides plain JSON: scalar string variables, by name. Host code."""
+    """State of hooks in a checkpoint besides plain JSON: scalar string variables, by name."""
 
     optional_in_checkpoint = ("",)  # a run may continue with other hooks
 
@@ -69,10 +69,11 @@ class TrainState:
         self._named: set[int] = set()  # handles of variables that were logged
 
     def build(self, step_variable: tf.Variable | None = None) -> None:
-        """Makes the step counter. Host code, in the strategy's scope.
+        """Makes the step counter. Call it in the strategy's scope.
 
         Args:
-          step_variable: of an earlier state of the trainer, whose compiled steps count in it; None makes one.
+          step_variable: the step counter of an earlier state of the trainer, whose compiled steps count in it; None
+            makes one.
         """
         aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if step_variable is None:
@@ -111,7 +112,7 @@ class TrainState:
         """Checks that a checkpoint would have every variable that a step trains, and all that the program writes.
 
         Args:
-          graph: in which the step was traced.
+          graph: the graph in which the step was traced.
 
         Raises:
           UsageError: it reads a trainable variable that is not among the trainer's, or writes something that is not.
@@ -176,10 +177,10 @@ class TrainState:
         """Checks that the variables that a step assigns are equal on all replicas afterwards: see `aggregation.check`.
 
         Args:
-          graph: in which the step was traced.
-          batch: with which it was traced.
+          graph: the graph in which the step was traced.
+          batch: the batch with which the step was traced.
           averaged: the `id`s of variables that the step itself averages across replicas.
-          replicas: their number.
+          replicas: the number of replicas.
           doubts: see `aggregation.check`.
         """
         inventory = self.trainer.inventory
@@ -193,7 +194,7 @@ class TrainState:
         """Checks that a step with parameter servers only adds to shared variables, or replaces them.
 
         Args:
-          graph: in which the step was traced.
+          graph: the graph in which the step was traced.
           shared: the step's readings, if several workers share the weights that it trains.
 
         Raises:
@@ -273,7 +274,7 @@ class TrainState:
         reduction's memory, which are not kept by name, are restored if all variables are the same, else they are new.
 
         Args:
-          manifest: of the checkpoint.
+          manifest: the checkpoint's manifest.
         """
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.key_prefix(("trainer", "reduction"))
@@ -365,10 +366,10 @@ def _moved_slots(
 
     Args:
       at: the attributes from the state to the optimizer.
-      optimizer: built.
+      optimizer: an optimizer that is built.
       before: names of the variables of the checkpoint's optimizer, in its order; tables may have had another number of
         shards.
-      now: names of this one's.
+      now: names of the variables of the optimizer here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables
     counts, positions, moved = graph.checkpoint_key((*at, "update_counts")), [0] * len(now), {}

@@ -1,6 +1,6 @@
 """The class that users subclass: a model, a loss and one training step, written for one device.
 
-The methods up to `build` are host code, run once in the strategy's scope; the steps are compiled replica code.
+The methods up to `build` run once on the host, in the strategy's scope; the steps are compiled replica code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Trainer(tf.Module):
     # -- to override --------------------------------------------------------------------------------------------------
 
     def build_model(self) -> tf.keras.Model:
-        """Returns the Keras model. Host code, run once in the strategy's scope, after the seed is set."""
+        """Returns the Keras model. Called once, in the strategy's scope, after the seed is set."""
         raise UsageError(f"{type(self).__name__} has no build_model(self); return a Keras model from it")
 
     def build_optimizer(self) -> optimizers.Optimizer:
@@ -57,7 +57,7 @@ class Trainer(tf.Module):
         return optimizers.make_from_options(self.run_context.options)
 
     def learning_rate_multiplier(self, variable) -> float:
-        """Returns the factor of a variable's learning rate and weight decay. Host code.
+        """Returns the factor of a variable's learning rate and weight decay.
 
         As in PyTorch's parameter groups. 0 freezes the variable: no gradient, no update, no slots. A layer's
         variables are recognized by `variable.path`.
@@ -110,7 +110,7 @@ class Trainer(tf.Module):
         return {"outputs": outputs} if labels is None else {"outputs": outputs, "labels": labels}
 
     def compute_metrics(self, predictions: Predictions) -> dict[str, Any]:
-        """Computes metrics of a whole evaluation, such as mAP, BLEU, or NDCG per user. Host code, at the chief.
+        """Computes metrics of a whole evaluation, such as mAP, BLEU, or NDCG per user. Runs at the chief.
 
         Override it for metrics that are no means over examples. It is called once per evaluation; all workers get its
         metrics, which are shown, recorded and monitored (`max:eval_NAME`) like those of `metrics`.

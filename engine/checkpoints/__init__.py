@@ -1,4 +1,4 @@
-"""Checkpoints of everything that a run needs to continue.
+"""Checkpoints of everything that a run needs to continue. Runs on the host.
 
 Names are imported on first use: manifests and `RunDir` are read before TensorFlow is imported.
 """

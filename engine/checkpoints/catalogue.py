@@ -1,4 +1,4 @@
-"""Caches a directory's checkpoints: each manifest is parsed once, each file hashed once. Host code.
+"""Caches a directory's checkpoints: each manifest is parsed once, each file hashed once.
 
 A file that is unchanged, by inode, size and time of change, is not read again: a run that keeps a thousand checkpoints
 would otherwise parse them all at each save, and a reader that looks for new ones would hash all known ones.

@@ -1,4 +1,4 @@
-"""The graph of objects that a checkpoint has besides the values: walked, written, compared, restored. Host code.
+"""The graph of objects that a checkpoint has besides the values: walked, written, compared, restored.
 
 TensorFlow names a checkpoint's entries by the shortest path of attributes from the root to each variable, and matches
 by that graph when it reads. Both are followed here, for variables of any strategy and for Keras's.
@@ -44,7 +44,7 @@ class Moved(NamedTuple):
     """Where a checkpoint has a variable's values, or those of each shard of the variable's table.
 
     Attributes:
-      prefixes: of the checkpoint's keys.
+      prefixes: the prefixes of the checkpoint's keys.
       shard, number: see `slices.ShardRows`.
       positions: for each element of a vector here, its position there, or None to make it 0; None reads all.
       table: the identity of the variable's table here, see `variables.table_identity`.
@@ -81,9 +81,9 @@ class _Table(NamedTuple):
     """A table here, and where a checkpoint has it.
 
     Attributes:
-      table: this one.
-      prefixes: of the checkpoint's keys of each shard.
-      admissions: of those of each shard's admission, if ids get other rows here.
+      table: the table here.
+      prefixes: the prefix of the checkpoint's keys for each shard.
+      admissions: the prefix of the checkpoint's keys for each shard's admission, if ids get other rows here.
       place: returns where, computed at the first call.
       may_grow: whether it may have more rows here; those that the checkpoint lacks stay as they are.
     """

@@ -1,4 +1,4 @@
-"""Snapshots of a run's state in memory: checkpoints that are written there, and to the disk only if needed. Host code.
+"""Snapshots of a run's state in memory: checkpoints that are written there, and to the disk only if needed.
 
 One has what a checkpoint has, and its values are read in the same way (`snapshot.take`). A process keeps all values
 that it has, not only those that it would write to a checkpoint: if another's memory is lost, it writes them instead.
@@ -32,12 +32,12 @@ class Snapshots:
     """The snapshots of a run, in this process's memory.
 
     Args:
-      checkpoints: of the run: their state, and where a snapshot becomes a checkpoint.
-      slots: the memory.
-      exchange_json: of all processes that train this state (`Processes.exchange_json`).
+      checkpoints: the run's checkpoints: their state, and where a snapshot becomes a checkpoint.
+      slots: the memory for the snapshots.
+      exchange_json: the exchange among all processes that train this state (`Processes.exchange_json`).
 
     Attributes:
-      copy_seconds: of CPU time that the newest took of a thread of its own.
+      copy_seconds: the seconds of CPU time that the newest snapshot took of a thread of its own.
       is_off: whether there is too little memory.
     """
 
@@ -58,7 +58,7 @@ class Snapshots:
         """Takes a snapshot of the current state; returns when the variables may change again. All processes call it.
 
         Args:
-          step: of the state.
+          step: the state's step.
           host_state: plain JSON and NumPy scalars, the same in all processes, read at once.
         """
         self.wait()

@@ -1,6 +1,6 @@
 """The record of a checkpoint's contents, written beside it: files' sizes and SHA-256, variables, the host's state.
 
-Host code, no TensorFlow. A manifest is written last, so a checkpoint whose files match its manifest is complete,
+Needs no TensorFlow. A manifest is written last, so a checkpoint whose files match its manifest is complete,
 whenever the process that wrote it was killed. Before the first file is moved to the directory, the same record is
 written under another name, so that each file of a checkpoint is known to be the run's own, or is not touched.
 """

@@ -1,4 +1,4 @@
-"""The layout of a run on disk: only this file knows the names of a run's files. Host code, no TensorFlow."""
+"""The layout of a run on disk: only this file knows the names of a run's files. Needs no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets processes that have shards of one state write its checkpoint together, in a shared directory. Host code.
+"""Lets processes that have shards of one state write its checkpoint together, in a shared directory.
 
 Each writes its *share*, files of its own in one temporary folder, and then atomically a *note* that lists the files or
 gives the reason why they could not be written. The process that seals the checkpoint reads the notes. Nothing else is
@@ -28,7 +28,7 @@ class WritingProcess:
     """This process among those that write a checkpoint together.
 
     Attributes:
-      process: its number; process 0 seals checkpoints.
+      process: the process's number; process 0 seals checkpoints.
       attempt: a name for this attempt of the job, of letters, digits and _, the same in all processes: shares
         that an earlier attempt left behind are not read.
       timeout_seconds: how long to wait for another process that writes nothing; 0 waits for ever.
@@ -64,7 +64,7 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
     """Waits for other processes' shares, and returns the paths of the checkpoints in them.
 
     Args:
-      folder: of this checkpoint only.
+      folder: a folder for this checkpoint only.
       processes: the numbers of those that write a share.
       timeout_seconds: how long to wait while the folder stays unchanged; 0 waits for ever. A process that is ending
         waits a few seconds at most.

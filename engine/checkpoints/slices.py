@@ -1,6 +1,6 @@
 """A checkpoint's entries, written and read: whole, or in slices of sharded variables and large tables.
 
-Host code. Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the
+Slices of one key may be in several files, written by several processes. `MergeV2Checkpoints` joins the
 files, and the key is then one entry of the whole's shape, from which any other slice can be read.
 """
 
@@ -47,8 +47,8 @@ class SlicedVariable(NamedTuple):
     """A variable in a snapshot, in the slices that this process writes.
 
     Attributes:
-      key: in the checkpoint.
-      slices: those of this process.
+      key: the variable's key in the checkpoint.
+      slices: the slices that this process writes.
       is_live: whether slices are read from the variable itself, so that they have to be written before it changes.
       writers: numbers of the processes that write slices of it.
       is_sharded: whether a process has only its own slices, so that no other can write them.
@@ -67,7 +67,7 @@ class ShardRows(NamedTuple):
     Row r of the table is row r // n of shard r % n.
 
     Attributes:
-      keys: of the checkpoint's shards, in order.
+      keys: the keys of the checkpoint's shards, in order.
       sizes: the number of rows of each.
       shard: the number of the variable among those here.
       number: how many shards there are here.
@@ -104,7 +104,7 @@ def slice_shards(variable, key: str, is_live: bool) -> SlicedVariable:
 
     Args:
       variable: Keras's or TensorFlow's.
-      key: in the checkpoint.
+      key: the variable's key in the checkpoint.
       is_live: whether the variable is read slice by slice as it is written, not now: see `copies_when_read`.
     """
     sharding, held = shards.variable_sharding(variable), list(shards.local_shards(variable))

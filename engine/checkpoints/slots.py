@@ -1,4 +1,4 @@
-"""Memory for two snapshots, which outlives the process that writes them. Host code, no TensorFlow.
+"""Memory for two snapshots, which outlives the process that writes them. Needs no TensorFlow.
 
 Each slot is an anonymous file (memfd_create(2)), which exists as long as any process has it open: a task inherits those
 that its supervisor made. A slot's header is cleared before the slot is written, and written last: a snapshot whose
@@ -28,10 +28,10 @@ class StoredSnapshot:
 
     Attributes:
       number: counts the snapshots in these slots.
-      step: of the state.
+      step: the state's step.
       record: plain JSON, as it was written.
-      values: of each value its description, plain JSON, with its position in the file, "at", and its "bytes".
-      descriptor: of the file.
+      values: the description of each value, plain JSON, with its position in the file, "at", and its "bytes".
+      descriptor: the file's descriptor.
     """
 
     number: int
@@ -54,7 +54,8 @@ class Slots:
     """Two slots of a process.
 
     Args:
-      descriptors: of the files, made by `make`; by default it makes its own, at the first snapshot, which end with it.
+      descriptors: the descriptors of the files, made by `make`; by default it makes its own, at the first snapshot,
+        which end with it.
     """
 
     def __init__(self, descriptors: Sequence[int] = ()):
@@ -70,7 +71,7 @@ class Slots:
         """Writes a snapshot to the slot that does not have the newest one.
 
         Args:
-          step: of the state.
+          step: the state's step.
           record: plain JSON.
           values: (description, plain JSON; contiguous bytes) of each value.
 
@@ -130,8 +131,8 @@ def newest_whole(stored: Sequence[Mapping[int, tuple[str, int, Sequence[int]]]])
     """Returns the newest step whose parts are all here, from one attempt, and the numbers of the processes with them.
 
     Args:
-      stored: by process, for the step of each of its snapshots, the snapshot's `part`. Processes may have had other
-        numbers in the attempt that took it.
+      stored: for each process, the `part` of each of its snapshots, by the snapshot's step. Processes may have had
+        other numbers in the attempt that took it.
     """
     for step in sorted({step for each in stored for step in each}, reverse=True):
         parts = {process: steps[step] for process, steps in enumerate(stored) if step in steps}

@@ -1,4 +1,4 @@
-"""Takes snapshots of a state: its variables as the entries of a checkpoint. Host code."""
+"""Takes snapshots of a state: its variables as the entries of a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Snapshot(NamedTuple):
     """A state at one moment.
 
     Attributes:
-      entries: of its variables, and of TensorFlow's graph of the objects that have them.
+      entries: the entries of its variables, and of TensorFlow's graph of the objects that have them.
       variables: {checkpoint key: [shape, dtype name]}.
     """
 

@@ -1,4 +1,4 @@
-"""Checkpoints of everything a run needs to continue: written beside training, verified, kept, restored. Host code.
+"""Checkpoints of everything a run needs to continue: written beside training, verified, kept, restored.
 
 The order of writing makes a kill at any moment harmless: TensorFlow's files are written to a folder of their own, then
 a list of them; the files are moved to the directory; then the list is renamed to the manifest. The oldest checkpoints
@@ -59,11 +59,11 @@ class _Saving:
     """One checkpoint that is being written.
 
     Attributes:
-      step: of the state.
+      step: the state's step.
       folder: the save's temporary folder, shared by all processes that write it.
-      entries: those of the state that this process writes, made by `snapshot.take`.
+      entries: the entries of the state that this process writes, made by `snapshot.take`.
       others: numbers of the other processes that write entries.
-      record: of the state, for the manifest.
+      record: the record of the state, for the manifest.
       may_change: set once nothing is read from variables any more.
     """
 
@@ -190,10 +190,10 @@ class Checkpoints:
         Every process calls it, also one without entries; the first one waits for the shares of `others`.
 
         Args:
-          step: of the state.
-          entries: those that this process writes.
+          step: the state's step.
+          entries: the entries that this process writes.
           others: numbers of the other processes that write entries.
-          record: of the state, for the manifest: about, host_state, variables.
+          record: the record of the state, for the manifest: about, host_state, variables.
 
         Raises:
           SaveError: it can't be written. The log has a failure of the previous save.
@@ -318,7 +318,7 @@ class Checkpoints:
         Returns None if there is no valid checkpoint.
 
         Args:
-          manifest: which checkpoint.
+          manifest: the manifest of the checkpoint to restore.
           matching: returns how the state matches a checkpoint by name.
           allow_changed: whether optimizer state may differ from the checkpoint's: what matches is restored, and a
             warning lists the differences.

@@ -1,4 +1,4 @@
-"""Loads the weights of one object from another run's checkpoint. Host code."""
+"""Loads the weights of one object from another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_newest(path, use: Callable[[str], T]) -> T:
     all that has to be of one step is read in one call.
 
     Args:
-      path: as `load_weights` takes it.
+      path: the path, as `load_weights` takes it.
       use: reads the checkpoint.
 
     Raises:

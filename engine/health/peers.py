@@ -1,4 +1,4 @@
-"""Heartbeats between workers, independent of TensorFlow: progress, and why they end. Host code.
+"""Heartbeats between workers, independent of TensorFlow: progress, and why they end.
 
 They are UDP datagrams, at the port number of TensorFlow's TCP server. TensorFlow's own key-value store (its
 coordination service) does not suffice: it is in task 0, so all calls hang if that is stopped; keys can't be
@@ -41,12 +41,12 @@ class Heard(NamedTuple):
     """The last datagram of a peer.
 
     Attributes:
-      time: of arrival, by this process's monotonic clock.
+      time: the time of arrival, by this process's monotonic clock.
       process: the peer's process that sent it.
       number: its number among that process's datagrams.
       step: the step that it last began, for people to read.
       beats: its progress, to compare (`engine.health.watchdog`).
-      arrived: likewise; -1 if unknown.
+      arrived: how many of its steps have their data, to compare, as in `Watchdog`; -1 if unknown.
       farewell: why it ends, if it does; empty if its work is done.
       lost: the worker that it blames, -1 for none.
     """
@@ -66,13 +66,13 @@ class Peers:
 
     Args:
       worker: this process's index among the workers.
-      names: of all workers, for messages.
-      addresses: of all workers, host:port.
+      names: the names of all workers, for messages.
+      addresses: the addresses of all workers, host:port.
       secret: the job's, which signs datagrams; empty signs none.
       bind: the address of this host at which it listens; empty: the one in `addresses`.
 
     Attributes:
-      heard: by worker, its last valid datagram.
+      heard: the last valid datagram of each worker, by worker.
     """
 
     def __init__(

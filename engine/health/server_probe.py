@@ -1,4 +1,4 @@
-"""Detects parameter servers that don't answer, so that a coordinator does not wait for ever. Host code.
+"""Detects parameter servers that don't answer, so that a coordinator does not wait for ever.
 
 A process that has ended refuses connections at once. For one that is stopped or unreachable, TensorFlow waits without
 limit: for a variable's value, a checkpoint's file, its part of an update.
@@ -58,8 +58,8 @@ def watched(
     Time in which this process itself was stopped does not count.
 
     Args:
-      addresses: of the servers, host:port.
-      timeout_seconds: 0 disables it.
+      addresses: the addresses of the servers, host:port.
+      timeout_seconds: the time within which a server has to answer; 0 disables the check.
       probe_server: returns once a server has answered; called repeatedly, in a thread per server.
       end: called with the message; None prints it and the stacks, and ends the process.
     """

@@ -1,6 +1,6 @@
 """Ends a run whose workers would wait for each other for ever, and names the one that they wait for.
 
-Host code, in its own thread: a collective operation blocks the main thread without running Python.
+The watchdog has its own thread: a collective operation blocks the main thread without running Python.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ class Watchdog:
 
     Args:
       worker: this process's index among the workers.
-      names: of the workers, for messages.
-      addresses: host:port of each.
-      timeout_seconds: without progress; 0 never ends anything, but still knows who is lost.
+      names: the workers' names, for messages.
+      addresses: the address of each worker, host:port.
+      timeout_seconds: the seconds without progress after which the process ends; 0 never ends anything, but still knows
+        who is lost.
       secret: the job's, which authenticates the workers' datagrams; empty trusts the network.
       bind: the address of this host for the datagrams' socket; empty: see `Peers`.
       arrived: `Arrivals.count`, or another number that grows alike on all workers, or None.

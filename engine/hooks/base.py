@@ -30,11 +30,11 @@ class Status:
       step: number of completed steps (updates).
       until_step: the run's last step; None if only its caller knows.
       segment: the newest call's steps, examples, metrics and time.
-      steps_per_epoch: of the training data, in batches of the run's present size.
+      steps_per_epoch: the number of steps in an epoch of the training data, in batches of the run's present size.
       epoch_shift: added to the step to count epochs; not 0 if the run was resumed with another batch size.
       state: the `TrainState`.
-      strategy: of the run, for hooks that evaluate.
-      program: of the newest call: on the run's own or external data.
+      strategy: the run's strategy, for hooks that evaluate.
+      program: the program of the newest call: on the run's own or external data.
       meter: merges the segments of all calls.
       evaluation: the metrics of an evaluation at this step, if a hook has made one.
       off_schedule: whether it was made only because the run ends here.
@@ -102,8 +102,8 @@ class Period:
     """A period of steps: multiples of `steps` after adding `shift`.
 
     Attributes:
-      steps: its length; 0 is never.
-      shift: see above.
+      steps: the period's length; 0 is never.
+      shift: the number that is added to a step, see above.
       within: a longer period, at whose end the last one ends early, and a new one begins; 0 is none.
 
     Raises:
@@ -149,7 +149,7 @@ class Hook:
     """A hook that does nothing and is never due. Override methods as needed.
 
     Attributes:
-      name: of the hook's state in checkpoints; unique among a run's hooks.
+      name: the name of the hook's state in checkpoints; unique among a run's hooks.
       spent_on: the kind of its time (`goodput.KINDS`).
       ends_last: whether its `end` is called after the last save, since it changes the state or may raise.
       is_pending: whether a request to end the run has interrupted it: it, and those after it, are called again before
@@ -289,9 +289,9 @@ class Windowed(Periodic):
     """A periodic hook with a window of the calls since it last took them, whose metrics survive a restart.
 
     Args:
-      every_steps: as for `Periodic`.
-      at_end: likewise.
-      more: likewise.
+      every_steps: the period, see `Periodic`.
+      at_end: whether to act also at the run's last step.
+      more: other periods, see `Periodic`.
 
     Attributes:
       window: a `Window` of the run's meter; `window.take()` returns and clears the `Totals` of the calls since the last

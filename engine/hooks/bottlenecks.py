@@ -1,4 +1,4 @@
-"""Warns of what slows a run: steps that wait for input, and a worker that is slower than the others. Host code.
+"""Warns of what slows a run: steps that wait for input, and a worker that is slower than the others.
 
 What workers exchange anyway is read for that every few seconds, which waits for the devices to reach the newest of it.
 """
@@ -60,9 +60,9 @@ class Stragglers(Hook):
     Does not warn if that part is unknown, as on GPUs.
 
     Args:
-      names: of the workers, for messages.
+      names: the workers' names, for messages.
       ratio: a worker is slow if it takes this many times the others' median.
-      window_seconds: over which a worker is observed.
+      window_seconds: the seconds over which a worker is observed.
       windows: number of successive slow windows before a warning, which is repeated after as many.
       clock: returns seconds, for tests.
     """

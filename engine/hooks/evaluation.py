@@ -1,4 +1,4 @@
-"""Evaluation during a run, with the weights' moving average, if any. Host code."""
+"""Evaluation during a run, with the weights' moving average, if any."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _CURE = (
 def averaged_weights(trainer, final: bool = False):
     """Sets every variable with a moving average to it, and restores the variables afterwards, to the bit.
 
-    Host code, outside replicas: an assignment reaches the copies on all of them. Does nothing without `ema_decay`.
+    Call it outside replicas: an assignment reaches the copies on all of them. Does nothing without `ema_decay`.
 
     Args:
-      trainer: of the run.
+      trainer: the run's trainer.
       final: whether to use the averages of a Keras optimizer with `use_ema`, too, which evaluations use only after
         training.
     """
@@ -90,15 +90,15 @@ class Evaluated(dict[str, float]):
     """The metrics of an evaluation by name, and its other results.
 
     Args:
-      metrics: by name.
+      metrics: the values of the metrics, by name.
       confusion: the confusion matrices by the metric's name, integers [classes, classes], labels by predictions.
-      partial: of an evaluation of the first batches alone: their number, and that of all.
+      partial: for an evaluation of the first batches alone: (their number, the number of all batches).
       shown: what `Trainer.compute_metrics` has returned for TensorBoard; not in checkpoints.
 
     Attributes:
-      confusion: as int64 arrays.
-      partial: as the argument; None of a whole evaluation.
-      shown: as the argument.
+      confusion: the argument's matrices, as int64 arrays.
+      partial: the argument; None for a whole evaluation.
+      shown: the argument.
     """
 
     def __init__(
@@ -151,12 +151,13 @@ def evaluate(
     except losses.
 
     Args:
-      strategy: of the run.
-      state: of the run.
-      program: of the evaluation; None is the run's own.
+      strategy: the run's strategy.
+      state: the run's state.
+      program: the program of the evaluation; None is the run's own.
       is_strict: whether weights and losses must be finite.
       batches: how many of the first batches to evaluate; None or 0 is all.
-      directory: of temporary files, for predictions that exceed `Trainer.predictions_memory_mb`; None is the system's.
+      directory: the directory of temporary files, for predictions that exceed `Trainer.predictions_memory_mb`; None is
+        the system's.
       **between: see `Strategy.evaluate`.
 
     Raises:
@@ -203,8 +204,8 @@ class Evaluation(Periodic):
       ends: see `Strategy.evaluate`. What it interrupts is done again before the next step, also of a resumed run.
 
     Attributes:
-      step: of the newest evaluation, also a resumed run's; None before the first on this data.
-      result: of the newest evaluation, likewise.
+      step: the step of the newest evaluation, also a resumed run's; None before the first on this data.
+      result: the result of the newest evaluation, also a resumed run's; None before the first on this data.
     """
 
     name = "evaluation"

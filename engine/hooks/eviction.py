@@ -1,4 +1,4 @@
-"""Frees the rows of embedding tables whose ids training no longer sees. Host code."""
+"""Frees the rows of embedding tables whose ids training no longer sees."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Eviction(Periodic):
     a row is applied before it is freed, and never to the id that gets it.
 
     Args:
-      inventory: of the trainer.
+      inventory: the trainer's inventory.
 
     Attributes:
-      tables: those with `evict_after`.
+      tables: the tables with `evict_after`.
     """
 
     name = "eviction"

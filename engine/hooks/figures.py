@@ -1,4 +1,4 @@
-"""Figures of a run other than metrics: learning rates, the loss scale, rows of tables. Host code."""
+"""Figures of a run other than metrics: learning rates, the loss scale, rows of tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Figures:
     """Reads a trainer's learning rates, its loss scale and its tables' figures, without waiting for the device.
 
     Args:
-      trainer: built.
+      trainer: a trainer that is built.
     """
 
     def __init__(self, trainer):

@@ -1,4 +1,4 @@
-"""How a run's wall time was spent, since its first start and over all attempts. Host code."""
+"""How a run's wall time was spent, since its first start and over all attempts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Past:
     """The earlier attempts of a run, by its record.
 
     Attributes:
-      attempts: their number.
-      step: the last recorded one.
+      attempts: the number of earlier attempts.
+      step: the last recorded step.
       spent: seconds by `KINDS`, as recorded last, and `spent_at`, the time of that record.
       alive_at: the last sign of work of the last attempt, in Unix seconds.
-      kind: of the last event.
+      kind: the kind of the last event.
       end: the event `end`, if the last process has written one; `cause`, from others' events about its end.
-      rows: of the history.
+      rows: the rows of the history.
     """
 
     attempts: int = 0
@@ -63,7 +63,7 @@ class Goodput:
     A pause after exit code 0 does not count: the run was complete, and is extended.
 
     Attributes:
-      seconds: by `KINDS`.
+      seconds: the seconds spent so far, by kind (`KINDS`).
     """
 
     def __init__(self):
@@ -74,9 +74,9 @@ class Goodput:
         """Continues the figures of earlier processes.
 
         Args:
-          past: their record.
+          past: the record of the earlier processes.
           saved: the checkpoint's `seconds`; None without one.
-          step: of the checkpoint.
+          step: the checkpoint's step.
           began_at: this process's start, in Unix seconds.
         """
         if not past.attempts:
@@ -106,11 +106,11 @@ class Goodput:
         """Adds a period of time.
 
         Args:
-          elapsed: of the wall clock.
+          elapsed: the period's length by the wall clock, in seconds.
           calls: seconds and steps of all calls of the inner loop in it.
-          compiling: those of the calls that compiled.
-          input_seconds: for which steps waited within calls for input.
-          waiting_seconds: likewise, for other workers.
+          compiling: seconds and steps of the calls that compiled.
+          input_seconds: seconds for which steps waited within calls for input.
+          waiting_seconds: seconds for which steps waited within calls for other workers.
           aside: seconds between calls, by kind; the rest of `elapsed` is `other`.
         """
         aside, seconds = aside or {}, self.seconds

@@ -1,4 +1,4 @@
-"""Hooks that monitor one metric over evaluations: early stopping, lower learning rates. Host code."""
+"""Hooks that monitor one metric over evaluations: early stopping, lower learning rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handles non-finite numbers: stops before they are saved, and reports their origin. Host code."""
+"""Handles non-finite numbers: stops before they are saved, and reports their origin."""
 
 from __future__ import annotations
 
@@ -96,9 +96,10 @@ def check_weights(trainer, title: str, processes=None) -> None:
     The loss may still be finite, since on some CPUs ReLU maps NaN to 0. Waits for the devices.
 
     Args:
-      trainer: of the run.
-      title: of the message.
-      processes: that all make this call (`engine.strategies.base.Processes`), and raise together; None is this one.
+      trainer: the run's trainer.
+      title: the message's beginning.
+      processes: the processes that all make this call (`engine.strategies.base.Processes`), and raise together; None is
+        this one.
     """
     path = _nonfinite_weight(trainer)
     _check_paths(trainer, title, processes.exchange_json(path) if processes else [path])

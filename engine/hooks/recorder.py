@@ -1,4 +1,4 @@
-"""Records a run as it goes, in `events.jsonl`: its rates and metrics, evaluations, checkpoints, warnings. Host code.
+"""Records a run as it goes, in `events.jsonl`: its rates and metrics, evaluations, checkpoints, warnings.
 
 docs/events.md describes the events. Lines are formatted and written in a thread; the training thread only keeps calls'
 results, unread.
@@ -39,12 +39,12 @@ class Recorder(Hook):
     resumed run has no gap; and at the run's end.
 
     Args:
-      log: for the events.
+      log: the log to which events are written.
       writing: the thread, which waits for calls' results.
       looking: a thread that never waits for them, for `Strategy.silent`.
       around: values of the events `start`, `config` and `cluster`, by event.
       began: when this process began to work on the run, by `time.monotonic`.
-      pauses: of the process, recorded by the second thread; such time is `down`.
+      pauses: the process's pauses, recorded by the second thread; such time is `down`.
 
     Attributes:
       past: the record of earlier attempts.

@@ -1,4 +1,4 @@
-"""Handles requests to a running job: a profile, all stacks, a checkpoint, its status, a stop. Host code.
+"""Handles requests to a running job: a profile, all stacks, a checkpoint, its status, a stop.
 
 A thread answers what it can immediately, and each call of the inner loop ends with a look, so that a stop takes effect
 there. Checkpoints and profiles are made between calls; since several workers must make the same calls, all are notified
@@ -31,13 +31,14 @@ class RequestHandler(Hook):
     """Answers requests. It is a run's last hook, so that a checkpoint includes the others' changes at the same step.
 
     Args:
-      requests: to this task; with parameter servers, to the coordinator, also for profiles of other tasks.
+      requests: the requests to this task; with parameter servers, those to the coordinator, also for profiles of other
+        tasks.
       looking: the thread that checks for them and answers what it can immediately, even while a call hangs.
       save: starts a checkpoint, unless this step has one; returns its manifest's path.
       stop: requests the run's end, with a reason, also between two calls.
       describe: returns the run's status, a line.
-      folder: TensorBoard's, for profiles.
-      addresses: of tasks that compute for this process, host:port by name.
+      folder: TensorBoard's folder, for profiles.
+      addresses: the addresses of tasks that compute for this process, host:port by name.
     """
 
     name = "asked"

@@ -1,4 +1,4 @@
-"""Hooks that save checkpoints, the newest and the best, and restoring. Host code."""
+"""Hooks that save checkpoints, the newest and the best, and restoring."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ def restore(
     allow_changed: bool = False,
     meter: Meter | None = None,
 ) -> Manifest | None:
-    """Restores a run's state and hooks from a checkpoint. Host code, before the loop begins.
+    """Restores a run's state and hooks from a checkpoint. Call it before the loop begins.
 
     Args:
-      checkpoints: to search.
+      checkpoints: the checkpoints to search.
       state: built, with the checkpoint's model and optimizer.
-      hooks: in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays new.
+      hooks: the hooks, in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays
+        new.
       manifest: the checkpoint's; None is the latest valid one.
       allow_changed: whether trained variables and the optimizer may differ; matching names are restored
         (`TrainState.matching`).

@@ -1,4 +1,4 @@
-"""Takes snapshots in memory, so that a failure between two checkpoints costs seconds of steps. Host code."""
+"""Takes snapshots in memory, so that a failure between two checkpoints costs seconds of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that replicas have the same values, and names one that differs, before it spoils a run. Host code."""
+"""Checks that replicas have the same values, and names one that differs, before it spoils a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that writes hooks' records, so that no step waits for a file or a metric's value. Host code."""
+"""The thread that writes hooks' records, so that no step waits for a file or a metric's value."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TensorFlow's and Keras's private functions, behind public names: variables, graphs, pipelines."""
+"""TensorFlow's and Keras's private functions, behind public names. Runs on the host, but for "Replica code"."""

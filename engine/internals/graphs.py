@@ -1,4 +1,4 @@
-"""Searches a traced function's graph, and those that it calls: branches, loops, functions. Host code."""
+"""Searches a traced function's graph, and those that it calls: branches, loops, functions."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Assignments:
     """The assignments of a traced step to variables, and what they are computed from.
 
     Args:
-      graph: of the traced step, or one that it calls.
+      graph: the graph of the traced step, or one that it calls.
       batch: nest of tensors, the replica's batch.
       per_replica: handles of variables whose values differ by replica.
       since_sum: whether only assignments that follow the engine's last one to their variable count.
@@ -187,7 +187,7 @@ class Assignments:
         Values summed or gathered across replicas are the same on all, and don't count.
 
         Args:
-          handle: the variable's.
+          handle: the variable's handle.
           by_size: whether a constant that equals the batch's size, known when tracing, counts as depending on it.
         """
         return any(self._depends(op.inputs[1:], scope, by_size) for op, scope in self._uses.get(id(handle), ()))
@@ -210,7 +210,7 @@ class Assignments:
         """Whether a variable is assigned a value computed from its value, other than by adding to it.
 
         Args:
-          handle: the variable's.
+          handle: the variable's handle.
           *values: of the variable, in the step's graph, that were read before the step.
         """
         return any(
@@ -273,7 +273,7 @@ def hidden_by_custom_gradients(results: Sequence[tf.Tensor], sources: Sequence[t
     A tape passes no gradient to these.
 
     Args:
-      results: of one graph; computed from the functions' results.
+      results: tensors of one graph, computed from the functions' results.
       sources: captured by that graph, or in it.
 
     Returns:

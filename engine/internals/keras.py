@@ -560,10 +560,10 @@ def update(
     """Applies an optimizer's rule to this replica's variables alone, and counts the step. Replica code.
 
     Args:
-      optimizer: built.
-      gradients: of the variables.
-      variables: of this replica, some of those that the optimizer was built for.
-      rates: of each variable, with its number of updates, int64 scalars.
+      optimizer: an optimizer that is built.
+      gradients: the variables' gradients.
+      variables: variables of this replica, some of those that the optimizer was built for.
+      rates: for each variable, its learning rate and its number of updates, an int64 scalar.
       counts: numbers of updates of all variables for which the optimizer was built.
     """
     kind = type(optimizer)

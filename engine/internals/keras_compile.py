@@ -1,6 +1,6 @@
 """The results of a Keras model's `compile`, as read by Keras: losses by output, metrics by name.
 
-Besides `keras.py`, the only code that calls Keras's private functions. Host code; replica code calls `Losses`.
+Besides `keras.py`, the only code that calls Keras's private functions. Replica code calls `Losses`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class KeptMetrics:
     """The metrics that a model's layers keep, and what its loss updates, which replicas can't: `noted` has the updates.
 
     Args:
-      model: compiled, and built.
+      model: a model that is compiled and built.
 
     Attributes:
       metrics: those that layers keep, and the means of each output's loss, by name; one called "loss" is left out.
@@ -142,8 +142,8 @@ class OwnLoss:
     """A model's own `compute_loss`, with the metrics that it updates.
 
     Args:
-      model: compiled, and built.
-      kept: its metrics.
+      model: a model that is compiled and built.
+      kept: the metrics that the model keeps.
     """
 
     def __init__(self, model: tf.keras.Model, kept_metrics: KeptMetrics):
@@ -407,11 +407,11 @@ class Metrics:
     """The metrics of `compile`, by the names that Keras's logs have.
 
     Args:
-      model: compiled.
+      model: a model that is compiled.
       y_true, y_pred: specifications of labels and outputs.
 
     Attributes:
-      by_name: each metric.
+      by_name: each metric, by its name.
     """
 
     def __init__(self, model: tf.keras.Model, y_true, y_pred):

@@ -1,4 +1,4 @@
-"""Copies a compiled Keras model: clones it from its configuration, and copies the rest. Host code.
+"""Copies a compiled Keras model: clones it from its configuration, and copies the rest.
 
 Besides `keras.py` and `keras_compile.py`, the only code that calls Keras's private functions.
 """

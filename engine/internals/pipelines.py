@@ -1,4 +1,4 @@
-"""Inspects how a `tf.data.Dataset` is built, by private names of TensorFlow. Host code.
+"""Inspects how a `tf.data.Dataset` is built, by private names of TensorFlow.
 
 `tests/engine/internals/test_private_names.py` lists those that a new TensorFlow lacks.
 """

@@ -1,4 +1,4 @@
-"""TensorFlow's private functions, each behind a name that says its purpose; no other file calls them. Host code.
+"""TensorFlow's private functions, each behind a name that says its purpose; no other file calls them.
 
 `tests/engine/internals/test_private_names.py` lists those that a new TensorFlow lacks.
 """
@@ -226,9 +226,9 @@ class Collectives:
 
     Args:
       group_key: unique to the group in all its processes.
-      size: replicas in it.
-      device: of this one.
-      token: of `ordering_token`, shared by all groups of the replica.
+      size: the number of replicas in the group.
+      device: this replica's device.
+      token: the token that `ordering_token` returned, shared by all groups of the replica.
     """
 
     def __init__(self, group_key: int, size: int, device: str, token: tf.Variable):
@@ -331,7 +331,7 @@ def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.
     """Shuffles a dataset, equally each time it is read: `dataset.shuffle` creates an op that can't be saved.
 
     Args:
-      dataset: of tensors.
+      dataset: a dataset of tensors.
       buffer_size: elements in the buffer.
       seed: scalar int64, possibly of a graph.
     """
@@ -391,8 +391,8 @@ def temporary_variable(value: tf.Tensor, shape: Any = None) -> TemporaryVariable
     """Creates a variable with this value in each run of the graph, for kernels that update one.
 
     Args:
-      value: at first.
-      shape: of all its values; None is that of the first.
+      value: the value that the variable has first.
+      shape: the shape of all its values; None is that of the first.
     """
     shape = value.shape if shape is None else tf.TensorShape(shape)
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=shape, shared_name=context.anonymous_name())
@@ -411,9 +411,9 @@ def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, ma
     Datasets, which have a public function for this, keep arrays in their graph, below 2 GiB.
 
     Args:
-      coordinator: of the workers.
+      coordinator: the workers' coordinator.
       make: returns a nest of tensors.
-      specs: of these tensors.
+      specs: the specs of these tensors.
 
     Returns:
       An argument for scheduled functions; each worker gets its own.
@@ -457,7 +457,7 @@ def answer_to(name: str, function: Callable) -> None:
     As long as the function exists: TensorFlow has a weak reference.
 
     Args:
-      name: of the function in graphs.
+      name: the function's name in graphs.
       function: takes NumPy arrays and returns a list of them.
     """
     script_ops._py_funcs._funcs[name] = function

@@ -34,7 +34,7 @@ class CompiledOf:
     """A function of variables, compiled for those of the last call. Called op by op, 0.1 ms a variable add up.
 
     Args:
-      function: from a list of variables to tensors; traced without AutoGraph.
+      function: maps a list of variables to tensors; traced without AutoGraph.
       at_second_call: whether the first call for the same variables is op by op: a run that needs no other is not
         delayed by a trace.
     """
@@ -80,7 +80,7 @@ def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Call
     arrived, and nothing that it does in its turn waits for another host.
 
     Args:
-      variable: to update.
+      variable: the variable to update.
       terms: what its value is computed from, besides its own present value.
       update: `update(*terms)` returns the op that assigns it.
     """

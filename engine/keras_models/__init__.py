@@ -1,1 +1,1 @@
-"""Compiled Keras models as Trainers: their loss, metrics and callbacks."""
+"""Compiled Keras models as Trainers: loss, metrics, callbacks. Runs on the host, except steps and metrics' updates."""

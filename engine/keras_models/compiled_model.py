@@ -1,4 +1,4 @@
-"""Which compiled Keras models a run can train, and what `compile` says of a step. Host code."""
+"""Which compiled Keras models a run can train, and what `compile` says of a step."""
 
 from __future__ import annotations
 

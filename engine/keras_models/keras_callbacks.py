@@ -1,4 +1,4 @@
-"""Keras callbacks, unchanged, as one hook: called as by `fit`, on the Keras model that the run trains. Host code.
+"""Keras callbacks, unchanged, as one hook: called as by `fit`, on the Keras model that the run trains.
 
 As under `MultiWorkerMirroredStrategy`, each process calls its own with the same logs, except those that write.
 """
@@ -82,7 +82,7 @@ class KerasCallbacks(Windowed):
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
     value, including layers' losses. Batch methods are called for each batch if a callback overrides them, which makes
-    each step its own call, and `on_test_batch_*` likewise.
+    each step its own call; this holds for `on_test_batch_*`, too.
 
     `self.model` is the Keras model that the run trains, so its weights are the run's: nothing is copied, and those that
     a callback sets are trained further. It ends the run by `self.model.stop_training`. `self.model.optimizer` is the
@@ -164,7 +164,7 @@ class KerasCallbacks(Windowed):
         Keras knows only the direction of `loss` and of its own metrics, and raises after an epoch for others.
 
         Args:
-          kinds: of the measured metrics, by name.
+          kinds: the kinds of the measured metrics, by name.
 
         Raises:
           UsageError: the direction of a metric is unknown.

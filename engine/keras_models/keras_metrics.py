@@ -1,4 +1,4 @@
-"""Keras's metrics as sums that merge: replica code adds a batch to a metric's state, host code computes its value."""
+"""Keras's metrics as sums that merge: replica code adds a batch to a metric's state, the host computes its value."""
 
 from __future__ import annotations
 

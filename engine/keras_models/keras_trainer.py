@@ -218,21 +218,21 @@ class KerasTrainer(Trainer):
         return max(int(inner.iterations.numpy()), vars(model).get(_UPDATES, 0))
 
     def restart(self, updates_before: int) -> None:
-        """Prepares for another run of the same model itself, whose compiled steps are used again. Host code."""
+        """Prepares for another run of the same model itself, whose compiled steps are used again."""
         self.run_context.updates_before.assign(updates_before)
         keras.seed_again(self.run_context.host_seed)
         self._continue_from(self.model.optimizer)
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
-        """The variables of the compiled optimizer, with the present loss scale. Host code."""
+        """The variables of the compiled optimizer, with the present loss scale."""
         if self.inventory.loss_scale and hasattr(self.model.optimizer, "dynamic_scale"):
             self.inventory.loss_scale.copy_to(self.model.optimizer)
         return self.model.optimizer.variables
 
     @property
     def unreset(self) -> list[str]:
-        """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run. Host code."""
+        """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run."""
         by_name = self._metrics.by_name if self._metrics else {}
         return [name for name, metric in by_name.items() if keras.is_unreset(metric.metric)]
 
@@ -473,7 +473,7 @@ class KerasTrainer(Trainer):
         """Computes a batch's contribution to a metric that layers or `compute_loss` update.
 
         Args:
-          name: of the metric.
+          name: the metric's name.
           updates: the arguments of each; one number is a mean over the batch's examples.
           size: the examples of this replica.
           share: this replica's part of the batch, if the arguments are of the global batch.
@@ -595,13 +595,13 @@ def _size(batch) -> tf.Tensor:
 
 
 def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model, updates: int) -> None:
-    """Copies weights and optimizer state to the user's model, if a copy of it was trained. Host code.
+    """Copies weights and optimizer state to the user's model, if a copy of it was trained.
 
     Args:
-      trainer: of the run.
+      trainer: the run's trainer.
       trained: the run's model, with the weights that evaluations use.
       model: the argument of `KerasTrainer.for_model`; built if needed.
-      updates: of the model so far.
+      updates: the number of the model's updates so far.
     """
     vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
     if not model.built:

@@ -1,4 +1,4 @@
-"""Tries users' code, such as Keras's metrics and losses, on small random batches. Host code."""
+"""Tries users' code, such as Keras's metrics and losses, on small random batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def not_additive(
     Args:
       sums: computes tuples of sums over a batch, by the loss's name: those of two batches have to add up, also if some
         labels are missing.
-      specs: of a batch (features, labels, outputs, weights).
+      specs: the specs of a batch (features, labels, outputs, weights).
       compared: the numbers to which the losses compare labels: those equal to one, or on one side of it, may be left
         out of the mean. None if none are left out.
     """

@@ -1,4 +1,4 @@
-"""Layers for models: Keras's with less work on CPUs; in a separate folder, sharded embedding tables."""
+"""Layers for models: Keras's with less work on CPUs; in folders, sharded ones. Runs on the replica."""
 
 from .keras_layers import BatchNormalization, Conv2DMaxPool, Dense, Products
 from .recompute import recomputed

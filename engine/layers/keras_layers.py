@@ -46,8 +46,8 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
     before the pooling, where TensorFlow fuses it with the convolution; any other activation follows it.
 
     Args:
-      filters: as `Conv2D`'s.
-      kernel_size: as `Conv2D`'s.
+      filters: the filters, as for `Conv2D`.
+      kernel_size: the kernel's size, as for `Conv2D`.
       pool_size: side and stride of the pooled squares.
       **arguments: `Conv2D`'s others; its activation must be non-decreasing and elementwise, and images have their
         channels last, whatever Keras's default is.

@@ -1,4 +1,4 @@
-"""Keeps the C library's allocator from returning freed memory to the system between steps. Host code."""
+"""Keeps the C library's allocator from returning freed memory to the system between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPUs that this process may use: affinity, control groups, /proc. Host code, no TensorFlow."""
+"""The CPUs that this process may use: affinity, control groups, /proc. Needs no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes the machine and the software of a measurement. Host code."""
+"""Describes the machine and the software of a measurement."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def describe(variables: Mapping[str, str]) -> dict:
       variables: the process's environment variables.
 
     Returns:
-      cpu: the model's name. usable_cores: as `cpus.usable_cores`. memory_mb: as `memory.usable_bytes`, in 2**20 bytes.
-      gpus: names. load_average: runnable processes over the last 1, 5 and 15 minutes.
+      cpu: the model's name. usable_cores: see `cpus.usable_cores`. memory_mb: see `memory.usable_bytes`, in MiB.
+      gpus: the GPUs' names. load_average: runnable processes over the last 1, 5 and 15 minutes.
       platform: the system and its version.
-      versions: of python, tensorflow, keras, numpy, crankshaft (None if it is not installed). threads: inter_op
-      and intra_op; 0 leaves the number to TensorFlow. flags: the variables that are set for XLA, oneDNN, the
-      allocator and the like.
+      versions: the versions of python, tensorflow, keras, numpy, crankshaft (None if it is not installed).
+      threads: inter_op and intra_op; 0 leaves the number to TensorFlow. flags: the variables that are set for XLA,
+      oneDNN, the allocator and the like.
     """
     return {
         "cpu": cpu_model(),

@@ -1,4 +1,4 @@
-"""The record of a run, `events.jsonl`: one JSON object per line, by `SCHEMA`. Host code.
+"""The record of a run, `events.jsonl`: one JSON object per line, by `SCHEMA`.
 
 Anyone may have written the file: lines that don't match the schema are not events, and readers skip them.
 """
@@ -80,7 +80,7 @@ class EventKey(NamedTuple):
 
     Attributes:
       fits: returns whether a value matches; null always does (unknown, or not finite).
-      description: for docs/events.md.
+      description: the description for docs/events.md.
     """
 
     fits: Callable[[Any], bool]
@@ -266,7 +266,7 @@ class EventLog:
     counted, and each later event is an attempt. The first that succeeds follows a warning with the count.
 
     Args:
-      path: of the file; None writes nothing.
+      path: the file's path; None writes nothing.
     """
 
     def __init__(self, path: str | None):

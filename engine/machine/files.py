@@ -1,4 +1,4 @@
-"""Reads and writes files safely: only regular files, completely or not at all. Host code.
+"""Reads and writes files safely: only regular files, completely or not at all.
 
 Whoever can write to a folder may put a link, a pipe or a device where a file is expected. So new files get
 unpredictable names and then replace whatever is there; files to read or append to are checked after opening.
@@ -37,7 +37,7 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
     but a regular file.
 
     Args:
-      path: of the file.
+      path: the file's path.
       flags: flags of `os.open`.
       folder: the descriptor of the folder of a relative path.
     """
@@ -100,9 +100,9 @@ def read_json(
     """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError if it is not JSON.
 
     Args:
-      path: of the file.
-      parse_constant: as in `json.load`, for NaN and Infinity.
-      flags: as `open_regular` takes it.
+      path: the file's path.
+      parse_constant: the function for NaN and Infinity, as in `json.load`.
+      flags: flags as `open_regular` takes them.
       most_bytes: the limit; more are a ValueError.
     """
     with open(open_regular(path, flags), "rb") as file:

@@ -1,4 +1,4 @@
-"""Selects this process's GPUs, and how much of their memory. Host code, before any use of a device."""
+"""Selects this process's GPUs, and how much of their memory. Call it before any use of a device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def use_only(numbers: Sequence[int] | None, most: int | None = None) -> None:
     """Makes only these GPUs visible to TensorFlow; it allocates no memory on others.
 
     Args:
-      numbers: as TensorFlow counts the machine's GPUs; None takes all.
-      most: their largest number; the first ones.
+      numbers: the numbers of the GPUs, as TensorFlow counts the machine's; None takes all.
+      most: the largest number of GPUs; the first ones are taken.
 
     Raises:
       UsageError: the machine has GPUs, but not all of these.

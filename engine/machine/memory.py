@@ -1,4 +1,4 @@
-"""The memory that this process may use: the machine's and its control groups'. Host code, no TensorFlow."""
+"""The memory that this process may use: the machine's and its control groups'. Needs no TensorFlow."""
 
 from __future__ import annotations
 

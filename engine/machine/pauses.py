@@ -1,4 +1,4 @@
-"""Pauses of this process: SIGSTOP, Ctrl-Z, a frozen container or virtual machine. Host code."""
+"""Pauses of this process: SIGSTOP, Ctrl-Z, a frozen container or virtual machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Pauses:
 
     Args:
       clock: returns seconds, for tests.
-      cpu_clock: returns this process's CPU seconds, likewise.
+      cpu_clock: returns this process's CPU seconds, for tests.
 
     Attributes:
-      seconds: of all pauses so far.
+      seconds: the seconds of all pauses so far.
     """
 
     def __init__(self, clock=time.monotonic, cpu_clock=time.process_time):

@@ -1,4 +1,4 @@
-"""Requests to a running job, by files in its run_dir, without an open port. Host code.
+"""Requests to a running job, by files in its run_dir, without an open port.
 
 The client puts a request into a folder there; each task checks it, and the addressed one puts its answer beside it.
 Files are only data: anything but a small regular file with known words is ignored. The client removes both.
@@ -42,7 +42,7 @@ class Requests:
     """The requests to one task.
 
     Args:
-      folder: of requests, see `RunDir.requests`; None disables them.
+      folder: the folder of requests, see `RunDir.requests`; None disables them.
       is_mine: returns whether a request of a kind, to a task, is for this one.
     """
 

@@ -1,4 +1,4 @@
-"""A call in a thread of its own; the lock on what threads share. Host code."""
+"""A call in a thread of its own; the lock on what threads share."""
 
 from __future__ import annotations
 

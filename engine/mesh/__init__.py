@@ -1,1 +1,1 @@
-"""How replicas are laid out, data x model: the mesh, its collectives, which replica holds which shard of a variable."""
+"""The mesh of replicas, data x model, its collectives and shards. Runs on the host, except what says "Replica code"."""

@@ -59,7 +59,7 @@ def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
 
 
 def as_one(bucket: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
-    """Joins tensors along their last axis, calls `move` once, and splits the result likewise."""
+    """Joins tensors along their last axis, calls `move` once, and splits the result along that axis, too."""
     return tf.split(move(tf.concat(bucket, -1)), [tensor.shape[-1] for tensor in bucket], axis=-1)
 
 

@@ -27,7 +27,7 @@ _keys = itertools.count(1 << 30)
 
 
 def current_mesh() -> Mesh:
-    """Returns the mesh in whose scope variables are made; outside of one, a mesh along data only. Host code."""
+    """Returns the mesh in whose scope variables are made; outside of one, a mesh along data only."""
     return _entered.get() or Mesh()
 
 
@@ -35,7 +35,7 @@ class Axis:
     """A group of replicas along one axis of the mesh, or all of them. This class: all replicas of the strategy.
 
     Args:
-      name: for messages.
+      name: the axis's name, for messages.
     """
 
     def __init__(self, name: str):
@@ -97,10 +97,10 @@ class _Group(Axis):
     """Some replicas of a strategy, with collectives of their own.
 
     Args:
-      name: of the axis.
-      size: of each group.
+      name: the axis's name.
+      size: the number of replicas in each group.
       rank_of: maps a replica's id to its number within its group.
-      collectives_of: by replica's id, for each replica in this process, the collectives of its group.
+      collectives_of: the collectives of a replica's group, by the replica's id, for each replica in this process.
       distribution: the strategy.
     """
 
@@ -226,7 +226,7 @@ class Mesh:
         return self._model_size > 1
 
     def batch_share(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns which share of a batch a replica gets: (its number, how many there are). Host code."""
+        """Returns which share of a batch a replica gets: (its number, how many there are)."""
         return replica // self._model_size, replicas // self._model_size
 
     def once(self, count: tf.Tensor) -> tf.Tensor:

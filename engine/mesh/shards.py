@@ -3,7 +3,7 @@
 Such a variable is made in a strategy's scope with the shape of a shard, and each replica assigns its shard its own
 values. The variable carries its `Sharding`; its slots and its average carry the same one, or one split further.
 
-Updates are sharded likewise (`UpdateShard`): of the replicas that have the same values, each updates one piece.
+Updates are sharded, too (`UpdateShard`): of the replicas that have the same values, each updates one piece.
 ZeRO, stage 1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): a replica receives only its piece of the
 summed gradient, keeps the optimizer's slots of that piece, updates it, and then all replicas gather the weights. The
 replicas with the same values are those along `data` for a variable sharded over `model`, and all for a copy.
@@ -51,7 +51,7 @@ class Sharding:
     *padded* where the sizes do not divide. Two pairs that name the same axis of the array split its pieces once more.
 
     Attributes:
-      shape: of the whole array.
+      shape: the shape of the whole array.
       axes: (axis of the array, name of the mesh's axis), in the order of splitting.
       mesh_shape: (name, size) of each axis of the mesh.
     """
@@ -110,7 +110,7 @@ def variable_sharding(variable) -> Sharding | None:
 
 
 def mark(variable, sharding: Sharding | None, padding: float = 0.0) -> None:
-    """Records on a variable how it is sharded, and the value of its padding. Host code."""
+    """Records on a variable how it is sharded, and the value of its padding."""
     if sharding is not None:
         tf_variable(variable).mesh_sharding = sharding
         tf_variable(variable).mesh_padding = padding
@@ -138,7 +138,7 @@ def size(variable) -> int:
 
 
 def whole(variable) -> np.ndarray:
-    """Returns the whole value of a variable, all of whose shards are in this process. Host code.
+    """Returns the whole value of a variable, all of whose shards are in this process.
 
     Raises:
       UsageError: other processes hold shards of it.
@@ -158,7 +158,7 @@ def whole(variable) -> np.ndarray:
 
 
 def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
-    """Fills each replica's shard of a sharded variable, piece by piece; padding is 0. Host code.
+    """Fills each replica's shard of a sharded variable, piece by piece; padding is 0.
 
     Args:
       variable: carries its sharding.
@@ -191,10 +191,10 @@ class UpdateShard(NamedTuple):
     """How a variable's update is sharded over replicas.
 
     Attributes:
-      sharding: of the update; the variable's slots carry the same.
+      sharding: the sharding of the update; the variable's slots carry the same.
       axis: the array's axis that is split into equal pieces, one for each holder.
       holders: the replicas that hold the same values, as an axis of the mesh.
-      shape: of the values of each holder.
+      shape: the shape of the values of each holder.
     """
 
     sharding: Sharding

@@ -1,1 +1,1 @@
-"""Metrics as (total, count) pairs, which merge exactly across uneven batches, replicas and workers."""
+"""Metrics as (total, count) pairs, computed on the replica. They merge exactly, for uneven batches too, on the host."""

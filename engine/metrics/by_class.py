@@ -1,4 +1,4 @@
-"""A classifier's evaluation by class: the confusion matrix, scores computed from it, and a picture. Host code."""
+"""A classifier's evaluation by class: the confusion matrix, scores computed from it, and a picture."""
 
 from __future__ import annotations
 

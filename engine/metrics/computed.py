@@ -1,4 +1,4 @@
-"""Calls `Trainer.compute_metrics` at the chief, and gives all workers its metrics. Host code."""
+"""Calls `Trainer.compute_metrics` at the chief, and gives all workers its metrics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Computed(NamedTuple):
 
     Attributes:
       metrics: numbers; the same in all training processes.
-      texts: for TensorBoard, at the chief.
-      images: likewise, [n, height, width, channels].
+      texts: texts for TensorBoard, at the chief.
+      images: images for TensorBoard, at the chief, [n, height, width, channels].
     """
 
     metrics: Mapping[str, float] = {}
@@ -31,8 +31,8 @@ def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Co
     """Computes a trainer's metrics of predictions, at the chief. All training processes have to call it.
 
     Args:
-      trainer: whose `compute_metrics` to call.
-      strategy: of the run.
+      trainer: the trainer whose `compute_metrics` to call.
+      strategy: the run's strategy.
       predictions: returns them; called at the chief alone.
       taken: the names of the evaluation's other metrics.
 

@@ -103,7 +103,7 @@ def auc(labels, logits, weights=None) -> Auc:
 
     Args:
       labels: any shape, 0 or 1, one per example; any other label ends the run.
-      logits: of the same shape; sigmoid(logits) is the predicted probability. Non-finite ones don't count.
+      logits: a tensor of the same shape; sigmoid(logits) is the predicted probability. Non-finite ones don't count.
       weights: None, or of the same shape, at least 0.
 
     Example:

@@ -55,7 +55,7 @@ class Monitored:
         """Returns the metric with its direction: the spelling's, else the metric's, else the name's.
 
         Args:
-          kinds: of the measured metrics, by name; empty if unknown.
+          kinds: the kinds of the measured metrics, by name; empty if unknown.
           others: whether there may be others, of `Trainer.compute_metrics`.
 
         Raises:

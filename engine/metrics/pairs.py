@@ -31,7 +31,7 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
     is_several = False
 
     def mistake(self) -> str | None:
-        """Returns the problem of the sums, if it makes the value wrong. Host code."""
+        """Returns the problem of the sums, if it makes the value wrong."""
         return None
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
@@ -148,7 +148,7 @@ class Auc(Pair):
 
 
 class ExactAuc(Auc):
-    """An evaluation's `Auc`: a `ranking.Ranking` as total, and a count of 0. Host code."""
+    """An evaluation's `Auc`: a `ranking.Ranking` as total, and a count of 0."""
 
     def mistake(self) -> str | None:
         return _wrong(*self.total.wrong)

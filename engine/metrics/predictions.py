@@ -1,4 +1,4 @@
-"""Per-example values of an evaluation: in memory up to a bound, beyond it in a temporary file. Host code."""
+"""Per-example values of an evaluation: in memory up to a bound, beyond it in a temporary file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Predictions(dict[str, Any]):
         """Returns the rows of each group of examples that have the same value, such as a user's, in their order.
 
         Args:
-          name: of an array [examples].
+          name: the name of an array [examples].
         """
         _, group = np.unique(self[name], return_inverse=True)
         rows = np.argsort(group, kind="stable")
@@ -54,9 +54,9 @@ class Rows:
     The files have no names, so they are removed even if the process is killed.
 
     Args:
-      most_bytes: to hold in memory.
-      directory: of the files; made if missing. None is the system's.
-      title: of the evaluation, for the line that is logged when the files are written.
+      most_bytes: the largest number of bytes to hold in memory.
+      directory: the directory of the files; made if missing. None is the system's.
+      title: the evaluation's title, for the line that is logged when the files are written.
     """
 
     def __init__(self, most_bytes: float = math.inf, directory: str | None = None, title: str = ""):

@@ -73,7 +73,7 @@ def area_of_histogram(positives: np.ndarray, every: np.ndarray) -> tuple[float, 
 
 
 class Ranking:
-    """Weights of positive and negative examples by logit, merged. Host code.
+    """Weights of positive and negative examples by logit, merged.
 
     Exact for up to 12 million distinct logits; beyond, neighbours are merged, so the area has an error, with a bound.
 

@@ -1,4 +1,4 @@
-"""Sums of metrics: rows of a tensor that the inner loop adds up on the device, merged and evaluated by host code."""
+"""Sums of metrics: rows of a tensor that the inner loop adds up on the device, merged and evaluated on the host."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class RowSpec(NamedTuple):
 
     Attributes:
       name: the metric's name.
-      kind: of its pairs.
-      rows: one, or one for each entry of a vector.
+      kind: the kind of the metric's pairs.
+      rows: the number of rows: one, or one for each entry of a vector.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Known(Generic[T]):  # not a NamedTuple: Python 3.10 allows no generic ones
 
 
 class Merged(Generic[T]):
-    """The results of several calls, merged when read. Override `_joined`. Host code.
+    """The results of several calls, merged when read. Override `_joined`.
 
     Adding does not wait for a device: it reads only calls that have long completed. Reading waits.
     """
@@ -184,7 +184,7 @@ class Merged(Generic[T]):
             self._join(len(self._results) - self.IN_FLIGHT)
 
     def extend(self, other: Merged[T]) -> None:
-        """Adds the results of later calls, likewise; `other` keeps them, too."""
+        """Adds the results of later calls, without waiting for a device; `other` keeps them, too."""
         other._join(sum(1 for _ in itertools.takewhile(lambda result: result.is_read, other._results)))
         for result in other._results:
             self.add(result)
@@ -210,7 +210,7 @@ class _Sum(NamedTuple):
 
 
 class Sums(Merged[Mapping[str, "_Sum | Pair"]]):
-    """The sums of some steps, kept as the device returned them until they are read. Host code.
+    """The sums of some steps, kept as the device returned them until they are read.
 
     Calls are added in twice the precision of float64, so that the sums do not depend on which are merged first: windows
     begin at times, and a run that was resumed has other windows.

@@ -1,4 +1,4 @@
-"""Optimizers, with learning rates, loss scales and averages of weights."""
+"""Optimizers, with learning rates, loss scales and averages of weights. Made on the host, applied on the replica."""
 
 from .base import Optimizer
 from .keras_adapter import KerasOptimizer

@@ -40,7 +40,7 @@ class Shadows:
 
     @contextlib.contextmanager
     def averages_in_place(self):
-        """Assigns the variables their averages within this context, then restores their exact values. Host code."""
+        """Assigns the variables their averages within this context, then restores their exact values."""
         self._swap()
         try:
             yield
@@ -48,15 +48,15 @@ class Shadows:
             self._swap()
 
     def hand_over(self) -> None:
-        """Assigns each variable its average permanently. Host code."""
+        """Assigns each variable its average permanently."""
         for variable, shadow in self._components():
             variable.assign(tf.identity(shadow))
 
     def reset(self, positions: Collection[int] | None = None) -> None:
-        """Restarts averages from the variables' current values. Host code, called after weights were loaded.
+        """Restarts averages from the variables' current values. Called after weights were loaded.
 
         Args:
-          positions: of the pairs, in order; None is all.
+          positions: the positions of the pairs to restart, in order; None is all.
         """
         for position, pair in enumerate(self._pairs()):
             for variable, shadow in zip(*map(per_replica.components, pair), strict=True):
@@ -111,7 +111,7 @@ class WeightAverage(tf.Module, Shadows):
         self.decay, self.warmup = decay, warmup
 
     def build(self, variables: Sequence) -> None:
-        """Makes a shadow for each variable, equal to it. Host code, in the strategy's scope."""
+        """Makes a shadow for each variable, equal to it. Call it in the strategy's scope."""
         strategy, shadows = tf.distribute.get_strategy(), []
         for i, variable in enumerate(map(tf_variable, variables)):
             with strategy.extended.colocate_vars_with(variable):
@@ -132,7 +132,7 @@ class WeightAverage(tf.Module, Shadows):
         """Updates the shadows once, after the variables' update. Replica code.
 
         Args:
-          variables: in any order; those not passed to `build` have no average.
+          variables: variables in any order; those not passed to `build` have no average.
           updates: scalar int64, the number of updates so far.
         """
         # 1 - min(decay, (1 + t) / (10 + t)); in float32, 1 - 0.9999 would have a relative error of 2e-4.
@@ -206,7 +206,7 @@ class Averaged(tf.keras.Model):
         raise NotImplementedError("the trainer's build makes an Averaged model")  # so that no file claims to define it
 
     def reset(self) -> None:
-        """Restarts from the model's current weights. Host code."""
+        """Restarts from the model's current weights."""
         self._shadows.reset()
 
     def follow(self, step: tf.Tensor, skipped: tf.Tensor | None = None) -> None:

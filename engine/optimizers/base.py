@@ -157,7 +157,7 @@ class Optimizer(tf.Module):
         return {name: value for name, value in self.settings.items() if value != self.built_settings[name]}
 
     def restore_settings(self, values):
-        """Sets some of `settings`. Host code."""
+        """Sets some of `settings`."""
         for name in values.keys() & self.built_settings.keys():
             setattr(self, name, values[name])
 
@@ -190,7 +190,7 @@ class Optimizer(tf.Module):
         return self._rate_at(iterations, scale, updates_ago=1)
 
     def scale_learning_rate(self, scale: float) -> None:
-        """Sets the factor of the schedule's or constant rate for later updates. Host code."""
+        """Sets the factor of the schedule's or constant rate for later updates."""
         # As tensors, so that nothing waits; if it changed since the last update, that update's scale stays known.
         updates, before = tf.identity(self.iterations), tf.identity(self.learning_rate_scale)
         if self._scale_before is not None:
@@ -216,7 +216,7 @@ class Optimizer(tf.Module):
         self.set_learning_rate(float(value))
 
     def set_learning_rate(self, value):
-        """Sets the rate of later updates. Host code.
+        """Sets the rate of later updates.
 
         Raises:
           UsageError: the rate is a schedule.
@@ -313,7 +313,7 @@ class Optimizer(tf.Module):
             self.weight_average.update(variables, tf.maximum(tf.convert_to_tensor(self.iterations), most))
 
     def reset_rows(self, variable: tf.Variable, rows: tf.Tensor) -> None:
-        """Gives the slots of rows of a variable their initial values, on all replicas of this process. Host code.
+        """Gives the slots of rows of a variable their initial values, on all replicas of this process.
 
         `update_counts` counts updates of the whole variable, so a row that begins again is updated like one that a
         sparse gradient touches late for the first time.
@@ -337,7 +337,7 @@ class Optimizer(tf.Module):
         raise UsageError(f"optimizer {self.name} can't reset rows of {target.path}; use adagrad, adam or sgd")
 
     def _build_slots(self, targets):
-        """Makes the slots of each target. Host code, in strategy scope."""
+        """Makes the slots of each target. Called in the strategy's scope."""
         raise NotImplementedError
 
     def _update(self, pairs, learning_rate, counts):

@@ -28,7 +28,7 @@ class DynamicLossScale(tf.Module):
         self.growth_steps = growth_steps
 
     def build(self) -> None:
-        """Makes the two variables, which checkpoints keep. Host code, in the strategy's scope."""
+        """Makes the two variables, which checkpoints keep. Call it on the host, in the strategy's scope."""
         kind = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
         self.value = tf.Variable(self.initial, dtype=tf.float32, name="loss_scale", **kind)
         self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)
@@ -36,18 +36,19 @@ class DynamicLossScale(tf.Module):
     def expect_sums(self, examples: float) -> None:
         """Sets the approximate number of examples that losses are sums over: a scale for means would be too high.
 
-        They are divided by the nearest power of two, which gives a mean's range and loses no bit. Host code, called
-        before a step is traced, with the same number for all replicas, since a layer may sum gradients across them.
+        They are divided by the nearest power of two, which gives a mean's range and loses no bit. Call it on
+        the host before a step is traced, with the same number for all replicas, since a layer may sum gradients across
+        them.
         """
         self._examples = 2.0 ** round(math.log2(max(1.0, examples)))
 
     def copy_to(self, optimizer: tf.keras.optimizers.LossScaleOptimizer) -> None:
-        """Copies the scale and its count of steps to Keras's variables of them. Host code."""
+        """Copies the scale and its count of steps to Keras's variables of them, on the host."""
         optimizer.dynamic_scale.assign(self.value)
         optimizer.step_counter.assign(tf.cast(self.good_steps, optimizer.step_counter.dtype))
 
     def copy_from(self, optimizer: tf.keras.optimizers.LossScaleOptimizer) -> None:
-        """Copies them from Keras's variables. Host code."""
+        """Copies the scale and its count of steps from Keras's variables of them, on the host."""
         self.value.assign(optimizer.dynamic_scale)
         self.good_steps.assign(tf.cast(optimizer.step_counter, tf.int64))
 

@@ -1,7 +1,7 @@
 """Updates by TensorFlow's fused kernels: sgd, momentum, adam, adamw, adagrad, rmsprop and ftrl.
 
 Each equals Keras's own; any other Keras optimizer is found by name. The rules are replica code. The functions at the
-end, host code, make the optimizer that a run's options describe, and return which options an optimizer applies.
+end run on the host: they make the optimizer that a run's options describe, and say which options an optimizer applies.
 """
 
 from typing import Any

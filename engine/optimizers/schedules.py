@@ -101,7 +101,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
       **arguments: those of the schedule:
         cosine: alpha=0.0 (the last rate as a share of the first), decay_steps.
         cosine_restarts: first_decay_steps (of the first period), t_mul=2.0 (each period's length relative to the one
-          before), m_mul=1.0 (its first rate likewise), alpha=0.0. Loshchilov and Hutter,
+          before), m_mul=1.0 (each period's first rate, relative to the one before), alpha=0.0. Loshchilov and Hutter,
           https://arxiv.org/abs/1608.03983.
         exponential: decay_rate=0.1, decay_steps, staircase=False.
         polynomial: end_learning_rate=0.0, power=1.0, decay_steps.

@@ -1,4 +1,4 @@
-"""The reduction of gradients across replicas: exact sums, or local SGD's periodic sync."""
+"""The reduction of gradients across replicas: exact sums, or local SGD. Runs on the replica, except `per_replica`."""
 
 from .reduction import Reduction
 

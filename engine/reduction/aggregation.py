@@ -38,7 +38,9 @@ class Aggregated(NamedTuple):
 
 @contextlib.contextmanager
 def declared() -> Iterator[dict[int, Aggregated]]:
-    """Makes each replica assign the untrained variables created in this context by itself. Host code, in scope.
+    """Makes each replica assign the untrained variables created in this context by itself.
+
+    Enter it on the host, in the strategy's scope.
 
     Yields:
       Those with a declared aggregation, by the `id` of the tf.Variable. Excluded are those that synchronize on read,
@@ -127,8 +129,8 @@ def assigned_since_sum(
 
     Args:
       state: variables that the reduction aggregates.
-      batch: the replica's.
-      per_replica_variables: those of which each replica keeps its own value.
+      batch: the replica's batch.
+      per_replica_variables: the variables of which each replica keeps its own value.
     """
     counts, before = writes(), step_context().readings.aggregated
 
@@ -229,13 +231,13 @@ def check(
     """Checks that each variable that a step assigns from its replica's examples is aggregated.
 
     Args:
-      graph: in which the step was traced.
+      graph: the graph in which the step was traced.
       batch: the replica's, as passed to the step.
-      replicas: their number.
+      replicas: the number of replicas.
       state: variables that the reduction aggregates.
       undeclared: untrained variables without a declared aggregation.
       trained: variables whose gradients are summed.
-      per_replica_variables: those of which each replica keeps its own value.
+      per_replica_variables: the variables of which each replica keeps its own value.
       doubts: gets the variables that only a second trace can decide about.
 
     Raises:

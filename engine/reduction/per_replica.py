@@ -1,4 +1,4 @@
-"""Variables whose value differs by replica, saved as one array with a row for each replica. Host code.
+"""Variables whose value differs by replica, saved as one array with a row for each replica.
 
 They are TensorFlow's variables that synchronize on read: the engine's own (read as the first replica's value, changed
 in replica code by raw ops on `handle`), users' that declare it, and the state of Keras's stateful layers.

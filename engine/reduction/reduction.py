@@ -45,7 +45,7 @@ class Reduction(tf.Module):
     them up.
 
     Args:
-      reduce_dtype: in which gradients are sent: "float32", "bfloat16" or "float16".
+      reduce_dtype: the dtype in which gradients are sent: "float32", "bfloat16" or "float16".
       bucket_bytes: a bucket is complete when it has this many bytes; 0 makes one bucket.
     """
 
@@ -74,14 +74,14 @@ class Reduction(tf.Module):
         return {} if self.reduce_dtype == tf.float32 else {"reduce_dtype": self.reduce_dtype.name}
 
     def slot_scope(self):
-        """Returns the context in which an optimizer's variables are made, in the strategy's scope. Host code."""
+        """Returns the context in which an optimizer's variables are made, on the host, in the strategy's scope."""
         return contextlib.nullcontext()
 
     def build(self, variables: Sequence, state: Sequence[Aggregated] = ()) -> None:
-        """Makes the state that is kept between steps, if any. Host code, in the strategy's scope, once.
+        """Makes the state that is kept between steps, if any. Call it once, on the host, in the strategy's scope.
 
         Args:
-          variables: all whose gradients may be summed, Keras's or TensorFlow's.
+          variables: all variables whose gradients may be summed, Keras's or TensorFlow's.
           state: the variables that `sum` aggregates: those that layers assign, such as moving statistics.
         """
         self._state = lambda: state  # behind a function, so that a checkpoint finds them in the model alone
@@ -139,9 +139,9 @@ class Reduction(tf.Module):
         """Aggregates what the step has assigned from this replica's batch since it last summed.
 
         Args:
-          batch: the replica's.
+          batch: the replica's batch.
           count: scalar float32, its examples.
-          per_replica_variables: those of which each replica keeps its own value.
+          per_replica_variables: the variables of which each replica keeps its own value.
         """
         if not self.alone() and (late := assigned_since_sum(self._state(), batch, per_replica_variables)):
             self._sum((), count, late, (), shards_updates=False)
@@ -245,7 +245,8 @@ class Reduction(tf.Module):
 
         reduce_seconds: from the time when all of this replica's values were computed until their sums were, by the
           host's clock; excludes what is sent during the backward pass.
-        gradient_norm: of the mean over this replica's examples alone, before the sum; 0 at a step not observed.
+        gradient_norm: the norm of the mean gradient over this replica's examples alone, before the sum; 0 at a step not
+          observed.
         """
         figures = vars(self._figures)
         return {name: tf.cast(figures.pop(name, 0.0), tf.float32) for name in self.watched}

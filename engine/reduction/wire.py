@@ -44,8 +44,8 @@ def send(
     Args:
       exact: tensors sent unchanged.
       rounded: tensors sent in `reduce_dtype`.
-      shapes: of `rounded`: each a `tf.TensorShape`, or an int32 vector that the server has.
-      server: a device.
+      shapes: the shapes of `rounded`: each a `tf.TensorShape`, or an int32 vector that the server has.
+      server: the server's device.
       reduce_dtype: float32 or one of 16 bits.
       bucket_bytes: see `Buckets`.
 
@@ -102,10 +102,10 @@ class Buckets:
     """Joins vectors of one dtype into a few buckets (`mesh.collectives.buckets`), none larger than gRPC's 2 GiB.
 
     Args:
-      shapes: of the vectors' tensors, as for `send`. One that is known only when a step runs, of the rows that it
-        touches, is in the current bucket and counts as nothing.
+      shapes: the shapes of the vectors' tensors, as for `send`. One that is known only when a step runs, of the rows
+        that it touches, is in the current bucket and counts as nothing.
       lanes: for each tensor, the number of `dtype` values per value.
-      dtype: of the vectors.
+      dtype: the dtype of the vectors.
       bucket_bytes: a bucket is complete when it has this many, and larger vectors are split; 0 is `BUCKET_BYTES`.
     """
 

@@ -1,1 +1,1 @@
-"""One training step on a replica: its batch, gradients, random samples and options."""
+"""One training step: its batch, gradients, random samples and options. Runs on the replica, except `options`."""

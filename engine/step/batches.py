@@ -207,8 +207,8 @@ def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = Fals
     Args:
       compute: batch -> nest of tensors that add up, `tf.IndexedSlices` or None.
       batch: nest of tensors whose first axis is examples.
-      count: of micro-batches, whose sizes differ by one at most. A batch of fewer examples has one for each, or one in
-        all if its size is unknown when it is traced: kernels can't handle empty batches.
+      count: the number of micro-batches, whose sizes differ by one at most. A batch of fewer examples has one for each,
+        or one in all if its size is unknown when it is traced: kernels can't handle empty batches.
       in_turn: run one after the other, to save memory.
     """
     if count == 1:

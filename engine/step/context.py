@@ -44,14 +44,14 @@ class Readings:
       loss_scale: scalar float32, by which the step's losses are multiplied; None is 1.
       variables: Keras variables with their values, if reading each would take a message to a server.
       pull: reads some of these again, with few messages; returns such pairs.
-      pulled_again: those that were read again.
-      writes: by the `id` of a handle, the ops that may have written `variables` before they were read.
+      pulled_again: the pairs that were read again.
+      writes: the ops that may have written `variables` before they were read, by the `id` of the variable's handle.
       moved: Keras variables that layers may assign, read when the layers begin to compute.
-      progress: by the `id` of an optimizer, the result of its `read_progress`, for its next update.
-      accumulators: by the `id` of a variable to which replicas add, the value that it last had on all of them.
-      aggregated: by the `id` of a variable, the ops that may have written it when it was last aggregated.
-      freed: by the `id` of a table's shard on a server, how many of its rows were freed, and the variable that counts
-        them: a worker that is stopped, and whose lease another one has done, may update rows after they were freed.
+      progress: the result of each optimizer's `read_progress`, for its next update, by the optimizer's `id`.
+      accumulators: the value that each variable to which replicas add last had on all of them, by the variable's `id`.
+      aggregated: the ops that may have written each variable when it was last aggregated, by the variable's `id`.
+      freed: how many rows of a table's shard on a server were freed, and the variable that counts them, by the shard's
+        `id`: a worker that is stopped, and whose lease another one has done, may update rows after they were freed.
     """
 
     loss_scale: tf.Tensor | None = None
@@ -76,7 +76,7 @@ class StepContext:
     """The values that differ by step or replica and can't be arguments. Entered by `with`.
 
     Attributes:
-      graph: that of the step itself, where replicas may exchange values, not of a branch, loop or function in it.
+      graph: the graph of the step itself, where replicas may exchange values, not of a branch, loop or function in it.
       step: scalar int64, steps of training done before this one.
       replica: scalar int32, by which this replica samples: its id in the strategy; on a mesh, its data coordinate; 0
         if replicas compute the same examples.
@@ -94,10 +94,10 @@ class StepContext:
       sampled: how many random numbers of each kind were sampled so far.
       layer_states: the generators' states in this micro-batch, for layers that compute with `readings`.
       frozen: the `id`s of the tf.Variables that this step does not update.
-      applied: in which the code that applies an option marks it.
+      applied: the record in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
-      outside: their counts so far: (the metric's name, its pair).
-      undo_log: of the rows that a step writes even if it is skipped; None if it can't be.
+      outside: the counts so far of ids and labels out of range: (the metric's name, its pair).
+      undo_log: the log of the rows that a step writes even if it is skipped; None if it can't be.
     """
 
     graph: tf.Graph | None = None

@@ -105,12 +105,12 @@ def labels_as_numbers(batch, trainer) -> Iterator[None]:
 
 
 def warn_of_rounded(trainer, features) -> None:
-    """Warns of each feature with integers that the model casts to floats inexactly. Host code.
+    """Warns of each feature with integers that the model casts to floats inexactly.
 
     Ids that stay integers are fine. Traces `forward` if there are numbers that large.
 
     Args:
-      trainer: built.
+      trainer: a trainer that is built.
       features: an array whose first axis is examples, or a dictionary of arrays by name; other nests are not checked.
     """
     named = features if isinstance(features, dict) else {"features": features}
@@ -158,7 +158,7 @@ def check_gradients_pass(losses: Sequence[tf.Tensor], variables: Sequence, value
 
     Args:
       losses: scalars of this graph.
-      variables: whose gradients the losses are to have.
+      variables: the variables whose gradients the losses are to have.
       values: for each variable the tensor with which layers compute, or the variable itself.
 
     Raises:

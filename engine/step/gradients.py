@@ -396,7 +396,7 @@ def _assign_next_values(variables: Sequence, gradients: Gradients, is_whole: boo
 
     Args:
       variables: the gradients' variables.
-      gradients: as computed.
+      gradients: the gradients as computed.
       is_whole: whether they are of a whole batch.
 
     Returns:
@@ -424,7 +424,7 @@ class _MeansLoss(NamedTuple):
     Their counts in the global batch, by which each is divided, are known after the last micro-batch.
 
     Attributes:
-      gradients: of each mean's total, a list by variable.
+      gradients: the gradients of each mean's total, a list by variable.
       counts: float32 [means + 1], see `_count_ratios`.
     """
 
@@ -451,8 +451,8 @@ def _count_ratios(counts: tf.Tensor, reduction) -> tf.Tensor:
     """Returns N / (each mean's count), float32 [means], with which all totals are divided by N in the end; 0 for none.
 
     Args:
-      counts: of this replica, float32 [means + 1]: of each mean, and that which adds up to N.
-      reduction: the trainer's.
+      counts: this replica's counts, float32 [means + 1]: that of each mean, and the one that adds up to N.
+      reduction: the trainer's reduction.
     """
     counts = reduction.sum_counts(tf.stop_gradient(counts))
     return tf.math.divide_no_nan(counts[-1], counts[:-1])

@@ -1,6 +1,6 @@
 """The options of a step, and which of them a run's steps apply: an option that is set and never applied is an error.
 
-Code that applies an option marks it while a step is traced; reading one marks nothing. Host code.
+Code that applies an option marks it while a step is traced; reading one marks nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class StepOptions:
 
     Attributes:
       seed: the run's only source of randomness, from 0 to 2^31 - 1.
-      precision: in which layers compute; variables stay float32. float16 brings dynamic loss scaling.
+      precision: the precision in which layers compute; variables stay float32. float16 brings dynamic loss scaling.
       optimizer: a name for `engine.optimizers.build`.
-      optimizer_arg: its arguments, by name.
+      optimizer_arg: the optimizer's arguments, by name.
       learning_rate: see `engine.optimizers.schedules.build`, also for the next four.
       learning_rate_schedule: the schedule's name.
-      learning_rate_schedule_arg: its arguments, by name.
+      learning_rate_schedule_arg: the schedule's arguments, by name.
       warmup_steps: number of steps in which the rate rises linearly to its first value.
-      total_steps: at which a schedule ends, in its own steps.
+      total_steps: the step at which a schedule ends, in its own steps.
       rate_by: the order of examples by which a schedule continues in a run that was resumed with another batch size;
         None if its steps are the run's.
       weight_decay: decoupled decay per step, times the learning rate; None is the optimizer's default.
@@ -136,10 +136,10 @@ class RunContext:
     """The values that a run passes to its trainer before the model is built.
 
     Attributes:
-      options: of a step.
-      num_classes: of the input's labels, or None.
+      options: the options of a step.
+      num_classes: the number of classes of the input's labels, or None.
       vocabulary: the number of ids of each id feature, by the feature's name; None if there are none.
-      num_servers: that variables are placed on; tables have as many shards.
+      num_servers: the number of servers that variables are placed on; tables have as many shards.
       example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`);
         (features, None) for a saved run that only predicts.
       in_place: whether to train an existing model itself instead of a copy.
@@ -193,7 +193,7 @@ class Applied:
     Traces add up: a `tf.function` that a step calls is traced once, in the step's first trace.
 
     Attributes:
-      names: of options, or of the places of an option that is applied in several.
+      names: the names of options, or of the places of an option that is applied in several.
       optimizers: the `id`s of the engine's optimizers that made an update.
       averaged: the `id`s of the tf.Variables that a user's step has averaged across replicas itself.
     """

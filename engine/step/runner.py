@@ -84,13 +84,13 @@ class StepRunner:
     def eval_step(
         self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
     ) -> dict:
-        """Runs `Trainer.eval_step` likewise, and returns the metrics."""
+        """Runs `Trainer.eval_step` on this replica, and returns the metrics."""
         return self._evaluate(batch, batch_number, step, observed, readings)[0]
 
     def eval_step_with_rows(
         self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
     ) -> tuple[dict, Any]:
-        """Runs `Trainer.eval_step` likewise; returns the metrics, and the predictions for `compute_metrics`.
+        """Runs `Trainer.eval_step` on this replica; returns the metrics, and the predictions for `compute_metrics`.
 
         Raises:
           UsageError: the step returns no predictions.

@@ -15,8 +15,8 @@ class UndoLog:
     It is in temporary variables, since the writes may be in conditions and loops, and costs what they do.
 
     Args:
-      variables: of this replica, in a host's memory.
-      step: of the `StepContext`.
+      variables: this replica's variables, in a host's memory.
+      step: the step of the `StepContext`.
     """
 
     def __init__(self, variables: Iterable[tf.Variable], step: tf.Tensor):

@@ -1,4 +1,4 @@
-"""TensorBoard's view of a run."""
+"""TensorBoard's view of a run. Runs on the host, but computes gradients and histograms on the replica."""
 
 from .hook import TensorBoard
 

@@ -1,7 +1,7 @@
 """Writes TensorBoard's event files in a thread, and truncates those that a killed run wrote past its checkpoint.
 
-Host code. An event file is TFRecords of `Event` protocol buffers; the first names the format. `tf.summary` writes the
-same by one op per value, about 0.1 ms each in the training thread. Here that thread queues one event of many values,
+An event file is TFRecords of `Event` protocol buffers; the first names the format. `tf.summary` writes the same by
+one op per value, about 0.1 ms each in the training thread. Here that thread queues one event of many values,
 which another thread formats (8 values in 0.02 ms) and writes in groups.
 """
 
@@ -40,8 +40,8 @@ class _File:
     """An open event file.
 
     Attributes:
-      whole_bytes: its size at the last flush.
-      steps: of later events.
+      whole_bytes: the file's size at the last flush.
+      steps: the steps of the events since the last flush.
     """
 
     path: str

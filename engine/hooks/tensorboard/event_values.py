@@ -1,4 +1,7 @@
-"""Creates TensorBoard's values, `tf.summary`'s `Summary.Value` protocol buffers. Host code, except `histogram`."""
+"""Creates TensorBoard's values, `tf.summary`'s `Summary.Value` protocol buffers.
+
+`histogram` is replica code.
+"""
 
 from __future__ import annotations
 

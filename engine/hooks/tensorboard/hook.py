@@ -1,4 +1,4 @@
-"""TensorBoard: a hook that writes a run's figures to `train/` and `eval/` below a directory. Host code."""
+"""TensorBoard: a hook that writes a run's figures to `train/` and `eval/` below a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observes a step's computation for TensorBoard, without changing the run. Host code around replica code."""
+"""Observes a step's computation for TensorBoard, without changing the run. Called on the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Probe:
 
     Args:
       strategy: the run's, of this package, bound to its data.
-      trainer: built.
+      trainer: a trainer that is built.
     """
 
     def __init__(self, strategy, trainer):

@@ -1,4 +1,4 @@
-"""Sharded embedding tables, looked up by ids."""
+"""Sharded embedding tables. Lookups run on the replica; making tables, freeing and saving rows, on the host."""
 
 from .admission import SHARED_ROW_KEY
 from .tables import Embedding, shards_in, uniform, zeros

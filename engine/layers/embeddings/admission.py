@@ -144,7 +144,7 @@ class Admission(tf.Module):
             return (self.freed.read_value(), self.freed) if self.evict_after and self._server else None
 
     def begin_stamps(self, step: int) -> None:
-        """Stamps rows with a step that have no stamp yet, or one of another run, not before the step. Host code."""
+        """Stamps rows with a step that have no stamp yet, or one of another run, not before the step."""
         for stamps in components(self.stamps):
             with tf.device(stamps.device):
                 before = stamps.read_value()
@@ -153,7 +153,7 @@ class Admission(tf.Module):
     def free_stale(self, step: int) -> tf.Tensor:
         """Frees the rows of ids that none of the last `evict_after` steps before `step` has looked up.
 
-        Host code, for all replicas of this process; returns the rows, int64 [n].
+        It does so for all replicas of this process, and returns the rows, int64 [n].
         """
         keys, stamps = own_copy(self.keys), own_copy(self.stamps)
         with tf.device(keys.device):

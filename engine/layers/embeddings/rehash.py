@@ -1,4 +1,4 @@
-"""Gives a table's ids rows in another number of rows or shards, by the hashes and rules of `Admission`. Host code."""
+"""Gives a table's ids rows in another number of rows or shards, by the hashes and rules of `Admission`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Placement(NamedTuple):
 
     Attributes:
       rows: for each row of the former table, its row here, or -1 for a row without an id and for an id without a row.
-      values: of each shard's `Admission` here, by the names of its variables; the others begin again.
+      values: the values of each shard's `Admission` here, by the names of its variables; the others begin again.
       num_placed: how many ids have a row.
-      num_dropped: how many found none.
+      num_dropped: how many ids found no row.
     """
 
     rows: np.ndarray
@@ -35,8 +35,8 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
     Args:
       former: values of each former shard's `Admission`, by the names of its variables, those of `MOVED`; without stamps
         ids are placed in the order of their rows.
-      rows: of the table here.
-      num_shards: of the table here.
+      rows: the number of rows of the table here.
+      num_shards: the number of shards of the table here.
     """
     keys = by_row(former["keys"], NOBODYS)
     before = np.flatnonzero(keys > NOBODYS)

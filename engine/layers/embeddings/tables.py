@@ -49,8 +49,8 @@ class Embedding(tf.Module):
 
     Args:
       name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
-      rows: of the table.
-      width: of the table.
+      rows: the number of rows of the table.
+      width: the number of values in a row.
       combiner: how the rows of an example with several ids are combined: "sum", "mean" or "sqrtn", as in
         `tf.nn.embedding_lookup_sparse`; None keeps them apart.
       hash_ids: ids are any integers or strings, and a hash chooses their row, which ids may share.
@@ -66,7 +66,7 @@ class Embedding(tf.Module):
       num_shards: None is one per server, but none smaller than `MIN_SHARD_BYTES`.
 
     Attributes:
-      reduce_dtype: in which servers send rows in training; in evaluation they are exact.
+      reduce_dtype: the dtype in which servers send rows in training; in evaluation they are exact.
       admits: whether lookups in training may assign rows to new ids.
 
     Raises:
@@ -152,7 +152,7 @@ class Embedding(tf.Module):
             )
 
     def check_accumulation(self, steps: int) -> None:
-        """Raises UsageError if this table does not allow `accumulate_steps`. Host code, in the strategy's scope."""
+        """Raises UsageError if this table does not allow `accumulate_steps`. Call it in the strategy's scope."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self.admit_after and steps > 1 and replicas > 1:
             raise UsageError(
@@ -161,7 +161,7 @@ class Embedding(tf.Module):
             )
 
     def build(self, seed: int, num_servers: int = 1) -> None:
-        """Creates and initializes the shards. Host code, in the strategy's scope, once.
+        """Creates and initializes the shards. Call it once, in the strategy's scope.
 
         The values depend on the seed, the table's name and the row, not on the number of shards. Each shard samples
         only its rows, on its own device, piece by piece.
@@ -206,7 +206,7 @@ class Embedding(tf.Module):
     def free_rows(self, step: int) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
         """Frees the rows of ids that training has not looked up for `evict_after` steps, and gives them first values.
 
-        Host code, with `evict_after`, while no step computes. Yields (shard, rows [n] int64), some at a time, for the
+        Call it with `evict_after`, while no step computes. Yields (shard, rows [n] int64), some at a time, for the
         caller to reset their optimizer state.
         """
         for number, (shard, assigned) in enumerate(zip(self.shards, self.admissions, strict=True)):
@@ -214,7 +214,7 @@ class Embedding(tf.Module):
                 yield shard, rows
 
     def initialize_rows(self, shard: int, rows: tf.Tensor) -> Iterator[tf.Tensor]:
-        """Gives rows [n], int64, of a shard their first values, and yields them, some at a time. Host code."""
+        """Gives rows [n], int64, of a shard their first values, and yields them, some at a time."""
         for piece in self._pieces(rows.shape[0]):
             with tf.device(rows.device):
                 some = rows[piece.start : piece.stop]
@@ -274,7 +274,7 @@ class Embedding(tf.Module):
     def rows_by_key(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the rows of a table with `admit_after` in pieces: keys [n], ascending, and vectors [n, width].
 
-        The first row is row 0, shared by ids without one, with the key `SHARED_ROW_KEY`. Host code.
+        The first row is row 0, shared by ids without one, with the key `SHARED_ROW_KEY`.
         """
         number = len(self.shards)
         keys = by_row([own_copy(shard.keys).numpy() for shard in self.admissions], NOBODYS)

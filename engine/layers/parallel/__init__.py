@@ -1,4 +1,4 @@
-"""Layers of models sharded over a mesh of replicas, data x model."""
+"""Layers of models sharded over a mesh of replicas, data x model. Runs on the replica."""
 
 from ...mesh.mesh import Mesh, current_mesh
 from .attention import Attention

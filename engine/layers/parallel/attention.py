@@ -51,8 +51,8 @@ class Attention(tf.keras.layers.Layer):
       rotary: whether queries and keys are rotated by their positions.
       dropout: rate of dropout of the attention's weights.
       use_bias: whether the two projections have biases.
-      stddev: of the weights' normal distribution; None as `Dense`.
-      output_stddev: the output projection's; None is `stddev`.
+      stddev: the standard deviation of the weights' normal distribution; None is as in `Dense`.
+      output_stddev: the standard deviation for the output projection; None is `stddev`.
       **arguments: as Keras's `Layer`.
     """
 

@@ -37,11 +37,11 @@ class Dense(tf.keras.layers.Layer):
     a ring moves 2 (model - 1) / model times as many. W is float32, sampled by position, the same on any mesh.
 
     Args:
-      units: of the whole layer; a multiple of the mesh's `model` with `"columns"`.
+      units: the number of units of the whole layer; a multiple of the mesh's `model` with `"columns"`.
       split: how the weights are sharded; `"columns"` followed by `"rows"` makes a block that sends once each way.
-      activation: as Keras's; with `"rows"` it is applied to the sum.
+      activation: an activation as in Keras; with `"rows"` it is applied to the sum.
       use_bias: whether to add b, initially zeros.
-      stddev: of the normal distribution that W is sampled from; None is Glorot's, sqrt(2 / (inputs + units)).
+      stddev: the standard deviation of W's normal distribution; None is Glorot's, sqrt(2 / (inputs + units)).
       **arguments: as Keras's `Layer`.
     """
 
@@ -99,9 +99,9 @@ class Embedding(tf.keras.layers.Layer):
 
     Args:
       vocabulary: number of ids, from 0. Other ids end the run with an error (`engine.step.diagnosis`).
-      size: of a row.
+      size: the number of values in a row.
       split: `"vocabulary"`, or None for copies.
-      stddev: of the normal distribution that the table is sampled from.
+      stddev: the standard deviation of the normal distribution that the table is sampled from.
       **arguments: as Keras's `Layer`.
     """
 
@@ -262,7 +262,7 @@ class Normal(tf.keras.initializers.Initializer):
     """Samples each value of a matrix by its position, so that a shard sampled by itself equals that range of the whole.
 
     Args:
-      stddev: of the normal distribution, whose mean is 0; no sample lies beyond 5.3 times that.
+      stddev: the standard deviation of the normal distribution, whose mean is 0; no sample lies beyond 5.3 times that.
       seed: None takes one from Python's `random`, which `tf.keras.utils.set_random_seed` seeds.
     """
 
@@ -294,9 +294,9 @@ def add_weight(
     A replica never has more of a sharded weight than its shard, which is created as zeros and filled piece by piece.
 
     Args:
-      layer: over whose attribute `mesh` the weight is sharded.
-      name: of the weight.
-      shape: of the whole weight.
+      layer: the layer, over whose attribute `mesh` the weight is sharded.
+      name: the weight's name.
+      shape: the shape of the whole weight.
       initial: a `Normal`, or the name of a Keras initializer that fills with one number, "zeros" or "ones".
       sharded_axis: the weight's axis sharded over the mesh's axis `model`; None makes a copy on each replica.
     """
