@@ -150,8 +150,8 @@ class Order:
             )
             cure = f"up to step {before.epoch_from(step)}, where the epoch ends" if self.has_epochs else "again"
             raise UsageError(
-                f"epoch {epoch + 1} began {began}, and this run would bring its examples in another order, some twice "
-                f"and others never; resume {began} {cure}"
+                f"epoch {epoch + 1} began {began}, and this run would repeat some examples and skip "
+                f"others; resume {began} {cure}"
             )
         is_same_size = before.batch_size == self.batch_size
         if not step or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):

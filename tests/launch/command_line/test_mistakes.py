@@ -248,7 +248,7 @@ def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_pa
     assert "[784, 5] float32 here, [784, 4] float32 in the checkpoint" in outcome.err
     assert (tmp_path / "config.json").read_text() == before
     outcome = inside(*changed, "--allow_changed_config", "--train_steps=2")
-    assert "epoch 1 began with seed=0, and this run would bring its examples in another order" in outcome.mistake
+    assert "epoch 1 began with seed=0, and this run would repeat some examples and skip others" in outcome.mistake
     outcome = inside(*run, "--optimizer_arg=beta_1=0.8", "--allow_changed_config", "--train_steps=2").ok()
     assert "resumed at step 1 of 2" in outcome.out
     # From now on, this is what the run is.
