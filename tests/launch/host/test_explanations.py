@@ -132,21 +132,20 @@ def test_an_operation_without_a_deterministic_kernel_names_the_variable_that_all
 
 
 def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch, tmp_path):
-    def refused(*_):
-        raise RuntimeError("can't start new thread")
+    def refused():
+        raise RuntimeError("can't start new thread")  # as `threading.Thread.start` does
 
-    monkeypatch.setattr(threading, "_start_new_thread", refused)
     limited(resource.RLIMIT_NPROC, 777)
-    code, line = explained(threading.Thread(target=print).start)
+    code, line = explained(refused)
     assert code == EXIT_FAILED
     assert "this process may have 777 processes and threads of this user (ulimit -u)" in line
 
     (tmp_path / "pids.max").write_text("333\n")
     monkeypatch.setattr(cpus, "control_groups", lambda controller: [tmp_path] if controller == "pids" else [])
-    _, line = explained(threading.Thread(target=print).start)
+    _, line = explained(refused)
     assert line.endswith("this control group may have 333 processes and threads (pids.max); raise that, or use less")
     limited(resource.RLIMIT_NPROC, 111)
-    assert "111 processes and threads of this user" in explained(threading.Thread(target=print).start)[1]
+    assert "111 processes and threads of this user" in explained(refused)[1]
 
 
 def test_what_a_model_of_ones_own_raises_is_told_and_not_that_keras_looked_for_its_shapes():
