@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import threading
 import zipfile
 
 import pytest
