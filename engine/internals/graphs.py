@@ -303,9 +303,9 @@ def hidden_by_custom_gradients(results: Sequence[tf.Tensor], sources: Sequence[t
             queue.append((op.inputs[tensor.value_index], scope, arguments | within))
         else:
             queue += [(source, scope, arguments) for source in op.inputs]
-        offset = 1 if op.type in _BRANCHING else 0
         for number, graph in enumerate(all_called(op)):
-            called = scopes.setdefault((id(scope), op.name, number), _CalledGraph(graph, op, scope, offset))
+            call = id(scope), op.name, number
+            called = scopes.setdefault(call, _CalledGraph(graph, op, scope, _first_argument(op)))
             queue += [(output, called, arguments) for output in graph.outputs]
     return hidden
 

@@ -238,8 +238,8 @@ class KerasTrainer(Trainer):
 
     def _build_losses(self) -> None:
         def trace(features, labels, of_examples):
-            zero = tf.constant(0, tf.int64)  # of a step whose layers may sample
-            with self._kept.noted() as updates, StepContext(zero, tf.constant(0), batch_number=zero):
+            zero = tf.constant(0, tf.int64)  # the step's number, and the batch's: layers may sample
+            with self._kept.noted() as updates, StepContext(step=zero, replica=tf.constant(0), batch_number=zero):
                 self.forward(features, training=False) if self._kept.kept else None
                 outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
             labels, weights = self._weighed(labels)

@@ -71,7 +71,7 @@ class Readings:
         return bool(self.variables or self.moved)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class StepContext:
     """The values that differ by step or replica and can't be arguments. Entered by `with`.
 
@@ -122,7 +122,7 @@ class StepContext:
     undo_log: UndoLog | None = None
 
     def __enter__(self) -> StepContext:
-        self._token, self._graph = _entered.set(self), tf.compat.v1.get_default_graph()
+        self._token = _entered.set(self)
         return self
 
     def __exit__(self, *_) -> None:
@@ -267,7 +267,7 @@ class StepContext:
 
     def _check_traced_here(self, call: str, cure: str) -> None:
         """Raises UsageError for a call in a `tf.function`: one trace serves calls in other micro-batches and steps."""
-        if is_in_function(self._graph):
+        if self.graph is not None and is_in_function(self.graph):
             raise UsageError(
                 f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {cure}"
             )

@@ -133,6 +133,23 @@ def test_a_head_that_only_training_calls_is_trained():
     assert_close(ours, theirs, 1e-5, 1e-6)
 
 
+class SeededNoise(layers.Layer):
+    """Samples by the step's own seed, in training alone."""
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        return x + 0.1 * tf.random.stateless_normal(tf.shape(x), crankshaft.step_context().seed())
+
+
+def test_a_layer_may_sample_by_the_steps_seed():
+    model = keras.Sequential([keras.Input([3]), SeededNoise(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    before = model.get_weights()[0]
+    crankshaft.fit(model, X, Y, **HOW, jit="off")
+    assert np.abs(model.get_weights()[0] - before).max() > 0
+
+
 class MoreInTraining(keras.Model):
     """Has a second output in training alone."""
 
