@@ -32,6 +32,7 @@ SMALLEST = {
     "lengths": ["--turns=1"],
     "living_tables": ["--days=2 --rows=10000"],
     "mesh_memory": ["--mebibytes=48"],
+    "message_times": [""],
     "monitor_page": ["--workers=3 --windows=10"],
     "open_run_calls": ["--calls=5 --opens=1"],
     "overhead": ["--rounds=1 --measuring"],
