@@ -6,18 +6,6 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_profile_is_of_all_workers(start_workers, tmp_path):
-    flags = "--mode=benchmark --strategy=multi_worker --model=mlp --model_arg=hidden_units=16 --input=digits"
-    length = "--benchmark_arg=seconds=0.2 --benchmark_arg=rounds=2 --benchmark_arg=profile=true"
-    command = ["-m", "crankshaft", "train", *flags.split(), *length.split(), f"--result_json={tmp_path}/b.json"]
-    workers = start_workers(2, *command).ok()
-    found = json.loads((tmp_path / "b.json").read_text())
-    assert found["flops_per_step"] == 2 * 64 * (2 * 784 * 16 + 3 * 16 * 10)  # of the global batch
-    assert any("CollectiveGather" in op["type"] for op in found["profile"]["ops"])  # what is small is gathered
-    assert "steps/s" not in workers.output(1)
-
-
-@pytest.mark.slow
 def test_steps_with_parameter_servers_are_timed_and_traced_on_their_tasks(start, tmp_path):
     work = "--model=wide_deep --input=synthetic_clicks --input_arg=examples=2048 --global_batch_size=64"
     length = "--mode=benchmark --benchmark_arg=seconds=0.5 --benchmark_arg=rounds=2 --benchmark_arg=profile=true"

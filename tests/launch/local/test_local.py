@@ -127,13 +127,6 @@ def test_a_module_is_started_as_python_starts_it(crank, tmp_path, monkeypatch):
 # --- what it prints
 
 
-def test_a_run_dir_that_is_not_utf_8_is_a_mistake_as_any_other(local, tmp_path):
-    script = "from crankshaft.launch import train\ntrain.main(argv=['crankshaft train', *sys.argv[1:]])"
-    outcome = local(script, own=(f"--run_dir={tmp_path}/\udcfc", *("--model=mlp", "--input=digits"))).wait()
-    assert "\\udcfc can't be used: it has \\xfc in it, which is not UTF-8" in outcome.err
-    assert "a mistake in its flags, script or data, so it is not restarted" in outcome.mistake
-
-
 def test_lines_are_prefixed_whole_and_in_order_on_the_stream_they_were_for(local):
     script = """
 for i in range(300):

@@ -10,7 +10,6 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -24,11 +23,8 @@ from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch, every_steps
 from crankshaft.engine.machine.events import read
 from tests.engine.hooks.tensorboard.boards import scalars
-from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
-
-OPEN = pathlib.Path(__file__).parents[1] / "open_runs.py"
 
 
 class Plane(Trainer):
@@ -295,18 +291,6 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     assert not exit.value.code
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
     assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
-
-
-@pytest.mark.slow
-def test_runs_leave_no_thread_and_no_file_open_whatever_they_read(tmp_path):
-    command = [sys.executable, OPEN, tmp_path, "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 12
-    for name, after in found.items():
-        for counted in zip(after[0], after[-1], strict=True):  # threads, descriptors
-            assert counted[1] <= counted[0], (name, after)
 
 
 def test_ctrl_c_stops_saves_and_returns(tmp_path):
