@@ -64,7 +64,7 @@ def sighted(run_dir: pathlib.Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "steps"), [(1, drifting.STEPS), (2, 600)])
-def test_a_run_that_is_killed_ten_times_gives_rows_to_the_same_ids_as_one_that_is_not(run, workers, steps):
+def test_a_run_killed_ten_times_gives_rows_to_the_same_ids_as_one_that_is_not(run, workers, steps):
     straight = run("straight", workers=workers, steps=steps).ok()
     killed = run("killed", "--checkpoint_every_steps=25", workers=workers, steps=steps)
     chance = random.Random(workers)
@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_ten_times_gives_rows_to_the_same_ids_as_one_that_i
 
 
 @pytest.mark.slow
-def test_around_servers_ten_kills_leave_each_id_one_row_and_count_a_step_more_each_at_most(run):
+def test_around_servers_ten_kills_leave_each_id_one_row_and_count_a_step_more_each(run):
     job = run("run", "--checkpoint_every_steps=25", servers=2)
     for number in range(KILLS):
         task = ("chief", "ps 0", "worker 0", "ps 1", "worker 1")[number % 5]
@@ -99,7 +99,7 @@ def test_around_servers_ten_kills_leave_each_id_one_row_and_count_a_step_more_ea
 
 
 @pytest.mark.slow
-def test_a_sweep_waits_for_a_worker_that_is_stopped_between_its_lookup_and_its_update(run, tmp_path):
+def test_a_sweep_waits_for_a_worker_stopped_between_its_lookup_and_its_update(run, tmp_path):
     """The other one goes on up to the sweep at step 48, at which all leases have ended."""
     job = run("run", f"--hold={tmp_path}", "--steps_per_loop=4", servers=2)
     held = tmp_path / "held"

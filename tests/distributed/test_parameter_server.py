@@ -19,7 +19,7 @@ from tests.processes import ROOT, Job
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 
 
-def test_an_undisturbed_run_sees_each_example_once_an_epoch_and_an_evaluator_each_checkpoint(start):
+def test_each_example_is_seen_once_an_epoch_and_each_checkpoint_by_an_evaluator(start):
     steps = 10 * STEPS_PER_EPOCH
     flags = (f"--train_steps={steps}", "--checkpoint_every_steps=50", "--eval_batch_size=50", "--eval_batches=1")
     job = start("run", *flags, "--histogram_every_steps=100", local=("--evaluator",)).ok()
@@ -83,7 +83,7 @@ def test_a_slow_worker_is_named(start):
 
 
 @pytest.mark.slow
-def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothing_is(start, monkeypatch):
+def test_a_hook_that_is_never_due_ends_a_run_in_which_nothing_is_due(start, monkeypatch):
     """What is handed out by then is done, and no more is.
 
     On one core TensorFlow's servers take so many threads: one would wait for the lease, which waits for the other.
@@ -99,7 +99,7 @@ def test_a_hook_that_is_never_due_ends_a_run_on_tasks_of_one_core_in_which_nothi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["ps 1", "chief"])
-def test_after_a_server_or_the_coordinator_is_killed_training_continues_from_the_newest_snapshot(start, task):
+def test_after_a_server_or_the_coordinator_is_killed_the_newest_snapshot_goes_on(start, task):
     """Also from one that is taken beside other updates: it waits for those in progress, and no others begin."""
     steps = 100 * STEPS_PER_EPOCH
     flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=0", "--snapshot_seconds=0.01")
@@ -115,7 +115,7 @@ def test_after_a_server_or_the_coordinator_is_killed_training_continues_from_the
 
 
 @pytest.mark.slow
-def test_an_example_that_always_fails_is_named_with_its_worker_and_not_tried_for_ever(start):
+def test_an_example_that_always_fails_is_named_and_not_tried_for_ever(start):
     flags = ("--mode=train", "--train_steps=50", "--poison")
     job = start("run", *flags, local=("--workers=1", "--ps=1"))
     assert job.wait().code == 2
@@ -157,7 +157,7 @@ def test_a_stopped_server_is_named(start):
 
 
 @pytest.mark.slow
-def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run_and_not_the_wait_for_it(start):
+def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run(start):
     """There TensorFlow may wait for it with Python's lock held, so that nobody is left to name it."""
     flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=20", "--step_timeout_seconds=3")
     job = start("run", *flags, local=("--max_restarts=0",))
@@ -202,7 +202,7 @@ def test_one_worker_resumed_gives_the_bits_of_one_that_was_not_interrupted(start
 
 
 @pytest.mark.slow
-def test_under_a_bound_of_staleness_workers_go_in_rounds_and_wait_for_one_that_is_stopped(start):
+def test_under_a_bound_of_staleness_workers_go_in_rounds_and_wait_for_one(start):
     bound = 3
     steps = 60 * STEPS_PER_EPOCH
     flags = ("--mode=train", f"--train_steps={steps}", "--checkpoint_every_steps=200")

@@ -313,7 +313,7 @@ def test_a_scripts_own_exit_code_is_not_taken_for_a_slow_benchmark():
     assert Synchronous(2, 100, 30).decide(slower).exit_code is None
 
 
-def test_failures_outside_the_window_are_forgotten_and_pauses_grow_while_no_step_is_new():
+def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
     now = [0.0]
     rule = Synchronous(2, 100, 30, clock=lambda: now[0])
     failed = [TaskExit("worker 1", -9), TaskExit("worker 0", 1)]

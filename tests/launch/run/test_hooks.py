@@ -195,7 +195,7 @@ def test_patience_counts_evaluations_without_a_value(inside, tmp_path):
     assert "stopped at step 3: eval_auc has not improved for 3 evaluations (never a number)" in outcome.out
 
 
-def test_the_results_evaluation_is_of_the_weights_that_are_returned_after_a_restart_too(tmp_path):
+def test_the_results_evaluation_is_of_the_returned_weights_after_a_restart_too(tmp_path):
     """With all metrics of the best evaluation, and its report by class."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)).astype("float32"), rng.integers(0, 3, 60).astype("int32")
@@ -271,7 +271,7 @@ def moved_variables(before, after):
     return {path.split("/")[-1] for path, value in after.items() if not np.array_equal(value, before[path])}
 
 
-def test_lora_trains_what_it_adds_of_a_function_and_of_a_model_and_a_copy_of_it_is_one_line():
+def test_lora_trains_what_it_adds_and_a_copy_of_it_is_one_line():
     x, y = np.ones([16, 4], np.float32), np.zeros([16, 3], np.float32)
     run = crankshaft.fit(lora, x, y, epochs=2, verbose=0, seed=1)
     once = crankshaft.fit(lora, x, y, epochs=1, verbose=0, seed=1)

@@ -173,7 +173,7 @@ def test_data_that_is_handed_in_is_trained_on_and_compiled_for_once():
         assert opened.evaluate()["loss"] != losses[0]
 
 
-def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch_and_alike_after_a_resume(tmp_path):
+def test_each_example_that_is_handed_in_is_trained_on_once_an_epoch(tmp_path):
     class Sum(Trainer):
         """Adds up the labels that it sees, and their squares by their position."""
 
@@ -213,7 +213,7 @@ class Tells(Line):
         return {"mean": mean(batch[1])}
 
 
-def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where_it_was_left():
+def test_data_that_is_handed_in_is_read_in_order_and_a_dataset_goes_on():
     """A dataset is read no further than it is trained on: the program may have it make examples as it goes."""
     numbers = np.arange(8, dtype="float32")
     arrays, made = (numbers[:, None], numbers), []
@@ -248,7 +248,7 @@ def test_data_that_is_handed_in_is_read_in_its_order_and_a_dataset_goes_on_where
     assert made == [*range(6)]
 
 
-def test_examples_that_the_runs_own_model_labels_are_made_once_and_as_they_are_trained_on():
+def test_examples_that_the_runs_own_model_labels_are_made_once():
     """The generator can be read again, and its calls of the run leave the program's generators alone."""
     made = []
 
@@ -526,7 +526,7 @@ class Ranked(Trainer):
 @pytest.mark.parametrize(
     "where", [pytest.param({}, marks=pytest.mark.slow), {**TWO, "mesh": "model:2"}], ids=["one", "mesh"]
 )
-def test_weights_that_a_program_sets_are_in_every_shard_and_replica_and_in_the_next_checkpoint(where, tmp_path):
+def test_weights_that_a_program_sets_are_in_every_shard_and_the_next_checkpoint(where, tmp_path):
     logical_cpus.make_four()
     rng, users = np.random.default_rng(0), np.arange(5, dtype=np.int32)
     table, first, second = (rng.normal(size=size).astype("float32") for size in ((5, 3), (3, 4), (4, 1)))
