@@ -327,25 +327,6 @@ def test_a_scripts_own_flags_belong_to_its_run(inside, tmp_path):
     ran("--train_steps=4", "--beta=3", "--note=b").ok()
 
 
-def named_classes():
-    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype("float32"), np.arange(40, dtype="int32") % 2
-    return crankshaft.Data((x, y), (x, y), 2, classes=("k\xe4se", "\u732b"))
-
-
-@pytest.mark.parametrize(("encoding", "progress"), [("ascii", "plain"), ("latin-1", "bar")])
-def test_a_console_without_a_class_names_characters_shows_them_escaped(tmp_path, monkeypatch, encoding, progress):
-    console = io.TextIOWrapper(io.BytesIO(), encoding)
-    monkeypatch.setattr(sys, "stdout", console)
-    done = run(model="logistic", data=named_classes, train_steps=2, run_dir=tmp_path, jit="off", progress=progress)
-    console.flush()
-    shown = console.buffer.getvalue().decode(encoding)
-    assert "0 k\xe4se" in shown or "0 k\\xe4se" in shown
-    assert "1 \\u732b" in shown
-    assert console.errors == "strict"  # the program's own
-    assert json.loads((tmp_path / "result.json").read_text())["classes"] == ["k\xe4se", "\u732b"]
-    assert done.result["step"] == 2
-
-
 def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):
     class Breaks(io.StringIO):
         def write(self, text):

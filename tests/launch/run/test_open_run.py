@@ -387,23 +387,6 @@ def test_a_layer_that_is_made_untrainable_between_two_calls_is_left_alone():
             opened.train(steps=2)
 
 
-def test_a_rate_that_is_set_in_the_optimizer_is_the_next_updates():
-    with open_run(Noisy, **ONE_STEP, optimizer="sgd") as opened:
-        opened.trainer.optimizer.learning_rate = 0.25
-        assert float(opened.trainer.optimizer.learning_rate) == pytest.approx(0.25)
-        bias = opened.trainer.model.layers[-1].bias
-        before = bias.numpy()
-        opened.train(steps=1)
-        moved = np.abs(bias.numpy() - before)
-        opened.trainer.optimizer.learning_rate = 0
-        before = bias.numpy()
-        opened.train(steps=1)
-        np.testing.assert_array_equal(bias.numpy(), before)
-        assert moved > 0
-        with pytest.raises(AttributeError, match=r"sgd has no setting beta_1; it has learning_rate, weight_decay"):
-            opened.trainer.optimizer.beta_1 = 0.5
-
-
 @pytest.mark.parametrize("restores", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_that_early_stopping_has_ended_goes_on_with_new_patience(tmp_path, restores):
     (x, y), _ = data()
@@ -436,16 +419,6 @@ def test_calls_leave_no_thread_and_no_file_open():
                 opened.train(data=(POINTS[:9], HEIGHTS[:9]), steps=1)
                 opened.predict(POINTS[:2])
         wait_until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
-
-
-def test_two_runs_are_open_at_once_and_each_is_as_if_alone():
-    alone = run(Noisy, train_steps=6, **ONE_STEP)
-    with open_run(Noisy, **ONE_STEP) as one, open_run(Noisy, **ONE_STEP) as other:
-        for _ in range(2):
-            one.train(steps=3)
-            other.train(steps=3)
-    assert_same(one, alone)
-    assert_same(other, alone)
 
 
 def sample() -> list[float]:
