@@ -126,7 +126,7 @@ def test_evaluates_when_due_and_at_the_last_step_once(mlp):
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_evaluation_uses_the_weights_average_and_puts_the_weights_back_on_each_replica(mlp, replicas):
+def test_evaluation_uses_the_average_and_puts_the_weights_back_on_each_replica(mlp, replicas):
     bench = mlp(replicas=replicas, ema_decay=0.9, learning_rate=0.1)
     bench.loop([], 7)
     before = bench.arrays()

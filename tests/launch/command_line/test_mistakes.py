@@ -267,7 +267,7 @@ def in_80_columns(*arguments: str, command: str = "train") -> list[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", ["train", "local", "prepare"])
-def test_help_breaks_no_word_in_a_terminal_and_does_not_need_what_python_may_leave_out(crank_each, command):
+def test_help_breaks_no_word_in_a_terminal_and_needs_no_docstrings(crank_each, command):
     (piped,) = crank_each([["--help"]], command)
     lines = in_80_columns("--help", command=command)
     assert "".join("".join(lines).split()) == "".join(piped.ok().out.split())

@@ -64,7 +64,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_model_and_an_input_from_files_train_resume_evaluate_and_export_from_anywhere(inside, folder, monkeypatch):
+def test_a_model_and_an_input_from_files_train_evaluate_and_export_from_anywhere(inside, folder, monkeypatch):
     inside(*FILES, "--model_arg=start=1.5", "--input_arg=examples=24", "--learning_rate=0").ok()
     about = json.loads((folder / "run" / "config.json").read_text())
     assert about["deciding"]["model"] == "line.py"
@@ -117,7 +117,7 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
     parsing.from_argv(["crankshaft train", "--config=run/config.json", f"--model={model}", "--input", str(points)])
 
 
-def test_a_config_that_a_run_has_left_gives_no_flag_of_another_call_by_its_scripts_flags(folder, script_flags):
+def test_the_scripts_flags_of_a_config_give_no_flag_of_another_call(folder, script_flags):
     about = asked("--model=mlp", "--input=synthetic").as_json()
     about["flags"]["flagfile"] = "flags.txt"
     about["deciding"]["script_flags"] = {"model": "evil.py", "init_from": "evil", "flagfile": "x", "slope": "up"}
@@ -169,7 +169,7 @@ def test_each_mistake_in_a_file_is_one_line(inside, folder, model, source, says)
     inside(*flags.values(), *RUN).refused(says)
 
 
-def test_an_argument_that_a_files_model_does_not_take_is_refused_before_anything_is_written(inside, folder):
+def test_an_argument_that_a_files_model_does_not_take_is_refused_at_once(inside, folder):
     outcome = inside(*FILES, "--model_arg=begin=1")
     assert "model_arg begin: line.py has no such argument; use one of start, units" in outcome.mistake
     assert not os.path.exists(folder / "run" / "config.json")
@@ -247,7 +247,7 @@ def test_a_script_is_a_whole_program_with_flags_of_its_own(crank, inside, tmp_pa
 
 
 @pytest.mark.slow
-def test_virtual_devices_come_before_a_data_function_that_is_the_first_to_use_tensorflow(crank, tmp_path):
+def test_virtual_devices_come_before_a_data_function_that_uses_tensorflow(crank, tmp_path):
     script = tmp_path / "datasets.py"
     script.write_text(
         "import tensorflow as tf\n"
@@ -304,9 +304,7 @@ class Parts(Regression):
 @pytest.mark.parametrize(
     ("trainer", "averages"), [(Regression, ("--ema_decay=0.99",)), (Parts, ())], ids=["average", "layers"]
 )
-def test_an_average_begins_with_weights_that_are_brought_and_layers_beside_the_model_are_too(
-    inside, tmp_path, trainer, averages
-):
+def test_weights_are_brought_to_an_average_and_to_layers_beside_the_model(inside, tmp_path, trainer, averages):
     flags = (*QUIET, "--optimizer=sgd", "--global_batch_size=32")
     inside(*flags, "--train_epochs=9", f"--run_dir={tmp_path}/source", trainer=trainer, data=arrays).ok()
     still = ("--train_steps=1", "--learning_rate=0", *averages, f"--init_from={tmp_path}/source")

@@ -132,9 +132,7 @@ def test_an_evaluation_batch_of_one_shape_divides_over_the_replicas():
     ("error", "code"),
     [(FileNotFoundError(2, "No such file or directory", "no/such.npy"), 2), (ConnectionResetError(104, "Reset"), 1)],
 )
-def test_a_bug_in_the_data_function_names_its_place_and_a_network_that_is_down_may_be_up_the_next_time(
-    inside, error, code
-):
+def test_a_bug_in_the_data_function_names_its_place_and_a_network_may_be_up_again(inside, error, code):
     def broken():
         raise error
 
@@ -241,7 +239,7 @@ def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_
     assert not (tmp_path / "config.json").exists()
 
 
-def test_a_script_that_processes_import_without_a_guard_is_named_and_no_pool_starts_others_for_ever(crank, tmp_path):
+def test_a_script_that_processes_import_without_a_guard_is_named(crank, tmp_path):
     (script := tmp_path / "script.py").write_text(
         "import multiprocessing\n"
         "from crankshaft.launch import train\n"
@@ -276,7 +274,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_pa
     "how",
     ["dense", pytest.param("cast", marks=pytest.mark.slow), pytest.param("scaled", marks=pytest.mark.slow), "ids"],
 )
-def test_whole_numbers_that_float32_cannot_hold_are_warned_of_where_they_become_floats(inside, how):
+def test_whole_numbers_that_float32_cannot_hold_are_warned_of(inside, how):
     class Timed(Line):
         def forward(self, features, training):
             times = features["time"]

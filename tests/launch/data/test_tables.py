@@ -401,7 +401,7 @@ def test_a_table_that_has_grown_begins_with_the_rows_of_a_smaller_one(inside, tm
         np.testing.assert_array_equal(grown[key], np.concatenate([old, fresh[key][len(old) :]]))
 
 
-def test_the_summary_names_each_table_and_fields_that_share_one_take_no_rows_of_one_another(inside, tmp_path):
+def test_the_summary_names_each_table_and_rows_of_another_number_of_ids_are_refused(inside, tmp_path):
     out = inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=2").ok().out
     assert "Embedding: 'embedding', 90 rows x 5, 0.0 MB, shards: 1" in out
     assert "XLA off: the updates of embeddings touch a few rows" in out

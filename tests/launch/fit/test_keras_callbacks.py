@@ -158,7 +158,7 @@ def test_on_replicas_callbacks_have_a_keras_model_and_what_they_set_is_the_runs(
 @pytest.mark.parametrize(
     "where", ["within it", *(pytest.param(where, marks=pytest.mark.slow) for where in ("after the scope", "a copy"))]
 )
-def test_a_model_made_in_the_scope_of_replicas_is_trained_by_them_as_a_copy_of_another_is(where):
+def test_a_model_made_in_the_scope_of_replicas_is_trained_as_a_copy_is(where):
     """What a callback sets, and SwapEMAWeights, is as in Keras on one device; Keras's own fit goes on."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     optimizer = functools.partial(tf.keras.optimizers.Adam, use_ema=True, ema_momentum=0.5)

@@ -10,7 +10,6 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -24,11 +23,8 @@ from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch, every_steps
 from crankshaft.engine.machine.events import read
 from tests.engine.hooks.tensorboard.boards import scalars
-from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
-
-OPEN = pathlib.Path(__file__).parents[1] / "open_runs.py"
 
 
 class Plane(Trainer):
@@ -297,18 +293,6 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
 
 
-@pytest.mark.slow
-def test_runs_leave_no_thread_and_no_file_open_whatever_they_read(tmp_path):
-    command = [sys.executable, OPEN, tmp_path, "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 12
-    for name, after in found.items():
-        for counted in zip(after[0], after[-1], strict=True):  # threads, descriptors
-            assert counted[1] <= counted[0], (name, after)
-
-
 def test_ctrl_c_stops_saves_and_returns(tmp_path):
     hooks = [every_epoch(lambda status, _: status.epoch == 3 and os.kill(os.getpid(), signal.SIGINT))]
     done = run(Plane, data=data, hooks=hooks, train_epochs=50, run_dir=tmp_path / "run", **QUIET)
@@ -341,25 +325,6 @@ def test_a_scripts_own_flags_belong_to_its_run(inside, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["deciding"]["script_flags"] == {"beta": 3.0}
     ran("--train_steps=4", "--beta=7").refused("is a run of another configuration (script_flags beta: 3.0 -> 7.0)")
     ran("--train_steps=4", "--beta=3", "--note=b").ok()
-
-
-def named_classes():
-    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype("float32"), np.arange(40, dtype="int32") % 2
-    return crankshaft.Data((x, y), (x, y), 2, classes=("k\xe4se", "\u732b"))
-
-
-@pytest.mark.parametrize(("encoding", "progress"), [("ascii", "plain"), ("latin-1", "bar")])
-def test_a_console_without_a_class_names_characters_shows_them_escaped(tmp_path, monkeypatch, encoding, progress):
-    console = io.TextIOWrapper(io.BytesIO(), encoding)
-    monkeypatch.setattr(sys, "stdout", console)
-    done = run(model="logistic", data=named_classes, train_steps=2, run_dir=tmp_path, jit="off", progress=progress)
-    console.flush()
-    shown = console.buffer.getvalue().decode(encoding)
-    assert "0 k\xe4se" in shown or "0 k\\xe4se" in shown
-    assert "1 \\u732b" in shown
-    assert console.errors == "strict"  # the program's own
-    assert json.loads((tmp_path / "result.json").read_text())["classes"] == ["k\xe4se", "\u732b"]
-    assert done.result["step"] == 2
 
 
 def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):

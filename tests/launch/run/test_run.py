@@ -40,7 +40,7 @@ def test_a_run_of_one_call_has_that_calls_rate(inside, tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["steps_per_sec"] > 0
 
 
-def test_replicas_of_their_own_begin_with_the_one_state_of_a_checkpoint_and_can_not_become_one(inside, tmp_path):
+def test_replicas_that_drift_begin_with_a_checkpoints_one_state_and_cant_become_one(inside, tmp_path):
     run = (*MLP, "--mode=train", "--strategy=mirrored", "--num_virtual_devices=2", "--optimizer=sgd")
     run = (*run, f"--run_dir={tmp_path}", "--allow_changed_config")
     inside(*run, "--train_steps=3").ok()
@@ -62,7 +62,7 @@ def test_a_complete_run_says_what_it_takes_to_go_on(inside, tmp_path):
     assert "resumed at step 2 of 4" in inside(*run, "--train_steps=4", "--allow_changed_config").ok().out
 
 
-def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_follow_it(inside, tmp_path):
+def test_a_resumed_run_keeps_its_choice_of_xla_past_one_that_cannot_follow_it(inside, tmp_path):
     run = (*MLP[:2], "--input=digits", "--mode=train", "--checkpoint_every_steps=0", f"--run_dir={tmp_path}")
     inside(*run, "--jit=on", "--train_steps=1").ok()
     outcome = inside(*run, "--debug", "--train_steps=2").ok()
@@ -72,7 +72,7 @@ def test_a_resumed_run_keeps_its_choice_of_xla_through_a_process_that_cannot_fol
     assert runs.result(tmp_path)["jit"] is True
 
 
-def test_an_evaluation_loss_that_is_not_finite_fails_a_run_and_an_evaluation_of_its_own(inside, tmp_path):
+def test_an_evaluation_loss_that_is_not_finite_fails_a_run_and_mode_eval(inside, tmp_path):
     steep = (*MLP, "--optimizer=sgd", "--learning_rate=1e30", "--train_steps=1")
     inside(*steep, "--mode=train", f"--run_dir={tmp_path}").ok()
     for flags in (("--mode=eval", f"--run_dir={tmp_path}"), steep):

@@ -79,7 +79,7 @@ def relabelled(folder, flips: bool) -> tuple[str, ...]:
     return (*args, *QUIET)
 
 
-def test_records_of_other_labels_are_warned_of_and_a_file_that_was_only_written_again_is_not(inside, tmp_path):
+def test_records_of_other_labels_are_warned_of_and_a_file_written_again_is_not(inside, tmp_path):
     run = (*relabelled(tmp_path / "data", False), f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=4").ok()
     path = tmp_path / "data" / "a.tfrecord"

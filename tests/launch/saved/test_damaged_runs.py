@@ -255,7 +255,7 @@ def test_a_run_killed_between_its_first_best_checkpoint_and_its_first_other_goes
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "best"])
-def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_not_begin(inside, tmp_path, folder):
+def test_checkpoints_that_the_run_is_not_known_to_have_written_stay(inside, tmp_path, folder):
     run = (*MLP, "--progress=plain", f"--run_dir={tmp_path}")
     others = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path / folder, max_to_keep=None)
     for _ in range(3):

@@ -132,7 +132,7 @@ def test_the_first_line_of_a_resumed_run_has_the_mean_since_the_last_line(inside
 
 
 @pytest.mark.thorough
-def test_a_run_that_stops_at_steps_has_the_schedule_and_the_bits_of_one_that_does_not(inside, tmp_path):
+def test_a_run_that_stops_at_steps_has_the_bits_of_one_that_does_not(inside, tmp_path):
     run = (*MLP, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
     run += ("--early_stopping=patience=3", "--checkpoint_every_steps=23")
     first, second, third = (inside(*run, f"--stop_at_step={n}", f"--run_dir={tmp_path}/run").ok() for n in (10, 30, 20))
@@ -226,9 +226,7 @@ def test_one_device_after_sigkill_within_an_epoch(crank, folder, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_on_a_stream_is_evaluated_without_counting_and_files_that_change_meanwhile_are_one_line(
-    ran, folder, tmp_path
-):
+def test_a_run_on_a_stream_is_evaluated_without_counting_and_names_a_change(ran, folder, tmp_path):
     """The count is the first run's: the end of the epoch shows a change."""
     run = f"--run_dir={tmp_path}/run"
     ran(run, "--train_steps=5").ok()
@@ -419,7 +417,7 @@ def test_a_run_that_is_killed_ends_on_the_same_bits(crank, tmp_path, kills, ever
 
 
 @pytest.mark.thorough
-def test_sigterm_during_a_long_callback_saves_the_newest_snapshot_before_the_process_is_killed(crank, tmp_path):
+def test_sigterm_during_a_long_callback_saves_the_newest_snapshot_before_a_kill(crank, tmp_path):
     (script := tmp_path / "blocking.py").write_text("""
 import time
 from crankshaft.engine.hooks import every_steps
