@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine import Mean, mean
-from tests.launch.line import RUN, Line, data, location_of
+from tests.launch.line import RUN, Line, data
 
 pytestmark = pytest.mark.thorough
 
@@ -50,14 +50,6 @@ def test_a_callback_sets_the_rate_unless_a_schedule_does(inside, schedule):
     outcome = inside(*EPOCHS, f"--learning_rate_schedule={schedule}", trainer=Line, data=data, hooks=[Slower()])
     assert outcome.code == (2 if schedule == "cosine" else 0)
     assert schedule == "constant" or "learning_rate_schedule=constant" in outcome.error
-
-
-def test_a_bug_in_a_callback_names_its_file_and_line(inside):
-    class Buggy(callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise KeyError(logs["none"])
-
-    assert location_of(Buggy.on_epoch_end) in inside(*EPOCHS, trainer=Line, data=data, hooks=[Buggy()]).mistake
 
 
 class Rising(Line):

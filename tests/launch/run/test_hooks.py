@@ -1,6 +1,6 @@
 """A run that ends with the weights of its best evaluation, and what counts as better.
 
---freeze: when weights train, and that a run resumes to the same bits; on one device and in several processes.
+--freeze: when weights train, and that a run resumes to the same bits.
 
 An open run that returns to its last checkpoint, with its Keras callbacks; a replica that differs is named.
 """
@@ -19,11 +19,10 @@ from crankshaft.engine import Mean, Trainer, auc, mean
 from crankshaft.engine.hooks import Hook
 from crankshaft.launch.errors import UsageError
 from tests import runs
-from tests.distributed.jobs import start
 from tests.engine.hooks.tensorboard.boards import scalars
 from tests.launch.conftest import MLP
 from tests.launch.line import FEATURES, LABELS, Line, data
-from tests.runs import manifests, result, tensors
+from tests.runs import manifests, tensors
 
 pytestmark = pytest.mark.thorough
 
@@ -215,7 +214,6 @@ def test_the_results_evaluation_is_of_the_weights_that_are_returned_after_a_rest
         assert rows[best["step"]]["eval_loss"] == best["eval"]["loss"] != rows[steps]["eval_loss"]
 
 
-_ = start  # the fixture
 ASKED = (*MLP, "--mode=train", "--progress=off", "--global_batch_size=128", "--freeze=dense/:1", "--freeze=bias:0.5")
 FREED = 12  # an epoch, at which the first layer's weights are; biases at 6
 
@@ -310,33 +308,6 @@ def test_an_open_run_frees_weights_within_a_call_on_data_that_is_handed_in():
         assert np.array_equal(first.numpy(), before)
         run.train(data=(x, y), steps=1)
         assert 0 < np.abs(first.numpy() - before).max() < 1.1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "parameter_server"])
-def test_weights_are_freed_on_all_processes_where_the_step_is_and_after_a_resume(inside, start, tmp_path, strategy):
-    """To the same bits; with servers, where the order of updates is random, frozen weights stay theirs."""
-
-    def trained(name: str, steps: int) -> dict[str, np.ndarray]:
-        flags = (*ASKED, f"--train_steps={steps}", f"--strategy={strategy}")
-        if strategy == "mirrored":
-            inside(*flags, "--num_virtual_devices=2", f"--run_dir={tmp_path}/{name}").ok()
-        else:
-            servers = 2 if strategy == "parameter_server" else 0
-            start(name, *flags, local=("--workers=2", f"--ps={servers}"), script=()).ok()
-        return tensors(tmp_path / name)
-
-    begun, held, parts = (trained("parts", steps) for steps in (1, 9, 20))
-    (kernel,) = (name for name in begun if name.startswith("trainer/model/") and "2/_kernel" in name)
-    assert begun[kernel].tobytes() == held[kernel].tobytes()
-    assert np.abs(parts[kernel] - held[kernel]).max() > 1e-4
-    assert result(tmp_path / "parts")["step"] == 20
-    if strategy != "parameter_server":
-        whole = trained("whole", 20)
-        assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
-        inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
-        for name, value in weights(tmp_path / "one").items():
-            np.testing.assert_allclose(whole[name], value, atol=2e-5, err_msg=name)
 
 
 INPUTS = np.random.default_rng(1).normal(size=[32, 3]).astype("f")

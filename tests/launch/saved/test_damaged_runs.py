@@ -268,18 +268,6 @@ def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_
     assert not (tmp_path / "config.json").exists()
 
 
-def test_a_run_whose_manifests_are_lost_stays_and_does_not_start_over(inside, tmp_path):
-    run = (*MLP, "--progress=plain", "--mode=train", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}/run")
-    inside(*run, "--train_steps=6").ok()
-    checkpoints = tmp_path / "run" / "checkpoints"
-    for path in checkpoints.glob("*.manifest.json"):
-        path.unlink()
-    before = sorted(checkpoints.iterdir())
-    inside(*run, "--train_steps=8").refused("restore their .manifest.json files from a copy")
-    assert sorted(checkpoints.iterdir()) == before
-    inside(*MLP, "--train_steps=1", "--mode=train", f"--init_from={checkpoints}/ckpt-6").ok()
-
-
 # -- a run_dir that is taken away while its run goes on
 
 
