@@ -24,7 +24,7 @@ from ..internals.tensorflow import has_state_beside_variables
 from ..internals.variables import is_shard, state_key
 from ..internals.variables import tracked as tracked_by_path
 from ..layers.embeddings import Embedding
-from ..layers.embeddings.rehash import FREE, MOVED, Placement, rehash
+from ..layers.embeddings.rehash import FREE, MOVED, RowPlacement, rehash
 from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from . import slices
@@ -91,7 +91,7 @@ class _Table(NamedTuple):
     table: Embedding
     prefixes: tuple[str, ...]
     admissions: tuple[str, ...]
-    place: Callable[[], Placement]
+    place: Callable[[], RowPlacement]
     may_grow: bool
 
 
@@ -344,7 +344,7 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
     return tables
 
 
-def _place(reader, table: Embedding, admissions: Sequence[str]) -> Placement:
+def _place(reader, table: Embedding, admissions: Sequence[str]) -> RowPlacement:
     """Reads which ids have rows in a checkpoint, and gives them rows here."""
     former = {
         name: [reader.get_tensor(prefix + name + "/" + _ATTRIBUTE) for prefix in admissions]
