@@ -202,7 +202,7 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
     if not values:
         yield variables
         return
-    with _Scope(values) as scope:
+    with Scope(values) as scope:
         by_id = {id(variable): value for variable, value in values}
         sources = [by_id.get(id(variable), variable) for variable in variables]
         if tape is not None:
@@ -234,15 +234,15 @@ def with_states_of_zero(layers: Iterable[tf.keras.layers.Layer]) -> contextlib.A
     states = carried_states(layers)
     if not states:
         return contextlib.nullcontext()
-    return _Scope([(state, tf.zeros(state.shape, state.dtype)) for state in states])
+    return Scope([(state, tf.zeros(state.shape, state.dtype)) for state in states])
 
 
 def without_assignments() -> contextlib.AbstractContextManager:
     """Returns a context in which layers and metrics compute, and assign no variable."""
-    return _Scope(())
+    return Scope(())
 
 
-class _Scope(tf.keras.StatelessScope):
+class Scope(tf.keras.StatelessScope):
     """Keras's scope for computing with given values, which records assignments.
 
     Gradients pass an assigned value as they pass a variable that was assigned one: to the variable's given value, and

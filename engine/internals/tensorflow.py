@@ -17,6 +17,7 @@ from tensorflow.python.distribute import collective_util, cross_device_utils, di
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps_utils, config
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
+from tensorflow.python.util import pywrap_xla_ops
 
 from ..errors import UsageError
 
@@ -432,6 +433,11 @@ def variables_read(graph: tf.Graph) -> list[tf.Variable]:
 def may_write(op: tf.Operation) -> list[tf.Tensor]:
     """Lists the handles among an op's inputs of which it may do more than read; a call does what its functions do."""
     return list(auto_control_deps_utils.get_read_write_resource_inputs(op)[1])
+
+
+def xla_kernels() -> set[str]:
+    """Returns the kinds of ops that XLA has a kernel for."""
+    return set(pywrap_xla_ops.get_cpu_kernel_names())
 
 
 def has_state_beside_variables(node: Any) -> bool:
