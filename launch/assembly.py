@@ -168,7 +168,8 @@ def _guarding_tensorflow_start(config: Config):
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(rendezvous.limited(config.cluster_timeout_seconds + _START_SECONDS))
+        # All have come, so it takes moments, unless one ends now: TensorFlow would wait on, and for no SIGTERM.
+        stack.enter_context(rendezvous.limited(_START_SECONDS))
         stack.enter_context(signals.keeping_sigterm())
         stack.enter_context(signals.ended_by_ctrl_c())
         stack.enter_context(rendezvous.refuse_other_hosts(config.cluster))
