@@ -287,12 +287,12 @@ class TrainState:
         moved: dict[str, graph.Moved] = {}
         averaged = [graph.key_prefix(("trainer", *path.split("."))) for path in Inventory(self.trainer).averaged]
         tops, together = [memory, graph.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
-        one_form: list[str] = []
+        fixed_shape: list[str] = []
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
             tops.append(graph.key_prefix(at))
             # Local SGD's replicas have counts of their own: neither kind of slots can use the other's.
-            one_form += [
+            fixed_shape += [
                 graph.checkpoint_key((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
             ]
             together += [*_slot_prefixes(at, optimizer), graph.key_prefix((*at, "keras_optimizer"))]
@@ -304,7 +304,7 @@ class TrainState:
             for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
                 moved[_shadow_key(at, str(position))] = graph.Moved(tuple(_shadow_key(at, shadow) for shadow in there))
-        return Matching(moved, tuple(tops), together, one_form, self._reset_unrestored, self._reset_rows)
+        return Matching(moved, tuple(tops), together, fixed_shape, self._reset_unrestored, self._reset_rows)
 
     def _reset_unrestored(self, is_new: Callable[[str], bool]) -> None:
         """Resets the counts of slots, and the averages, that were not restored."""

@@ -16,7 +16,7 @@ from .tensorflow import function_graph, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_FOR_LAYERS = tuple(os.path.join(_ENGINE, *path) for path in (("internals", "keras.py"), ("layers", "")))
+_FOR_LAYERS = tuple(os.path.join(_ENGINE, path) for path in ("internals/keras.py", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Ops of `tf.random` that use a state of the process.
 STATEFUL_RANDOM = {
