@@ -42,8 +42,8 @@ learning_rate: 0.01
 train_epochs: 5
 ```
 
-Numbers are decimal, text and paths UTF-8 (in a locale with another encoding start a script with `PYTHONUTF8=1`), and a
-file has each name once.
+Numbers are decimal, text and paths UTF-8 (in a locale with another encoding, set `PYTHONUTF8=1`), and a file has each
+name once.
 """
 _LOCAL = "These stand before the `--` of `crankshaft local`; after it the flags above, or a script and its flags."
 
