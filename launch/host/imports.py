@@ -73,7 +73,7 @@ class _Start(NamedTuple):
     """How a program began in a fork of a process that has imported TensorFlow."""
 
     pid: int
-    command: Sequence[str]
+    command: list[str]
     environment: Mapping[str, str]
     folder: str
 
