@@ -245,17 +245,17 @@ class Reduction(tf.Module):
 
         reduce_seconds: from the time when all of this replica's values were computed until their sums were, by the
           host's clock; excludes what is sent during the backward pass.
-        gradient_norm: the norm of the mean gradient over this replica's examples alone, before the sum; 0 at a step not
-          observed.
+        gradient_norm: the norm of the mean gradient over this replica's examples alone, before the sum; 0 at a step
+          that collects no norm.
         """
         figures = vars(self._figures)
         return {name: tf.cast(figures.pop(name, 0.0), tf.float32) for name in self.watched}
 
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
-        observed = step_context().observed
-        if observed is not None and "gradient_norm" in self.watched:
+        collect_norm = step_context().collect_norm
+        if collect_norm is not None and "gradient_norm" in self.watched:
             self._figures.gradient_norm = tf.cond(
-                observed, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
+                collect_norm, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
             )
 
     def _example_count(self, count: tf.Tensor) -> tf.Tensor:

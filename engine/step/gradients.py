@@ -184,16 +184,18 @@ class Update:
     """
 
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
-        options, observed, gradients = trainer.run_context.options, step_context().observed, Gradients(gradients)
-        pairs, updates = zip(gradients.values, variables, strict=True), trainer.inventory.freezing.updates
+        options, collect_norm = trainer.run_context.options, step_context().collect_norm
+        gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates
+        pairs = zip(gradients.values, variables, strict=True)
         gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
-        sums_up = bool(gradients.shardings) and observed is not None  # across replicas, which may not be in a condition
-        if options.needs_norm or sums_up:
+        # The norm of shards is a sum across replicas, which may not be in a condition.
+        if options.needs_norm or (gradients.shardings and collect_norm is not None):
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
-        elif observed is None:
+        elif collect_norm is None:
             self.norm, self._has_norm = tf.constant(0.0), tf.constant(0.0)
         else:  # it is one more pass over all gradients
-            self.norm, self._has_norm = tf.cond(observed, gradients.norm, lambda: 0.0), tf.cast(observed, tf.float32)
+            self.norm = tf.cond(collect_norm, gradients.norm, lambda: 0.0)
+            self._has_norm = tf.cast(collect_norm, tf.float32)
         self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
         step_context().applied.mark(*CLIPS)
         if options.clip_norm:

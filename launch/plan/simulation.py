@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...engine.errors import importing
-from ...engine.strategies.pacing import ASSIGN_SECONDS, lease_seconds, lease_steps
+from ...engine.strategies.parameter_server.coordinator import ASSIGN_SECONDS, lease_seconds, lease_steps
 from .estimate import Estimate
 from .hardware import Hardware
 
