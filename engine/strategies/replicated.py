@@ -262,7 +262,7 @@ class Replicated(Strategy):
         if self._syncs:
             self._syncs.before_call()
         step, began = program.step, pace.clock()
-        steps = pace.next_steps(step, program.feed.reach(step, limit), limit)
+        steps = pace.next_steps(step, program.feed.max_steps_per_call(step, limit), limit)
         result = program(step, steps, *loop_inputs, due=step + limit)
         pace.add_call(result, began)
         if self._syncs:

@@ -23,7 +23,7 @@ class Device:
     def slow_down(self, seconds_a_step):
         self._costs = self._costs[0], seconds_a_step
 
-    def reach(self, step, limit):
+    def max_steps_per_call(self, step, limit):
         return min(limit, self._block_steps - step % self._block_steps)
 
     def __call__(self, step, limit):
@@ -43,7 +43,7 @@ class _Sums:
 
 def call(pace, device, step, limit):
     began = pace.clock()
-    result = device(step, pace.next_steps(step, device.reach(step, limit), limit))
+    result = device(step, pace.next_steps(step, device.max_steps_per_call(step, limit), limit))
     pace.add_call(result, began)
     return result.steps
 
@@ -164,7 +164,7 @@ def timed_by_workers(device, input_seconds_a_step=0.0):
         device.now += limit * input_seconds_a_step
         return device(step, limit)._replace(workers=rows, input_seconds=limit * input_seconds_a_step)
 
-    loop.reach = device.reach
+    loop.max_steps_per_call = device.max_steps_per_call
     return loop
 
 
