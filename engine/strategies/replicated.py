@@ -204,8 +204,11 @@ class Replicated(Strategy):
             def evaluate(batch, number, _):
                 done = number, tf.identity(state.step_variable)
                 if isinstance(step, Prediction):
-                    return {}, runner.outputs(step.compute, batch, *done)
-                return runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
+                    result: Any = {}, runner.outputs(step.compute, batch, *done)
+                else:
+                    result = runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
+                state.check_written(tf.compat.v1.get_default_graph())
+                return result
 
             return self._program(evaluate, feed, returns_rows=returns_rows)
 

@@ -335,8 +335,11 @@ class ParameterServer(Strategy):
             def evaluate(batch, number, _, pulled):
                 done = feed.batch_number(number), tf.identity(state.step_variable), pull.readings(pulled)
                 if isinstance(step, Prediction):
-                    return {}, runner.outputs(step.compute, batch, *done)
-                return runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
+                    result: Any = {}, runner.outputs(step.compute, batch, *done)
+                else:
+                    result = runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
+                state.check_written(tf.compat.v1.get_default_graph())
+                return result
 
             return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows)
 
