@@ -46,8 +46,8 @@ def lease_steps(left: int, workers: int, most: int, step_seconds: float) -> int:
     """Returns the number of steps of the next lease, at most `most`, if `left` steps remain until all must be complete.
 
     The shares become smaller, so that no worker delays the end for long. But if the one coordinator assigns the rest as
-    n leases of equal length, they end after about n * _ASSIGN_SECONDS + left / n * step_seconds: smaller ones than those
-    for which this is least would end later.
+    n leases of equal length, they end after about n * _ASSIGN_SECONDS + left / n * step_seconds: smaller ones than
+    those for which this is least would end later.
 
     Args:
       left: number of steps that remain.
