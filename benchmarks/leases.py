@@ -24,8 +24,12 @@ import tensorflow as tf
 
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
-from crankshaft.engine.strategies.pacing import lease_seconds, lease_steps
-from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases
+from crankshaft.engine.strategies.parameter_server.coordinator import (
+    ClusterAddresses,
+    Leases,
+    lease_seconds,
+    lease_steps,
+)
 from crankshaft.engine.strategies.parameter_server.leases import LAGS, Lease
 from crankshaft.engine.strategies.parameter_server.strategy import connect
 from crankshaft.launch.cluster.resources import free_ports

@@ -42,7 +42,7 @@ learning_rate: 0.01
 train_epochs: 5
 ```
 
-Text and paths are UTF-8 (in a locale with another encoding start a script with `PYTHONUTF8=1`).
+Text and paths are UTF-8 (in a locale with another encoding, set `PYTHONUTF8=1`).
 """
 _LOCAL = "These stand before the `--` of `crankshaft local`; after it the flags above, or a script and its flags."
 

@@ -7,8 +7,7 @@
 After -- come flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and its flags.
 Every worker gets TF_CONFIG, its share of the cores, and a GPU of its own if there are enough; its output
 is shown with its name, and kept in run_dir/logs. When one dies, all start again from the newest snapshot or
-checkpoint. Ctrl-C or SIGTERM: all save and end; a second one kills them. A script gets Ctrl-C once it has called
-`crankshaft.main`.
+checkpoint. Ctrl-C or SIGTERM: all save and end; a second one kills them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import os
 import shlex
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -82,11 +81,8 @@ class _Program:
 
     def start(self, argv: list[str] | None) -> int:
         """Executes a command line, and returns the exit code."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a script is a task that starts with it blocked
         user_files.check_trainer(self._trainer_class)
-        if argv is None:  # UTF-8, whatever encoding the locale has
-            argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
-        given = parse(argv)
+        given = parse(process.arguments() if argv is None else argv)
         self._has_debug = given.get("debug", False)
         if plan := planner.get():
             return plan(given, self._trainer_class, self._data)

@@ -191,11 +191,11 @@ class CombinedFeed(Feed):
     def pipeline(self) -> str:  # type: ignore[override]
         return json.dumps({name: feed.pipeline for name, feed in self.feeds.items()})
 
-    def reach(self, step: int, limit: int) -> int:
-        return min(feed.reach(step, limit) for feed in self._members)
+    def max_steps_per_call(self, step: int, limit: int) -> int:
+        return min(feed.max_steps_per_call(step, limit) for feed in self._members)
 
     def call_input(self, step: int, limit: int) -> CallInput:
-        steps = self.reach(step, limit)
+        steps = self.max_steps_per_call(step, limit)
         inputs = [feed.call_input(step, steps) for feed in self._members]
         for name, member in self.feeds.items():  # a stream that is not counted shows only now how many it has
             if member.order.replicates_batch(step, self.shares):

@@ -56,8 +56,8 @@ class ResidentFeed(Feed):
         self._arrays: Any = None
         self._indices = devices.indices(order)
 
-    def reach(self, step: int, limit: int) -> int:
-        return self._indices.reach(step, limit)
+    def max_steps_per_call(self, step: int, limit: int) -> int:
+        return self._indices.max_steps_per_call(step, limit)
 
     def call_input(self, step: int, limit: int) -> CallInput:
         if self._arrays is None:
@@ -135,8 +135,10 @@ class ReadFeed(Feed):
         read = (reader.shares_read - self._shares_before) // self._shares_a_block
         return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.num_read))
 
-    def reach(self, step: int, limit: int) -> int:
-        return self._blocks.reach(step, limit if self.last_step is None else min(limit, self.last_step - step))
+    def max_steps_per_call(self, step: int, limit: int) -> int:
+        return self._blocks.max_steps_per_call(
+            step, limit if self.last_step is None else min(limit, self.last_step - step)
+        )
 
     def call_input(self, step: int, limit: int) -> CallInput:
         if self._reader is None:
@@ -144,7 +146,7 @@ class ReadFeed(Feed):
         if self.last_step is not None and step >= self.last_step:  # to look at a batch; those read end before it
             self._blocks.close()
             self.last_step = None
-        limit = self.reach(step, limit)
+        limit = self.max_steps_per_call(step, limit)
         with unmasked(self._reader):
             block, start, stop = self._blocks.call_input(step, limit)
         self._next_step = step + stop - start
@@ -300,7 +302,7 @@ class StreamedFeed(Feed):
             default=str,
         )
 
-    def reach(self, step: int, limit: int) -> int:
+    def max_steps_per_call(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
         is_any_length = self._num_shares * len(self.part.counts) > 1 and unknown_dimensions(
             self.part.stream.element_spec
@@ -311,7 +313,7 @@ class StreamedFeed(Feed):
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one will write
             self._iterator = self._open(step)
-        limit = self.reach(step, limit)
+        limit = self.max_steps_per_call(step, limit)
         self._next_step = step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_read += (self._example_bytes or 0) * examples // len(self.part.counts)

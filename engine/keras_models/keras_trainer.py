@@ -382,7 +382,7 @@ class KerasTrainer(Trainer):
             return super().train_step(batch)
         # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
-            _, metrics = self._loss_to_minimize(batch)
+            _, _, metrics = self._forward_losses(batch, training=True)
             return metrics()
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
@@ -514,15 +514,12 @@ class KerasTrainer(Trainer):
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
         return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
-    def _loss_to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+    def _forward_losses(
+        self, batch, training: bool
+    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
         with self._kept.noted() as updates:
-            losses, metrics = super()._loss_to_minimize(batch)
-        return losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
-
-    def _evaluate(self, batch) -> tuple[dict[str, Any], Any]:
-        with self._kept.noted() as updates:
-            metrics, rows = super()._evaluate(batch)
-        return {**self._layer_pairs(updates, batch), **metrics}, rows
+            outputs, losses, metrics = super()._forward_losses(batch, training)
+        return outputs, losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}

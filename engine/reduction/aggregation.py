@@ -82,7 +82,7 @@ def terms(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf
         counts &= tf.equal(step.mesh.model.rank, 0)
     if is_only_replica():  # each computes the same examples
         counts &= tf.equal(step.mesh.data.rank, 0)
-    is_first = tf.equal(step.mesh.everyone.rank, 0)
+    is_first = tf.equal(step.mesh.all_replicas.rank, 0)
 
     def term(variable, by) -> tf.Tensor:
         value = read_local(tf_variable(variable))

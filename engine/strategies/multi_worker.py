@@ -21,9 +21,9 @@ from ..mesh.mesh import Mesh
 from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
-from .base import LoopResult, Stop
+from .base import Stop
 from .feed_options import FeedOptions
-from .inner_loop import InnerLoop
+from .inner_loop import InnerLoop, LoopResult
 from .replicated import Replicated
 from .workers import LOCAL, WorkersLoop
 
@@ -243,7 +243,7 @@ class MultiWorker(Replicated):
             num_workers=self.num_hosts,
             arrivals=self._arrivals,
             watchdog=self._watchdog,
-            **{**more, "unrolls": False},
+            **more,
         )
 
 

@@ -145,7 +145,7 @@ class _RehearsedAxis(Axis):
 def _mesh(layout: Layout, model: int, shard_optimizer: bool, record: _Record) -> Mesh:
     replicas, mesh = layout.replicas, Mesh(None, model, shard_optimizer)
     plain = model == 1 and not shard_optimizer
-    axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "everyone": (replicas, 1)}
+    axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "all_replicas": (replicas, 1)}
     for name, (size, groups) in axes.items():
         setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, plain, record))
     return mesh

@@ -27,7 +27,7 @@ from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Stop
 from ...engine.trainer import computes_metrics
-from ..cluster import memory
+from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
@@ -49,7 +49,7 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     config, pauses = run.config, Pauses()
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
         # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
-        slots = memory.inherited({} if config.remote else os.environ)
+        slots = task_memory.inherited({} if config.remote else os.environ)
         run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange_json)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
 

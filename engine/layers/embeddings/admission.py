@@ -269,8 +269,7 @@ def as_key(ids: tf.Tensor) -> tf.Tensor:
 
 def _note(variable: tf.Variable, rows: tf.Tensor) -> None:
     """Notes rows that are written next, by their indices, so that a skipped step can undo it."""
-    if (log := step_context().undo_log) is not None:
-        log.add(own_copy(variable), rows)
+    step_context().note_write(own_copy(variable), rows)
 
 
 def _variable(initial_value: Callable, name: str) -> tf.Variable:

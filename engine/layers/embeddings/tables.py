@@ -317,14 +317,14 @@ class Embedding(tf.Module):
         keys = self.keys_of(ids)
         if admits:
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
-            if is_only_replica() or step_context().mesh.everyone.size == 1:
+            if is_only_replica() or step_context().mesh.all_replicas.size == 1:
                 return self._sharded(keys, seen)
             if (has_examples := step_context().has_examples) is not None:
                 seen *= tf.cast(has_examples, tf.int64)
             # All replicas assign the same rows to the same ids, so that their tables stay equal. An id in examples that
             # replicas share, each computing its shard of the model, is seen once.
-            seen = step_context().mesh.once(seen)
-            self._sharded(*step_context().mesh.everyone.gather_rows([keys, seen]))
+            seen = step_context().mesh.zero_except_first_model_rank(seen)
+            self._sharded(*step_context().mesh.all_replicas.gather_rows([keys, seen]))
         return self._sharded(keys)
 
     def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:
@@ -346,7 +346,7 @@ class Embedding(tf.Module):
         """Reads rows [n], possibly repeated, as [n, width]; `NO_ROW` is zeros or any row."""
         if not self.shards:
             raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
-        if isinstance(self.shards[0], tf.distribute.DistributedValues) or step_context().mesh.everyone.size > 1:
+        if isinstance(self.shards[0], tf.distribute.DistributedValues) or step_context().mesh.all_replicas.size > 1:
             # The table is local, so looking up once saves nothing. And replicas exchange gradients of a known size
             # only: TensorFlow 2.21's collectives use the shape of a loop's first step for all steps.
             mine = own_copy(self.shards[0])

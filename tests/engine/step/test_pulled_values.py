@@ -40,7 +40,7 @@ class Pulling:
         pulled = self._read_all(inventory.steady_variables)
         self.readings = Readings(variables=pulled, pull=self._read_all, moved=inventory.moved_variables)
         batch = tuple(map(tf.constant, DATA))
-        return self.runner.train_step(batch, number, tf.constant(True), self.readings)
+        return self.runner.train_batch(batch, number, tf.constant(True), self.readings)
 
     def _read_all(self, variables):
         return [(variable, tf.identity(variable.value)) for variable in variables]

@@ -98,23 +98,37 @@ def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
     assert parsed(**{name: "/ü"})[name] == "/ü"
 
 
+SIZES = """
+from crankshaft import Trainer, main, mean
+import numpy as np, tensorflow as tf
+class Sizes(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
+    def loss(self, outputs, batch):
+        return mean(outputs)
+    def metrics(self, outputs, batch):
+        return {"Größe": mean(outputs)}
+x = np.ones([20, 2], np.float32)
+main(Sizes, data=((x, x),) * 2)
+"""
+
+
 @pytest.mark.slow
-def test_a_path_is_utf_8_in_a_locale_that_is_not(crank, tmp_path, monkeypatch):
-    """A script's own process can't change how Python names files: there the line names the cure."""
+def test_in_a_locale_that_is_not_utf_8_output_is_escaped_and_a_path_refused(crank, tmp_path, monkeypatch):
+    """TensorFlow names files in UTF-8 everywhere, and only a new process can make Python do so."""
     for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
         monkeypatch.setenv(name, value)
-    asked = ("--model=logistic", "--input=digits", "--train_steps=2", "--eval_every_steps=0", "--jit=off")
-    assert "The run's files: " in crank(*asked, f"--run_dir={tmp_path}/r\xe4").ok().out
-    assert (tmp_path / "r\xe4" / "checkpoints" / "ckpt-2.index").is_file()
-    (tmp_path / "script.py").write_text("from crankshaft.launch import train\ntrain.main()\n")
-    asked = {"script": tmp_path / "script.py", "tensorflow": False}
-    refused = crank("--model=logistic", "--input=digits", f"--run_dir={tmp_path}/\u732b", **asked)
+    (tmp_path / "sizes.py").write_text(SIZES, encoding="utf-8")
+    asked = ("--train_steps=2", "--global_batch_size=4", "--jit=off", "--progress=plain", "--eval_every_steps=2")
+    outcome = crank(*asked, f"--run_dir={tmp_path}/run", script=tmp_path / "sizes.py").ok()
+    assert "evaluation at step 2: Gr\\xf6\\xdfe " in outcome.out
+    refused = crank("--model=logistic", "--input=digits", f"--run_dir={tmp_path}/\u732b", tensorflow=False)
     why = (
         "Python names files in ascii here, by the locale, and TensorFlow in UTF-8; set PYTHONUTF8=1 before the program"
     )
     assert refused.mistake.startswith(f"run_dir={tmp_path}/\\u732b can't be used: {why}")
     monkeypatch.setenv("PYTHONUTF8", "1")
-    mistaken = crank("--model=logistic", "--input=digits", f"--data_dir={tmp_path}/\u732b", **asked).mistake
+    mistaken = crank("--model=logistic", "--input=digits", f"--data_dir={tmp_path}/\u732b", tensorflow=False).mistake
     assert mistaken.startswith(f"data_dir={tmp_path}/\u732b does not exist")
 
 
