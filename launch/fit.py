@@ -195,7 +195,7 @@ def _train(arguments: Arguments) -> api.Run:
     """Trains the model by the arguments of `fit`."""
     for name in _ARGUMENTS.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
-    with explanations.explained_errors(_ARGUMENTS):
+    with explanations.explained_errors():
         _check(arguments)
         arguments = _limited(arguments)
         trainer_class = KerasTrainer.for_model(arguments.model)

@@ -73,7 +73,7 @@ class Faults(Hook):
     """Notes steps, and has faults happen in this process.
 
     Args:
-      notes: of this task.
+      notes: this task's notes.
       injections: all of the job's.
       pace_seconds: the least time of `NOTED_EVERY_STEPS` steps.
     """

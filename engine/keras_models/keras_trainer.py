@@ -23,7 +23,6 @@ from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
 from ..step.context import StepContext, step_context
 from ..step.gathering import gather_together
-from ..step.options import CLIPS
 from ..trainer import Trainer
 from . import trials
 from .compiled_model import check, step_options
@@ -381,8 +380,7 @@ class KerasTrainer(Trainer):
     def train_step(self, batch) -> dict[str, Any]:
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
-        # As in Keras, there is no update without weights to train, and so nothing to scale or clip.
-        step_context().applied.mark(*CLIPS, "scaling", "unscaling", "skipping", "ending")
+        # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
             _, _, metrics = self._forward_losses(batch, training=True)
             return metrics()

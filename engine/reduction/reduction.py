@@ -67,6 +67,7 @@ class Reduction(tf.Module):
         self.bucket_bytes = bucket_bytes
         self._figures = threading.local()  # each replica is traced in a thread of its own
         self._state: Callable[[], Sequence[Aggregated]] = tuple
+        self.averaged = set[int]()  # the `id`s of variables that steps have averaged themselves
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Reduction(tf.Module):
           if the mesh shards the optimizer, are made dense. If a variable's update is sharded (`engine.mesh.shards`), it
           is the shard that this replica updates.
         """
-        step_context().applied.mark("reduce_dtype")
+        step_context().applied.mark("Reduction.sum")
         return self._sum(gradients, count, self._aggregated_state(averages), variables, shards_updates=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
@@ -170,7 +171,7 @@ class Reduction(tf.Module):
         """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
         if averages is None:
             return self._state()
-        step_context().applied.averaged.update(id(tf_variable(variable)) for variable in averages)
+        self.averaged.update(id(tf_variable(variable)) for variable in averages)
         return [Aggregated(variable) for variable in averages]
 
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shards_updates: bool):

@@ -320,7 +320,8 @@ def _coerce_one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
         if kind.choices:
             raise UsageError(f"{name}={value} is unknown; {nearest(value, kind.choices)}") from None
         shown = value if isinstance(value, str) else short(value)
-        raise UsageError(f"{name}={shown} can't be used: {error}; see --help") from None
+        command = "crankshaft train " if field.metadata["info"].group else ""
+        raise UsageError(f"{name}={shown} can't be used: {error}; see {command}--help") from None
 
 
 def absolute(path: str) -> str:

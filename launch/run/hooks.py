@@ -14,6 +14,7 @@ from ...engine import logging
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
+from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
@@ -24,7 +25,6 @@ from ...engine.hooks.snapshots import InMemory
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
-from ...engine.hooks.writing import Writing
 from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
@@ -57,9 +57,10 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
     eval_period = next(iter(callback_periods), eval_period)
     row_periods: set[int | Period] = {run.epoch_period, eval_period, *callback_periods}
-    writing, reading = Writing(), Writing("looking")  # the first waits for the device, even if that hangs
+    # The writer waits for the device, even if that hangs; the poller never does.
+    writer, poller = BackgroundThread("writer"), BackgroundThread("poller")
     if strategy.is_chief:
-        run.record = _record(run, writing, reading, began, pauses)
+        run.record = _record(run, writer, poller, began, pauses)
     run.rows = History(run.record, row_periods)
     run.metrics = TrainMetrics(eval_period)
     run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in user_hooks))
@@ -119,7 +120,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
                 config=config.deciding(),
                 # The coordinator would pull all weights for what the probe computes.
                 probe=None if has_servers else Probe(strategy, run.trainer),
-                writing=writing,
+                writer=writer,
             )
         )
     hooks.append(Progress(config.progress if config.is_chief else "off"))
@@ -134,7 +135,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         hooks.append(InMemory(run.snapshots, seconds, hooks))
     if run.checkpoints and not config.remote:
-        return [*hooks, _request_handler(run, run.checkpoints, hooks, reading)]
+        return [*hooks, _request_handler(run, run.checkpoints, hooks, poller)]
     return hooks
 
 
@@ -190,7 +191,7 @@ class _IncludeWorkers(Periodic):
         self._ended.set()
 
 
-def _record(run: BaseRun, writing: Writing, reading: Writing, began: float, pauses: Pauses) -> Recorder:
+def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, began: float, pauses: Pauses) -> Recorder:
     """Makes the hook that records a run; see `Recorder`."""
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
@@ -208,7 +209,7 @@ def _record(run: BaseRun, writing: Writing, reading: Writing, began: float, paus
         },
     }
     log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
-    record = Recorder(log, writing, reading, first_events, began, pauses)
+    record = Recorder(log, writer, poller, first_events, began, pauses)
 
     def record_checkpoint(is_best: bool, manifest: Manifest, seconds: float) -> None:
         size = sum(file["bytes"] for file in manifest.files.values())
@@ -221,7 +222,9 @@ def _record(run: BaseRun, writing: Writing, reading: Writing, began: float, paus
     return record
 
 
-def _request_handler(run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hook], reading: Writing) -> RequestHandler:
+def _request_handler(
+    run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hook], poller: BackgroundThread
+) -> RequestHandler:
     """Makes the hook that answers `crankshaft ask`."""
     config, strategy = run.config, run.strategy
     task_here = config.cluster.task if config.cluster else strategy.worker_names[0]
@@ -240,7 +243,7 @@ def _request_handler(run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hoo
 
     folder = RunDir(config.run_dir)
     requests = Requests(folder.requests, is_for_this_task)
-    return RequestHandler(requests, reading, save, run.stop_request.request, describe, folder.tensorboard, others)
+    return RequestHandler(requests, poller, save, run.stop_request.request, describe, folder.tensorboard, others)
 
 
 def _describe(record: Recorder) -> str:

@@ -31,8 +31,9 @@ def parsed(**values: str) -> dict:
 
 
 def test_a_bucket_is_no_folder():
-    cure = "it is not a path of a mounted file system; mount the bucket or give a local folder; see --help"
-    assert refusal("config", "gs://bucket/run") == f"config=gs://bucket/run can't be used: {cure}"
+    cure = "it is not a path of a mounted file system; mount the bucket or give a local folder"
+    expected = f"config=gs://bucket/run can't be used: {cure}; see crankshaft train --help"
+    assert refusal("config", "gs://bucket/run") == expected
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -80,7 +81,7 @@ def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, m
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    why = "it is relative to the current folder, which was removed; give a path from /; see --help"
+    why = "it is relative to the current folder, which was removed; give a path from /; see crankshaft train --help"
     assert refusal(name, "a") == f"{name}=a can't be used: {why}"
     assert parsed(**{name: "/a"})[name] == "/a"
 
@@ -88,7 +89,7 @@ def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, m
 @pytest.mark.parametrize("name", KINDS)
 def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
     """No JSON file can name it, nor TensorFlow's Python interface; a relative path may be one by its folder."""
-    why = "can't be used: it has {} in it, which is not UTF-8; rename it, or use another; see --help"
+    why = "can't be used: it has {} in it, which is not UTF-8; rename it, or use another; see crankshaft train --help"
     path = "/a\udce4\udcffb"
     assert refusal(name, path) == f"{name}={path} {why.format('#e4#ff')}".replace("#", "\\x")
     (folder := tmp_path / os.fsdecode(b"\xfc")).mkdir()
