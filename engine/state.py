@@ -128,11 +128,7 @@ class TrainState:
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
                 "tf.Module), or set trainable=False"
             )
-        states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
-        held |= {id(copy.handle) for state in states for copy in per_replica.components(state)}
-        for handle, op in graphs.written(graph):
-            if id(handle) not in held and (line := graphs.program_line(op)):
-                self._refuse_written(op, others.get(id(handle)), line)
+        self.check_written(graph)
         if type(self.trainer).train_step is Trainer.train_step and (idle := self._never_updated(variables_read(graph))):
             logging.warning(
                 "%s: its step uses %s, trainable, that no optimizer updates; to train it, add it to what "
@@ -140,6 +136,15 @@ class TrainState:
                 type(self.trainer).__name__,
                 ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if idle[3:] else ""),
             )
+
+    def check_written(self, graph: tf.Graph) -> None:
+        """Raises UsageError if the program's part of a step, traced in a graph, writes what no checkpoint has."""
+        states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
+        held = {id(copy.handle) for v in (*self.variables(), *states) for copy in per_replica.components(v)}
+        others = {id(variable.handle): variable for variable in variables_read(graph)}
+        for handle, op in graphs.written(graph):
+            if id(handle) not in held and (line := graphs.program_line(op)):
+                self._refuse_written(op, others.get(id(handle)), line)
 
     def _refuse_written(self, op: tf.Operation, variable: tf.Variable | None, line: str) -> None:
         """Raises UsageError for an op of a step that writes what no checkpoint has: a variable, if it is known."""
@@ -218,9 +223,10 @@ class TrainState:
             if assigned.from_itself(variable.handle):
                 raise UsageError(
                     f"{variable_path(variable)} {variable.shape.as_list()}: the step assigns a value computed from its "
-                    "own value, which other workers change meanwhile, so updates would be lost; use assign_add (a "
-                    "layer that compute_gradients or minimize calls may also assign a multiple of the value plus "
-                    "something), or make it with aggregation='only_first_replica' if any worker's value is right"
+                    "own value, which other workers change meanwhile, so updates would be lost; add the change, "
+                    "by variable.assign_add(new - variable) (a layer that compute_gradients or minimize calls may also "
+                    "assign a multiple of the value plus something), or make it with aggregation='only_first_replica' "
+                    "if any worker's value is right"
                 )
 
     @contextlib.contextmanager

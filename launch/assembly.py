@@ -151,8 +151,7 @@ def _waiting_for_peers(config: Config):
         peers.wait(config.cluster_timeout_seconds, new_attempt=config.strategy == "multi_worker")
         if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
             logging.warning(
-                "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
-                "text for all of them",
+                "UDP heartbeats are not authenticated; set %s, the same random text for all workers",
                 cluster.SECRET,
             )
         # A task that hangs here answers its peers all the same.
