@@ -29,7 +29,7 @@ from . import trials
 from .compiled_model import check, step_options
 from .keras_metrics import KerasMetric
 
-_KEPT = (
+_NOT_UPDATED = (
     "{} has the metric {}, which neither its layers' call nor compute_loss updates; pass it to compile(metrics=), or "
     "write a crankshaft.Trainer with build_model, loss and metrics"
 )
@@ -273,7 +273,7 @@ class KerasTrainer(Trainer):
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
             self._whole_batch_losses = [_OWN]
         else:
-            self._whole_batch_losses = self._tried(specs, outputs, traces[-1].compared)
+            self._whole_batch_losses = self._find_whole_batch_losses(specs, outputs, traces[-1].compared)
         self._metrics = None
         if (compiled["metrics"] or compiled["weighted_metrics"]) and specs.labels is not None:
             labels_and_outputs = self._weighed(specs.labels)[0], outputs
@@ -340,7 +340,7 @@ class KerasTrainer(Trainer):
         """
         sums: dict[str, KerasMetric] = {}
         if missing := self._kept.kept - updates.keys():
-            raise UsageError(_KEPT.format(type(self.model).__name__, min(missing)))
+            raise UsageError(_NOT_UPDATED.format(type(self.model).__name__, min(missing)))
         for name, update in updates.items():
             metric, of_one = (
                 self._kept.metrics[name],
@@ -357,7 +357,7 @@ class KerasTrainer(Trainer):
                 )
         return sums
 
-    def _tried(self, specs, outputs, compared) -> list[str]:
+    def _find_whole_batch_losses(self, specs, outputs, compared) -> list[str]:
         """Returns the names of losses that are not means over examples."""
         features, labels, of_examples = specs
         labels, weights = self._weighed(labels)
