@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ...engine import logging
-from ...engine.data.source import may_pass
+from ...engine.data.source import is_transient
 from ...engine.errors import CrankshaftError, SourceError, UnavailableError
 from ...engine.machine import files
 from ..checks import InputError
@@ -86,7 +86,7 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
         try:
             return read()
         except Exception as error:
-            if isinstance(error, CrankshaftError) or not may_pass(error):
+            if isinstance(error, CrankshaftError) or not is_transient(error):
                 raise
             why = getattr(error, "strerror", None) or _first_line(error)
             if seconds is None:
@@ -353,7 +353,7 @@ def _block(file: Any, number: int) -> bytes:
         file.seek(number * _REMOTE_BLOCK_BYTES)
         return file.read(_REMOTE_BLOCK_BYTES)
     except Exception as error:  # of TensorFlow
-        raise OSError(errno.EIO if may_pass(error) else None, _first_line(error)) from None
+        raise OSError(errno.EIO if is_transient(error) else None, _first_line(error)) from None
 
 
 def _first_line(error: Exception) -> str:
