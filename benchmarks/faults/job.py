@@ -326,10 +326,23 @@ class Job:
             )
 
     def kinds_left(self) -> set[str]:
-        """Returns the kinds of files in the run_dir, and all temporary files."""
-        paths = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
-        found = {re.sub(r"\d+", "0", str(path)) for path in paths if path.parts[0] in ("run", "tmp")}
-        return found | ({f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()} if self.disk else set())
+        """Returns the kinds of files in the run_dir, and all temporary files that a kill may not leave."""
+        return kinds_of_files(self.folder) | (
+            {f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()} if self.disk else set()
+        )
+
+
+def kinds_of_files(folder: Path) -> set[str]:
+    """Returns the paths of files below run/ and tmp/ in a job's folder, with 0 for each number in them.
+
+    Leaves out the code that AutoGraph generates: it removes its files only as Python exits.
+    """
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {
+        re.sub(r"\d+", "0", str(path))
+        for path in paths
+        if path.parts[0] in ("run", "tmp") and not path.name.startswith("__autograph_generated_file")
+    }
 
 
 def is_metric(name: str) -> bool:

@@ -202,9 +202,9 @@ class CombinedFeed(Feed):
                 raise UsageError(_too_few(name, member.order.batch_size_at(step), self.shares))
         return self._side_by_side(inputs)
 
-    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         for feed in self._members:
-            call = functools.partial(feed.run_with_timeout, call, moved)
+            call = functools.partial(feed.run_with_timeout, call, progress)
         return call()
 
     def retain_last_batch(self) -> None:
@@ -283,8 +283,8 @@ def _check_sizes(name: str, order: Order, shares: int) -> None:
     if (least := min(map(order.batch_size_at, (order.origin.step, last)))) >= shares:
         return
     fitting = [size for size in range(order.batch_size, shares - 1, -1) if not 0 < order.num_examples % size < shares]
-    cure = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shares} examples"
-    raise UsageError(f"{_too_few(name, least, shares)}; {cure}")
+    fix = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shares} examples"
+    raise UsageError(f"{_too_few(name, least, shares)}; {fix}")
 
 
 def _too_few(name: str, examples: int, shares: int) -> str:

@@ -72,12 +72,12 @@ class Feed(abc.ABC):
     def call_input(self, step: int, limit: int) -> CallInput:
         """Returns the operands for at most `limit` steps from `step` on."""
 
-    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         """Runs a call that may wait for input in the loop (`reads_in_loop`), and returns its result.
 
         Args:
           call: runs the loop.
-          moved: returns another value when input has arrived.
+          progress: returns another value when input has arrived.
         """
         return call()
 

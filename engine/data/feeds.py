@@ -317,9 +317,9 @@ class StreamedFeed(Feed):
         self._bytes_read += (self._example_bytes or 0) * examples // len(self.part.counts)
         return CallInput((self._iterator,), 0, limit)
 
-    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         with naming_files(self.part.stream):
-            return self._stream_timeout.call(call, moved)
+            return self._stream_timeout.call(call, progress)
 
     @property
     def form(self) -> Any:
@@ -454,12 +454,12 @@ class StreamedFeed(Feed):
         if replayed is None and (not stream.shuffles or (is_first and self._is_seeded and not was_counted)):
             return
         why = "no position is kept there, and its Dataset.shuffle has another order at each reading"
-        cure = "leave that shuffle out, since the run shuffles (shuffle_buffer), or give a Source"
+        fix = "leave that shuffle out, since the run shuffles (shuffle_buffer), or give a Source"
         if not self._is_seeded:
-            why, cure = "its Dataset.shuffle has no seed", f"give it one, or {cure}"
+            why, fix = "its Dataset.shuffle has no seed", f"give it one, or {fix}"
         elif replayed and replayed.shuffles != self._shuffles:
             why = "its Dataset.shuffle has changed"
-        raise _other_order(step, why, cure)
+        raise _other_order(step, why, fix)
 
     def _batches(self, first_epoch: int, replay: Replay | None = None):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
@@ -528,9 +528,9 @@ class StreamedFeed(Feed):
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
 
 
-def _other_order(step: int, why: str, cure: str) -> UsageError:
+def _other_order(step: int, why: str, fix: str) -> UsageError:
     return UsageError(
-        f"the training data can't be read again from step {step}: {why}; {cure}, and begin in another run_dir, with "
+        f"the training data can't be read again from step {step}: {why}; {fix}, and begin in another run_dir, with "
         "init_from to keep the weights"
     )
 

@@ -19,7 +19,7 @@ from .. import logging
 from ..errors import SourceError, UsageError
 from ..machine.files import make_file, replacing
 from . import form
-from .buckets import BucketedOrder, Buckets
+from .buckets import BucketedOrder, LengthBuckets
 from .form import Padded
 from .order import Order, even_range, plain_order
 from .reader import blank, checked, fits
@@ -234,7 +234,7 @@ def _stored(path: str, examples: int) -> np.ndarray | None:
     return None
 
 
-def bucketed(split: Split, buckets: Buckets) -> Split:
+def bucketed(split: Split, buckets: LengthBuckets) -> Split:
     """Sets the buckets of a split; returns it. Raises `UsageError` if its examples have no such dimension."""
     if buckets.axis >= (number := unknown_dimensions(split.element_spec)):
         raise UsageError(
@@ -328,7 +328,7 @@ def source_order(
     needs_lengths = source.buckets or buckets_before or shares > 1
     lengths = measured(source, processes, watch) if needs_lengths else None
 
-    def bucketed_order(buckets: Buckets) -> Order:
+    def bucketed_order(buckets: LengthBuckets) -> Order:
         return BucketedOrder(examples, batch_size, 1, seed, buckets=buckets, lengths=lengths)
 
     before = bucketed_order(buckets_before) if buckets_before else order

@@ -86,7 +86,7 @@ class Split(abc.ABC):
       element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
       by_index: whether examples can be read by index; otherwise they come in sequence.
       batch_examples: the default batch size of runs on it; None: no default.
-      buckets: the lengths by which examples are batched (`engine.data.buckets.Buckets`); None: batches have any.
+      buckets: the lengths by which examples are batched (`engine.data.buckets.LengthBuckets`); None: batches have any.
     """
 
     element_spec: Any

@@ -484,8 +484,8 @@ class KerasCallbacks(Windowed):
 def _check(callbacks: Iterable[tf.keras.callbacks.Callback], instead: Mapping[str, str]) -> None:
     """Raises `UsageError` for a callback that can't be called here, with what to use `instead` by its class's name."""
     for callback in callbacks:
-        if cure := next((cure for name, cure in instead.items() if name in _kinds(callback)), None):
-            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; use {cure} instead")
+        if fix := next((fix for name, fix in instead.items() if name in _kinds(callback)), None):
+            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; use {fix} instead")
 
 
 def _unpacked(values: bytes, weights: Iterable[tf.keras.Variable]) -> list[np.ndarray]:

@@ -112,11 +112,11 @@ class KerasMetric:
             has_state = bool(self._metric.variables)
             sums = has_state and all(self._is_additive(form, random) for _ in range(trials.TRIALS))
         except Exception as error:  # the metric's own code may raise anything
-            cure = "give it labels and predictions as its update_state takes them"
+            fix = "give it labels and predictions as its update_state takes them"
             if any(not shape for _, shape in form):
-                cure = _WITH_COLUMNS
+                fix = _WITH_COLUMNS
             raise UsageError(
-                f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; {cure}"
+                f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; {fix}"
             ) from error
         if not has_state:
             raise UsageError(
@@ -124,12 +124,12 @@ class KerasMetric:
                 "its state; replace a Python list by variables from add_weight"
             )
         if not sums:
-            cure = "return pairs of crankshaft.mean, or compute it in a hook"
+            fix = "return pairs of crankshaft.mean, or compute it in a hook"
             if any(not shape for _, shape in form):
-                cure = f"{_WITH_COLUMNS}, or {cure}"
+                fix = f"{_WITH_COLUMNS}, or {fix}"
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
-                f"examples, so it can't be merged over batches and replicas; {cure}"
+                f"examples, so it can't be merged over batches and replicas; {fix}"
             )
 
     def _is_additive(self, form, random) -> bool:

@@ -265,11 +265,11 @@ class StepContext:
         self.applied.mark("scaling")
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
-    def _check_traced_here(self, call: str, cure: str) -> None:
+    def _check_traced_here(self, call: str, fix: str) -> None:
         """Raises UsageError for a call in a `tf.function`: one trace serves calls in other micro-batches and steps."""
         if self.graph is not None and is_in_function(self.graph):
             raise UsageError(
-                f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {cure}"
+                f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {fix}"
             )
 
     def _seed(self, replica: int | tf.Tensor, *use) -> tf.Tensor:

@@ -231,11 +231,11 @@ class Applied:
             return
         has_optimizer = bool(trainer.inventory.optimizers)
         causes = {name: self._cause(name, wanted[name], has_optimizer) for name in missing}
-        why, cure = causes[missing[0]]
-        shown = [*_named_options({name: wanted[name] for name in missing if causes[name] == (why, cure)})]
+        why, fix = causes[missing[0]]
+        shown = [*_named_options({name: wanted[name] for name in missing if causes[name] == (why, fix)})]
         have = "has" if len(shown) == 1 else "have"
         owner = type(trainer).__name__
-        raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {cure}, or leave the option out")
+        raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {fix}, or leave the option out")
 
     def _cause(self, name: str, value: Any, has_optimizer: bool) -> tuple[str, str]:
         """Returns why an option is not applied, and the cure; equal for options that go together."""

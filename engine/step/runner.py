@@ -12,6 +12,7 @@ import tensorflow as tf
 from ..data import form
 from ..errors import UsageError
 from ..internals import graphs, keras
+from ..internals.patches import undivided_losses
 from ..internals.tensorflow import is_only_replica, replica_id
 from ..internals.variables import assign_local, read_local, server_device
 from ..mesh.mesh import Mesh
@@ -224,7 +225,7 @@ class StepRunner:
             counts_ids=self._counts_ids,
         )
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
-        with context, keras.undivided_losses(), seeds:
+        with context, undivided_losses(), seeds:
             yield context
         self._inventory.note_traced_values()
 

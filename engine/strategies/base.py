@@ -34,10 +34,11 @@ _STEPS_PER_COLLECTION = 16  # whose rows are collected and exchanged at once, if
 
 
 class Stop(NamedTuple):
-    """Why a run stops, and which worker requested it; "" for a single process."""
+    """Why a run stops, which worker requested it ("" for a single process), and the exit code that this calls for."""
 
     reason: str
     worker: str = ""
+    exit_code: int = 0
 
     def __str__(self) -> str:
         return f"{self.reason} at {self.worker}" if self.worker else self.reason
@@ -105,17 +106,17 @@ class Processes:
         """
         return contextlib.nullcontext()
 
-    def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
+    def agree_to_stop(self, stop: Stop | str | None, together: bool = False) -> Stop | None:
         """Returns why the run ends, the same in all processes at the same step; None to continue.
 
         A reason, once agreed, stays.
 
         Args:
-          reason: why this process wants the run to end, or None.
+          stop: why this process wants the run to end, or None.
           together: whether all processes make this call at this step. Reasons are then exchanged at once; otherwise
             with the next call of the inner loop.
         """
-        return Stop(reason) if reason else None
+        return stop if stop is None or isinstance(stop, Stop) else Stop(stop)
 
     def agree_on_requests(self, requests: int, mask: int) -> int:
         """Returns the requests of all processes, a bit each, the same in all at the same step; each request once.

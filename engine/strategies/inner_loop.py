@@ -47,7 +47,7 @@ _COMPILATION_ERRORS = (
     tf.errors.InternalError,
     tf.errors.NotFoundError,
 )
-_OP_KIND = re.compile(r"No registered '(\w+)' OpKernel|with op (\w+) must be|\{\{node (\S+?)\}\}")
+_OP_KIND = re.compile(r"with op (\w+) must be|\{\{node (\S+?)\}\}")
 
 
 def _loop_arguments(operands, step: int, start: int, stop: int, due: int | None, more: tuple) -> tuple:
@@ -182,9 +182,9 @@ class InnerLoop(Program):
         except _COMPILATION_ERRORS as error:
             if not (self.jit and compiles):
                 raise
-            kind, constant, name = match.groups() if (match := _OP_KIND.search(str(error))) else (None, None, None)
+            kind, name = match.groups() if (match := _OP_KIND.search(str(error))) else (None, None)
             named = (op.type for op in graphs.operations(self._step_graph) if op.name == name)
-            op = kind or constant or next(named, "an op")
+            op = kind or next(named, "an op")
             raise NotCompilableError(f"XLA can't compile {op}; use jit=auto or off ({reason(error)})") from error
 
     def trace(self, *loop_inputs) -> Sequence[RowSpec]:
@@ -376,6 +376,10 @@ class InnerLoop(Program):
             with self._doubts.deciding():
                 trace()
         self._step_graph = one_step.graph
+        if self.jit and (op := graphs.lacked_by_xla(one_step.graph)):  # before XLA prints pages
+            where = f", at {line}" if (line := graphs.program_line(op)) else ""
+            cure = "give the loop maximum_iterations, or use" if op.type == "EmptyTensorList" else "use"
+            raise NotCompilableError(f"XLA can't compile {op.type}{where}; {cure} jit=auto or off")
         warn_of_step(one_step.graph, self._strategy.num_replicas_in_sync)
         zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
         for here, metrics in zip(self._replica_contexts(), results, strict=True):

@@ -207,8 +207,11 @@ class Replicated(Strategy):
             def eval_step(batch, number, observed):
                 done = number, tf.identity(state.step_variable)
                 if isinstance(step, Prediction):
-                    return {}, runner.outputs(step.compute, batch, *done)
-                return evaluate(batch, *done, observed)
+                    result: Any = {}, runner.outputs(step.compute, batch, *done)
+                else:
+                    result = evaluate(batch, *done, observed)
+                state.check_written(tf.compat.v1.get_default_graph())
+                return result
 
             return self._program(eval_step, feed, keeps_scores=not self.static_shapes, returns_rows=returns_rows)
 

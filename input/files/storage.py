@@ -48,7 +48,7 @@ def is_remote(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def replacing(path: str) -> Iterator[BinaryIO]:
+def new_file(path: str) -> Iterator[BinaryIO]:
     """Yields a file to write to, which replaces whatever is at `path` when complete. Raises OSError.
 
     If the body fails, no file remains.
@@ -230,11 +230,11 @@ class Files:
             now = file_state(path)
         except InputError as error:
             raise SourceError(f"{error.message} (it was there as the run began)") from None
-        cure = "let files be as they are while a run reads them: restore it, and resume the run"
+        fix = "let files be as they are while a run reads them: restore it, and resume the run"
         if now.nbytes != was.nbytes:
-            raise SourceError(f"{path} has {now.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {cure}")
+            raise SourceError(f"{path} has {now.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {fix}")
         if now.written_ns != was.written_ns:
-            raise SourceError(f"{path} was written to or replaced since the run began; {cure}")
+            raise SourceError(f"{path} was written to or replaced since the run began; {fix}")
 
     def _unreadable(self, number: int, error: OSError) -> SourceError:
         return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")

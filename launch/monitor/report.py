@@ -21,7 +21,7 @@ from ..command_line import command_flags, help
 from ..command_line.rules import Path, flag
 from ..errors import UsageError
 from ..host import process
-from ..host.files import write_text
+from ..host.files import write_user_file
 from . import page
 from .run import MonitoredRun
 
@@ -56,7 +56,7 @@ def _text(paths: list[str], html: str | None) -> str:
     """Returns the text to print. Writes the page with --html."""
     if html and paths:
         shown = [MonitoredRun(path).shown(_FOR_EVER) for path in paths]
-        write_text(html, page.html({"runs": shown}))
+        write_user_file(html, page.html({"runs": shown}))
         return f"written to {html}"
     if len(paths) != 1:
         raise UsageError(

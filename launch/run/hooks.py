@@ -29,15 +29,15 @@ from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
 from ...engine.machine.requests import Requests
+from ...engine.strategies.base import Stop
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..errors import EXIT_REGROUP, UsageError
 from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
 
-TO_INCLUDE = "to include "  # how the reason to stop begins where workers have come
 _POLL_SECONDS = 1.0
 
 
@@ -183,7 +183,8 @@ class _IncludeWorkers(Periodic):
         )
         if waiting and can_train and not status.last:
             have = "have" if len(waiting) > 1 else "has"
-            status.stop = status.stop or f"{TO_INCLUDE}{rendezvous.describe_peers(waiting)}, which {have} come"
+            reason = f"to include {rendezvous.describe_peers(waiting)}, which {have} come"
+            status.stop = status.stop or Stop(reason, exit_code=EXIT_REGROUP)
 
     def close(self) -> None:
         self._ended.set()

@@ -25,6 +25,7 @@ from ...engine.machine.pauses import Pauses
 from ...engine.metrics.pairs import Confusion
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
+from ...engine.strategies.base import Stop
 from ...engine.trainer import computes_metrics
 from ..cluster import memory
 from ..cluster.rendezvous import describe_peers
@@ -267,11 +268,11 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
-    reason = status.agreed_stop.reason if status.agreed_stop else ""
-    is_for_newcomers = reason.startswith(hooks.TO_INCLUDE)
+    reason, _, exit_code = status.agreed_stop or Stop("")
+    is_for_newcomers = exit_code == EXIT_REGROUP
     # Another host's notice of preemption: the agents decide whether this one continues without that.
     is_others = reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason
-    exit_code = EXIT_REGROUP if is_others or is_for_newcomers else EXIT_CODES.get(reason, 0)
+    exit_code = exit_code or (EXIT_REGROUP if is_others else EXIT_CODES.get(reason, 0))
     evaluated, lines = None, []
     if run.evaluates and not exit_code:
         changed = run.final.changed  # since the last evaluation

@@ -5,43 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import tensorflow as tf
 
 from benchmarks.gpu import attention, measures
-from benchmarks.gpu.__main__ import Measurements, measure
 from benchmarks.gpu.rows import rows
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
-
-
-def cells(text: str, title: str) -> list[str]:
-    [line] = [line for line in text.splitlines() if line.startswith(f"| {title} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_titles_of_rows_differ():
-    titles = [row.title for row in rows()]
-    assert len(set(titles)) == len(titles)
-
-
-def test_results_are_a_table_and_a_file_as_they_come(tmp_path):
-    measured = [row for row in rows() if row.name in ("mlp 784-128-10", "stopped and resumed")]
-    path = tmp_path / "gpu.json"
-    measurements = Measurements(str(path), ["gpu"])
-    for row, rate, jit in zip(measured, (100.0, 250.0, 99.0), (False, True, False), strict=False):
-        measurements.add(row, {"batch": 64, "steps_per_sec": rate, "jit": jit, "choice": "XLA off: steps/s 101, 100"})
-    measurements.add(measured[3], {"failed": "its time limit"})
-    text = measurements.text(measured)
-    assert cells(text, measured[1].title)[1:3] == ["64", "250 steps"]
-    assert cells(text, measured[2].title)[-1] == "XLA off: steps/s 101, 100; the slower one"
-    assert cells(text, "stopped and resumed")[-1] == "its time limit"
-    assert "not reached" in Measurements(None, []).text(measured)
-    assert set(json.loads(path.read_text())["rows"]) == {row.title for row in measured}
 
 
 def test_kernels_of_all_layers_count_as_one():
@@ -74,14 +47,6 @@ def test_attention_lowers_to_cudnns_calls_for_xla():
         config = json.loads(line.split("backend_config=")[1])["cudnn_fmha_backend_config"]
         assert (config["mask_type"], config["fmha_scale"]) == ("CAUSAL", 0.125)
         assert sum(name.endswith("dot_dimension_numbers") for name in config) == products
-
-
-@pytest.mark.slow
-def test_a_row_ends_when_the_time_is_up():
-    [row] = [row for row in rows(tiny=True) if row.name == "stopped and resumed"]
-    measurements = Measurements(None, [])
-    measure([row], measurements, time.monotonic() + 17, tiny=True)
-    assert measurements.content["rows"][row.title]["failed"].startswith("the time was up")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios_and_has_an_interval_from_six
     assert rounds.ratio(ours[:5], theirs[:5]) == "2.00x"
 
 
-def test_every_other_round_goes_backwards_and_a_peer_that_fails_is_left_out_and_named():
+def test_every_other_round_goes_backwards_and_a_peer_that_fails_is_named():
     order = []
 
     def peer(name: str):

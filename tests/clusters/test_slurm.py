@@ -45,7 +45,7 @@ def test_servers_on_two_nodes(slurm):
     assert "evaluation at step 20" in output
 
 
-def test_a_killed_task_ends_all_and_the_requeued_job_has_the_bits_of_an_undisturbed_one(slurm, undisturbed):
+def test_a_killed_task_ends_all_and_the_requeued_job_has_an_undisturbed_ones_bits(slurm, undisturbed):
     job = slurm.submit(*flags(slurm, "killed", *LONG))
     slurm.until(job, lambda: newest(slurm.folder / "killed") >= 1000)
     victim = next(pid for pid in slurm("scontrol", "listpids", job).split() if pid.isdigit() and _trains(pid))

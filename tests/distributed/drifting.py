@@ -1,13 +1,9 @@
 """Clicks on items that change, read in order: rows of items no longer seen go to others, and a second table only counts
 examples. --hold=FOLDER: a worker at step 40 has looked up its rows, and waits for FOLDER/go before it updates them.
---sweep: meanwhile a row is counted as freed, as if that worker's lease had been given up.
 """
 
 from crankshaft import Trainer  # isort: skip  # first: it imports TensorFlow more quickly than TensorFlow itself does
 
-import pathlib
-import threading
-import time
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +11,7 @@ from absl import flags
 
 from crankshaft import main, mean
 from crankshaft.engine import Embedding, step_context
-from crankshaft.engine.hooks import Hook, every_steps
+from crankshaft.engine.hooks import every_steps
 
 BATCH, STEPS, EVICT_AFTER, ROWS, HELD = 16, 3000, 64, 600, 40
 FLAGS = flags.FLAGS  # only the script defines its own: a test that imports this file has none of them
@@ -68,21 +64,6 @@ def data():
     return (features, (items[alive] % 3 == 0).astype(np.float32)), None
 
 
-class Sweep(Hook):
-    name = "sweep"
-
-    def begin(self, status):
-        def sweep(freed):
-            while not pathlib.Path(FLAGS.hold, "held").exists():
-                time.sleep(0.05)
-            freed.assign_add(1)
-            pathlib.Path(FLAGS.hold, "go").touch()
-
-        if FLAGS.sweep:
-            freed = status.state.trainer.items.admissions[0].freed
-            threading.Thread(target=sweep, args=(freed,), daemon=True).start()
-
-
 def say(status, _):
     figures = status.state.trainer.items.figures()
     print(f"items at step {status.step}:", *(f"{name} {int(value)}" for name, value in figures.items()), flush=True)
@@ -90,5 +71,4 @@ def say(status, _):
 
 if __name__ == "__main__":
     flags.DEFINE_string("hold", None, "Where a worker says that it waits, and waits.")
-    flags.DEFINE_bool("sweep", False, "Whether a row counts as freed while it waits.")
-    main(Clicks, data=data, hooks=[every_steps(EVICT_AFTER // 4, say), Sweep()])
+    main(Clicks, data=data, hooks=[every_steps(EVICT_AFTER // 4, say)])

@@ -129,7 +129,7 @@ def test_a_complete_run_whose_output_is_lost_does_not_start_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_host_with_a_notice_of_preemption_hands_over_and_leaves_while_enough_are_left(start_workers, tmp_path):
+def test_a_host_with_a_notice_of_preemption_leaves_while_enough_are_left(start_workers, tmp_path):
     flags = (*RUN, "--strategy=multi_worker", "--train_steps=200", "--max_restarts=9", "--min_workers=2")
     run_dir, program = tmp_path / "run", script(tmp_path / "own")
     workers = start_workers(3, program, "10:0:term,30:1:term", *flags, f"--run_dir={run_dir}")

@@ -38,14 +38,6 @@ def run(start):
     return run
 
 
-def of_items(run_dir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """The keys of the only shard, by row, and Adagrad's accumulators."""
-    tensors = runs.tensors(run_dir)
-    (keys,) = (x for name, x in tensors.items() if "items/admissions/0/keys/" in name)
-    (sums,) = (x for name, x in tensors.items() if name.endswith("accum/.ATTRIBUTES/VARIABLE_VALUE") and len(x) == 600)
-    return keys.ravel()[: len(sums)], sums
-
-
 def assigned(run_dir: pathlib.Path) -> np.ndarray:
     """The ids with a row, after a check that each is in its own shard, in one of its two buckets, and only once."""
     tensors = runs.tensors(run_dir)
@@ -72,7 +64,7 @@ def sighted(run_dir: pathlib.Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "steps"), [(1, drifting.STEPS), (2, 600)])
-def test_a_run_that_is_killed_ten_times_gives_rows_to_the_same_ids_as_one_that_is_not(run, workers, steps):
+def test_a_run_killed_ten_times_gives_rows_to_the_same_ids_as_one_that_is_not(run, workers, steps):
     straight = run("straight", workers=workers, steps=steps).ok()
     killed = run("killed", "--checkpoint_every_steps=25", workers=workers, steps=steps)
     chance = random.Random(workers)
@@ -90,30 +82,7 @@ def test_a_run_that_is_killed_ten_times_gives_rows_to_the_same_ids_as_one_that_i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sweeps", [False, True])
-def test_a_server_refuses_only_the_update_of_a_step_that_looked_up_before_rows_were_freed(run, tmp_path, sweeps):
-    """The last of 41 steps, in which some items come for the first time."""
-    steps = drifting.HELD + 1
-    alone = run("alone", workers=1, steps=steps).ok()
-    held = ("--sweep", f"--hold={tmp_path}") if sweeps else ()
-    served = run("served", *held, workers=1, servers=1, steps=steps).ok()
-    keys, expected = of_items(alone.run_dir)
-    keys_there, sums = of_items(served.run_dir)
-    np.testing.assert_array_equal(keys_there, keys)
-    items = drifting.data()[0][0]["item"]
-    last = items[drifting.HELD * drifting.BATCH : steps * drifting.BATCH]
-    is_last, is_new = np.isin(keys, last), np.isin(keys, np.setdiff1d(last, items[: drifting.HELD * drifting.BATCH]))
-    np.testing.assert_allclose(sums[~is_last], expected[~is_last], rtol=1e-5)
-    assert is_new.any()
-    assert (expected[is_new].max(1) > 0.1001).all()
-    if sweeps:
-        np.testing.assert_array_equal(sums[is_new], np.float32(0.1 + 1e-7))
-    else:
-        np.testing.assert_allclose(sums, expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_around_servers_ten_kills_leave_each_id_one_row_and_count_a_step_more_each_at_most(run):
+def test_around_servers_ten_kills_leave_each_id_one_row_and_count_a_step_more_each(run):
     job = run("run", "--checkpoint_every_steps=25", servers=2)
     for number in range(KILLS):
         task = ("chief", "ps 0", "worker 0", "ps 1", "worker 1")[number % 5]
@@ -130,7 +99,7 @@ def test_around_servers_ten_kills_leave_each_id_one_row_and_count_a_step_more_ea
 
 
 @pytest.mark.slow
-def test_a_sweep_waits_for_a_worker_that_is_stopped_between_its_lookup_and_its_update(run, tmp_path):
+def test_a_sweep_waits_for_a_worker_stopped_between_its_lookup_and_its_update(run, tmp_path):
     """The other one goes on up to the sweep at step 48, at which all leases have ended."""
     job = run("run", f"--hold={tmp_path}", "--steps_per_loop=4", servers=2)
     held = tmp_path / "held"

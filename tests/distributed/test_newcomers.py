@@ -41,7 +41,7 @@ STEPS = EPOCHS * STEPS_PER_EPOCH
 
 
 @pytest.mark.slow
-def test_a_worker_at_a_new_address_is_included_at_a_checkpoint_and_no_step_is_repeated(start_workers, tmp_path):
+def test_a_worker_at_a_new_address_is_included_and_no_step_is_repeated(start_workers, tmp_path):
     (tmp_path / "task.py").write_text(TASK)
     flags = (f"--train_steps={STEPS}", "--mode=train", "--checkpoint_every_steps=32", f"--run_dir={tmp_path / 'run'}")
     tasks = start_workers(4, tmp_path / "task.py", *flags, "--progress=plain", PYTHONPATH=str(ROOT))

@@ -32,7 +32,7 @@ def ended(start):
 
 
 @pytest.mark.slow
-def test_workers_train_an_open_run_as_one_process_does_and_a_call_that_differs_is_named(ended, tmp_path):
+def test_workers_train_an_open_run_as_one_process_does_and_name_a_call_that_differs(ended, tmp_path):
     alone = open_run.main("one_device", f"{tmp_path}/alone")
     job = ended("other")
     assert "train(steps=1) by worker 0, train(steps=2) by worker 1; have all make the same" in job.output
@@ -45,7 +45,7 @@ def test_workers_train_an_open_run_as_one_process_does_and_a_call_that_differs_i
 
 
 @pytest.mark.slow
-def test_weights_that_a_program_sets_to_other_values_on_a_worker_are_named_in_the_next_call(ended):
+def test_weights_that_are_set_otherwise_on_a_worker_are_named_in_the_next_call(ended):
     output = ended("apart").output
     assert re.search(r"step 11: replica 1 \(worker 1\) of 2 replicas holds other values of \S+/bias \[1\]", output)
     assert "train(steps=1)" not in output

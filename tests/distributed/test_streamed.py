@@ -23,9 +23,7 @@ def test_two_workers_go_on_where_each_was(start_workers, inside, tmp_path, files
 
     def run(name, steps):
         flags = [*RUN, f"--run_dir={tmp_path}/{name}", f"--train_steps={steps}"]
-        workers = start_workers(
-            2, pathlib.Path(streamed_digits.__file__), tmp_path / "files", "files", json.dumps([flags])
-        )
+        workers = start_workers(2, pathlib.Path(streamed_digits.__file__), tmp_path / "files", json.dumps([flags]))
         return workers.ok().output(0)
 
     first = run("run", 19)

@@ -30,7 +30,7 @@ def test_a_killed_worker_is_replaced_and_its_leases_are_done_with_the_same_examp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [("--stream=gzip", "--shuffle_buffer=100"), ()], ids=["stream", "arrays"])
-def test_a_run_that_is_stopped_within_an_epoch_goes_on_with_the_example_after_the_last(start, tmp_path, form):
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_example_after_the_last(start, tmp_path, form):
     steps = 30 * STEPS_PER_EPOCH + 5
     flags = (*form, f"--folder={tmp_path / 'files'}", "--mode=train")
     flags += (f"--train_steps={steps}", "--checkpoint_every_steps=50")

@@ -96,7 +96,7 @@ class Looks:
 
 
 @pytest.mark.parametrize(("timeout", "moves", "factor"), [(0.3, True, 1.0), (0.3, False, NEVER), (0.0, False, 1.0)])
-def test_worker_that_moves_is_in_its_longer_first_call_or_has_no_timeout_is_left_alone(timeout, moves, factor):
+def test_worker_that_moves_or_compiles_or_has_no_timeout_is_left_alone(timeout, moves, factor):
     looks = Looks(moves), Looks(moves)
     with Job([timeout, timeout], looks) as job:
         for watchdog in job.watchdogs:

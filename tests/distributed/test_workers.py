@@ -127,7 +127,7 @@ def test_workers_learn_rows_from_a_dataset_whose_epochs_end_smaller(found):
         np.testing.assert_allclose(each["words"], one, rtol=1e-4, atol=1e-5)
 
 
-def test_workers_that_sum_and_gather_within_the_step_learn_what_one_device_learns_from_a_last_batch_of_one(found):
+def test_workers_that_sum_and_gather_in_a_step_learn_what_one_device_learns(found):
     """Statistics of 12 examples and of 1, in 50 steps of 22 an epoch."""
     strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"))
     one = worker.words(strategy, 50, worker.Centred, 253)

@@ -119,7 +119,7 @@ class InFunction(Gan):
 
 
 @pytest.mark.parametrize("trainer", [Conditional, InFunction])
-def test_a_sum_over_replicas_in_a_branch_or_a_function_is_an_error_that_names_another_way(bench, trainer):
+def test_a_sum_over_replicas_in_a_branch_or_a_function_names_another_way(bench, trainer):
     bench(trainer(), points(), 8, 1).run(2)
     with pytest.raises(
         ValueError, match=r"gradients over replicas within tf\.cond.*Update\.apply within the condition"

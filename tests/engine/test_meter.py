@@ -72,7 +72,7 @@ def test_input_is_of_the_calls_that_know_it():
     }
 
 
-def test_a_checkpoint_keeps_the_metrics_of_windows_by_name_and_a_repeated_one_by_its_number():
+def test_a_checkpoint_keeps_windows_by_name_and_a_repeated_one_by_its_number():
     meter = Meter()
     first, _, second = meter.window("log"), meter.window(), meter.window("log")
     meter.add(call(1))

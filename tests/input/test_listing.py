@@ -136,7 +136,7 @@ def test_subfolders_are_read_where_a_kind_says_so_and_a_circle_of_links_ends(tmp
     assert found(tmp_path, kind) == ["a.row", "b.row"]
 
 
-def test_a_folders_files_come_by_their_numbers_the_plain_one_of_two_and_no_hidden_ones(tmp_path):
+def test_a_folders_files_come_by_their_numbers_and_no_hidden_ones(tmp_path):
     write(tmp_path, "day_10", "day_9.gz", "day_2", "day_2.gz", ".day_1", "days", "day_3.txt.bak")
     (tmp_path / "day_5").mkdir()
     assert found(tmp_path, listing.FileKind("days", (r"day_[0-9]+",))) == ["day_2", "day_9.gz", "day_10"]

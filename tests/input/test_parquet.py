@@ -320,7 +320,7 @@ def test_lists_that_differ_in_length_are_examples_of_any_length(tmp_path, kind, 
             parquet.load(folder, 0, features=("seen",), **arguments)
 
 
-def test_a_value_in_a_list_of_any_length_that_is_missing_or_too_large_is_a_bad_record(tmp_path):
+def test_a_missing_or_too_large_value_in_a_list_of_any_length_is_a_bad_record(tmp_path):
     lists = [[1.0], [1.0, 2.0], [3.0, None], [float("nan")], [1.0, 1e39]]
     source = parquet.load(written(tmp_path, table(5, x=pa.array(lists))), 0, features=("x",), missing="zero").train
     for row, problem in (

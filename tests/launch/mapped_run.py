@@ -1,6 +1,6 @@
 """A run on features in a file, of so many MiB of float64, that is mapped; prints the most memory that it took, in MiB.
 
-Usage: mapped_run.py MIB FILE [EXAMPLES] [FLAGS]. It is evaluated on the first EXAMPLES, 128 if not given.
+Usage: mapped_run.py MIB FILE [FLAGS]. It is evaluated on the first 128 examples.
 """
 
 import pathlib
@@ -14,8 +14,8 @@ import crankshaft
 from crankshaft.launch import train
 
 WIDTH = 1024
-mib, path, *evaluated = (word for word in sys.argv[1:] if not word.startswith("-"))
-mib, evaluated = int(mib), int(evaluated[0]) if evaluated else 128
+mib, path = (word for word in sys.argv[1:] if not word.startswith("-"))
+mib = int(mib)
 sys.argv = [sys.argv[0], *(word for word in sys.argv if word.startswith("-"))]
 
 
@@ -31,7 +31,7 @@ def data():
     rows = mib * 2**20 // (8 * WIDTH)
     features = np.memmap(path, np.float64, "r", shape=(rows, WIDTH))
     labels = (np.arange(rows) % 2).astype(np.int32)
-    return (features, labels), (features[:evaluated], labels[:evaluated]), 2
+    return (features, labels), (features[:128], labels[:128]), 2
 
 
 try:

@@ -1,4 +1,4 @@
-"""Trains on digits that are streamed: `python streamed_digits.py FOLDER KIND '[[flag, ...], ...]' [SIGNAL STEP]`.
+"""Trains on digits that are streamed: `python streamed_digits.py FOLDER '[[flag, ...], ...]' [SIGNAL STEP]`.
 
 Runs with each list of flags, one after the other; at a step, its own process is sent the signal.
 """
@@ -31,7 +31,7 @@ def write_files(folder: pathlib.Path, files: int) -> None:
         first += size
 
 
-def data(folder, kind: str = "files"):
+def data(folder):
     """Returns what a data function does: a stream of the examples that the files number, and arrays to evaluate on."""
     loaded = digits.load("", 0)
     images, labels = loaded.train
@@ -39,22 +39,18 @@ def data(folder, kind: str = "files"):
 
     def example(line):
         number = tf.strings.to_number(line, tf.int64)
-        if kind != "files":
-            number = tf.ensure_shape(tf.numpy_function(lambda x: x, [number], tf.int64), [])
         return tf.gather(images, number), tf.gather(labels, number)
 
     paths = sorted(map(str, pathlib.Path(folder).glob("*.txt")))
-    lines = tf.data.TextLineDataset(paths)
-    lines = lines.shuffle(100, seed=1) if kind == "shuffled" else lines
-    return lines.map(example), loaded.evaluation, loaded.num_classes
+    return tf.data.TextLineDataset(paths).map(example), loaded.evaluation, loaded.num_classes
 
 
-def main(folder: str, kind: str, runs: str, name: str = "", step: str = "0") -> None:
+def main(folder: str, runs: str, name: str = "", step: str = "0") -> None:
     hooks = [every_steps(int(step), lambda status, means: os.kill(os.getpid(), signal.Signals[name]))] if name else []
     for flags in json.loads(runs):
         try:
             tf.distribute.MirroredStrategy._collective_key_base += 1 << 16  # see `inside`
-            train.main(Model, data=lambda: data(folder, kind), hooks=hooks, argv=["streamed_digits.py", *flags])
+            train.main(Model, data=lambda: data(folder), hooks=hooks, argv=["streamed_digits.py", *flags])
         except SystemExit as end:
             if end.code:
                 raise

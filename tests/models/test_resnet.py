@@ -44,7 +44,7 @@ def test_it_has_the_published_number_of_weights_and_layers(depth, shape, classes
     assert {layer.output.shape[1] for layer in layers(trainer, tf.keras.layers.ReLU)} == sides
 
 
-def test_a_block_without_weights_hands_on_every_second_pixel_and_zeros_for_new_channels():
+def test_a_block_without_weights_hands_on_every_second_pixel_and_zeros():
     """With all but the first convolution at zero, only shortcuts are left: option A."""
     trainer = built(Model(20), (12, 12, 3))
     convolutions, norms = layers(trainer, tf.keras.layers.Conv2D), layers(trainer, tf.keras.layers.BatchNormalization)

@@ -7,8 +7,6 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data import form
-from crankshaft.engine.hooks import numerics
-from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.layers import Products
 from crankshaft.models import dlrm, wide_deep
 from tests.arrays import assert_close
@@ -272,22 +270,3 @@ def test_user_and_item_are_rated_in_whole_stars_too(prepared):
 def test_more_classes_than_two_are_refused_by_name(prepared, arguments):
     with pytest.raises(ValueError, match=r"labels are classes 0 to 4, and .*dlrm predicts clicks.*task=ratings"):
         prepared(MODELS["dlrm"](**arguments), ({"id": np.arange(3)}, np.array([0, 4, 1])), {"id": 3}, batch=3)
-
-
-@pytest.mark.parametrize("weighed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_labels_that_are_not_0_or_1_end_training_and_evaluation_by_name(prepared, weighed):
-    """Those of padding, which weigh nothing, may be anything."""
-    features, labels = {"id": np.arange(6) % 3}, np.float32([0, 1, 0, 4, 1, 4])
-    split = (features, labels, np.float32([1, 1, 1, 0, 1, 0])) if weighed else (features, labels)
-    made = prepared(MODELS["dlrm"](task="clicks"), split, {"id": 3}, split, batch=3, shuffle=False)
-    sums = made.run(2).sums.read()
-    if weighed:
-        numerics.check_labels(sums, "here")
-        assert np.isfinite([sums["loss"].total, evaluate(made.strategy, made.state)["loss"]]).all()
-        return
-    assert np.isnan(sums["loss"].total)
-    assert numerics.first_nonfinite_variable(made.state) is None
-    with pytest.raises(numerics.LabelError, match=r"^here: auc: 2 labels are 4 on average, not 0 or 1"):
-        numerics.check_labels(sums, "here")
-    with pytest.raises(numerics.LabelError, match=r"^evaluation at step 2: auc: 2 labels are 4 on average"):
-        evaluate(made.strategy, made.state)

@@ -36,8 +36,8 @@ class TensorBoard(Windowed):
     configuration as a table. `eval/`: the metrics of each evaluation; once, the hyperparameters, which TensorBoard
     shows with them.
 
-    A resumed run continues in the same folders; events that a killed process wrote after the checkpoint are removed
-    first, so that no step appears twice.
+    A resumed run continues in the same folders, and makes TensorBoard discard the events that a killed process wrote
+    after the checkpoint, so that no step appears twice.
 
     Args:
       directory: `run_dir/tensorboard`.
@@ -164,7 +164,7 @@ class TensorBoard(Windowed):
         except (TypeError, ValueError, tf.errors.OpError) as error:  # its inputs are not the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
-        self._files.put_graph("train", lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
+        self._files.put("train", 0, lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 
     def _put_images(self, status: Status) -> bool:
         """Writes some inputs, if they look like images. Returns False before there is a batch."""

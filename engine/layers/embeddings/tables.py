@@ -23,7 +23,7 @@ from ...step.context import step_context
 from ...step.gradients import NO_ROW, mark_unique
 from . import admission, hashing
 from .admission import Admission
-from .rehash import NOBODYS, by_row
+from .rehash import RESERVED_KEY, by_row
 
 _PIECE_BYTES = 4 << 20  # initialized at once: temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -133,8 +133,8 @@ class Embedding(tf.Module):
             ) from None
         if self.evict_after is not None and (self.evict_after < 1 or self.admit_after is None):
             assigns = "set admit_after (of a model that comes with Crankshaft, table_capacity)"
-            cure = "use 1 or more steps" if self.evict_after < 1 else assigns
-            raise UsageError(f"embedding {self.name}: evict_after={self.evict_after} frees no row; {cure}")
+            fix = "use 1 or more steps" if self.evict_after < 1 else assigns
+            raise UsageError(f"embedding {self.name}: evict_after={self.evict_after} frees no row; {fix}")
         if self.admit_after is not None:
             self._check_admission()
 
@@ -277,8 +277,8 @@ class Embedding(tf.Module):
         The first row is row 0, shared by ids without one, with the key `SHARED_ROW_KEY`.
         """
         number = len(self.shards)
-        keys = by_row([own_copy(shard.keys).numpy() for shard in self.admissions], NOBODYS)
-        rows = np.append(0, np.flatnonzero(keys > NOBODYS))
+        keys = by_row([own_copy(shard.keys).numpy() for shard in self.admissions], RESERVED_KEY)
+        rows = np.append(0, np.flatnonzero(keys > RESERVED_KEY))
         rows = rows[np.argsort(keys[rows])]
 
         def lookup(shard: int, rows: tf.Tensor) -> tf.Tensor:

@@ -336,8 +336,11 @@ class ParameterServer(Strategy):
             def eval_step(batch, number, observed, pulled):
                 done = feed.batch_number(number), tf.identity(state.step_variable)
                 if isinstance(step, Prediction):
-                    return {}, runner.outputs(step.compute, batch, *done, pull.readings(pulled))
-                return evaluate(batch, *done, observed, pull.readings(pulled))
+                    result: Any = {}, runner.outputs(step.compute, batch, *done, pull.readings(pulled))
+                else:
+                    result = evaluate(batch, *done, observed, pull.readings(pulled))
+                state.check_written(tf.compat.v1.get_default_graph())
+                return result
 
             return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True, returns_rows=returns_rows)
 

@@ -5,7 +5,6 @@ it sees into a variable, which is read back.
 """
 
 import collections
-import itertools
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from crankshaft.engine import Trainer, mean, step_context
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
 from crankshaft.engine.data.feeds import RepeatedFeed
-from crankshaft.engine.data.order import Origin
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.strategies.base import Processes
@@ -217,33 +215,6 @@ def test_starting_at_any_step_gives_the_batch_of_running_to_it(recorder, kind, r
         resumed.strategy.close_feeds()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("kind", "replicas", "size"),
-    [("resident", 2, 12), ("read", 3, 4), ("chunks", 1, 8), ("dataset", 3, 4)]
-    + [pytest.param(kind, 3, 4, marks=pytest.mark.slow) for kind in ("resident", "chunks")]
-    + [pytest.param("dataset", 2, 8, marks=pytest.mark.slow)]
-    + [pytest.param(kind, 1, 8, marks=pytest.mark.slow) for kind in ("resident", "read", "dataset")],
-)
-def test_another_batch_size_goes_on_where_an_epoch_ends(bench, recorder, kind, replicas, size):
-    """After the 5 batches of an epoch of 26; on replicas whose last batch is smaller than their number."""
-    expected = run_of(recorder(kind, replicas=replicas), 10)[5:]
-    known = {"resumed": {"step": 5, "batch_size": 6, "origin": Origin()}}
-    options = {"feed": OPTIONS[kind], "seed": 3, "saved_data": known, "block_steps": 3}
-    after = bench(Recorder(), FORMS[kind](26), size, replicas, **options)
-    after.jump(5)
-    last = 5 + -(-26 // size)
-    after.train(last)
-    found = joined(seen(after))[5:]
-    assert [*itertools.chain(*found)] == [*itertools.chain(*expected)]
-    assert [*map(len, found)] == [*[size] * (26 // size), 26 % size]
-    # A feed that stands behind the change, as after another resume.
-    after.strategy.close_feeds()
-    after.jump(6)
-    after.train(last)
-    assert joined(seen(after))[5:] == found
-
-
 @pytest.mark.parametrize("kind", ["resident", "read", "dataset"])
 def test_a_feed_says_how_far_a_call_can_go(recorder, kind):
     """Of epochs of four whole batches and one of two examples; blocks of three."""
@@ -275,16 +246,6 @@ def test_seeds_have_no_epoch_in_common(bench, kind):
         batches = joined(seen(made))
         found += [batches[:5], batches[5:10], batches[10:]]
     assert all(found.count(epoch) == 1 for epoch in found)
-
-
-@pytest.mark.thorough
-def test_a_feed_may_jump_back_and_forth(recorder):
-    """As measuring loops or a rollback do."""
-    reference, made = run_of(recorder("resident")), recorder("read", replicas=2)
-    for step in (0, 9, 3, 29, 4, 5, 4):
-        made.jump(step)
-        made.run(1)
-        assert joined(seen(made))[step] == reference[step]
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

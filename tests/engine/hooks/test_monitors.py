@@ -263,7 +263,7 @@ def test_best_checkpoint_is_not_replaced_by_a_worse_one_after_a_restart(mlp, tmp
     assert best_run(mlp(), tmp_path, values, 8, restore=lambda saved: saved.latest()) == [7]
 
 
-def test_best_checkpoint_of_a_killed_run_stands_though_the_run_is_resumed_from_before_it(mlp, tmp_path):
+def test_best_checkpoint_of_a_killed_run_stands_though_the_resume_is_before_it(mlp, tmp_path):
     assert best_run(mlp(), tmp_path, [0.1, 0.2, 0.9, 0.8], 4, restore=None) == [3]
     worse = [0.1, 0.2, 0.5, 0.6, 0.7]
     assert best_run(mlp(), tmp_path, worse, 5, restore=lambda saved: saved.all()[0]) == [3]

@@ -8,9 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.layers import BatchNormalization
-from crankshaft.engine.reduction import Reduction
 from crankshaft.models.classification import Classifier
-from crankshaft.models.resnet import Model as ResNet
 
 pytestmark = pytest.mark.thorough
 
@@ -64,29 +62,6 @@ def test_replicas_with_and_without_examples_learn_what_one_device_learns(bench, 
     np.testing.assert_allclose(other_curve, curve, rtol=2e-5)
     for variable, other in zip(one.trainer.model.variables, many.trainer.model.variables, strict=True):
         np.testing.assert_allclose(many.held(other), variable.numpy(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_without_it_each_replica_normalises_its_own(bench, monkeypatch):
-    """The same comparison fails where statistics are each replica's own: the test above can tell."""
-    curve, _ = run(bench, Normalised(), 1)
-    monkeypatch.setattr(Reduction, "sum_statistics", None)
-    other_curve, _ = run(bench, Normalised(), 2)
-    assert not np.allclose(other_curve, curve, rtol=1e-2)
-
-
-@pytest.mark.slow
-def test_a_resnet_learns_on_two_replicas_what_it_learns_on_one(bench):
-    """Rounding alone is between them: 1e-7 at first, 3e-6 in these steps.
-
-    With more steps, or pixels, some ReLU's input comes so near to 0 that rounding says if a gradient passes; then one
-    device and two replicas are as far from float64, by TensorFlow's plain operations, as from each other.
-    """
-    options = {"num_classes": 4, "optimizer": "momentum", "learning_rate": 0.05, "seed": 1, "shuffle": False}
-    one, two = (bench(ResNet(20, sync_batch_norm=True), images(40), 8, replicas, **options) for replicas in (1, 2))
-    np.testing.assert_allclose(two.curve(5), one.curve(5), rtol=1e-5)
-    for variable in two.trainer.model.variables:
-        two.held(variable)
 
 
 class Words(Trainer):

@@ -67,7 +67,7 @@ def test_lines_that_are_skipped_are_counted_and_a_long_one_is_not_read_as_a_whol
     assert path.read_text() == 2 * event
 
 
-def test_a_disk_that_is_full_for_a_while_leaves_a_gap_with_a_line_that_says_what_is_missing(tmp_path, caplog):
+def test_a_disk_that_is_full_for_a_while_leaves_a_gap_and_a_line_that_says_so(tmp_path, caplog):
     path, log = tmp_path / "events.jsonl", EventLog(str(tmp_path / "events.jsonl"))
     with caplog.at_level("WARNING", logger="crankshaft"):
         log.write("window", 10, time=1, metrics={"loss": 0.5})

@@ -72,14 +72,6 @@ def test_training_states_a_bound_and_keeps_it(bench, replicas, options):
     assert abs(found["auc"] - by_pairs(*data)) <= found["auc_error_bound"] <= 0.5
 
 
-def test_one_class_alone_has_no_auc(bench):
-    features, labels = scored()
-    made = bench(Scored(), (features, labels * 0), 4, eval_source=(features, labels * 0))
-    found = made.strategy.evaluate().means()
-    assert np.isfinite(found.pop("loss"))
-    np.testing.assert_equal(found, {"auc": np.nan, "by_weight": np.nan})
-
-
 def test_wrong_labels_of_a_step_are_named(bench):
     features, labels = scored()
     made = bench(Scored(), (features, labels + 1), 4)

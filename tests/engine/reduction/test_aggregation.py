@@ -351,7 +351,7 @@ class Scattering(Replay):
         return super().train_step(batch)
 
 
-def test_an_update_that_variables_on_replicas_do_not_have_names_the_variable_and_another(bench):
+def test_an_update_that_variables_on_replicas_do_not_have_is_named_with_another(bench):
     with pytest.raises(ValueError, match=r"^ring \[4, 3\]: scatter_nd_update .*2 replicas; .*tensor_scatter_nd_update"):
         bench(Scattering(), DATA, 5, 2).run(1)
 
@@ -377,7 +377,7 @@ class ScatteredRows(Rows):
         self.rows.scatter_nd_update(indices, updates)
 
 
-def test_a_row_of_each_example_is_kept_as_the_error_says_and_by_no_copy_of_each_replica(bench):
+def test_a_row_of_each_example_is_kept_as_the_error_says(bench):
     data = EIGHT[0], np.arange(8, dtype=np.float32)
     made = bench(Rows(), data, 5, 2, shuffle=False)
     made.train(4)

@@ -17,7 +17,6 @@ from crankshaft.launch.command_line.flags import FLAG_INFO
 pytestmark = pytest.mark.thorough
 
 MLP = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off", "--progress=plain")
-STEP = "step/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 @pytest.fixture
@@ -33,42 +32,11 @@ def difference(some, others) -> float:
     return max(float(np.abs(some[name] - others[name]).max()) for name in weights)
 
 
-def slots(tensors) -> set[str]:
-    return {name.split("/")[-3] for name in tensors if "/slots/" in name}
-
-
 def test_the_seed_decides_the_run(run):
     first, same, other = (run(*seed, "--train_steps=10") for seed in ((), ("--seed=0",), ("--seed=2",)))
     assert difference(first.tensors, same.tensors) == 0
     assert first.result["train"] == same.result["train"]
     assert difference(first.tensors, other.tensors) > 0.01
-
-
-def test_clipping_reaches_the_update(run):
-    sgd = ("--optimizer=sgd", "--learning_rate=1", "--train_steps=1", "--mode=train")
-    start = run("--optimizer=sgd", "--learning_rate=0", "--train_steps=1", "--mode=train").tensors
-
-    def changes(*flags):
-        found = run(*sgd, *flags).tensors
-        return [found[name] - start[name] for name in start if name.startswith("trainer/model/")]
-
-    def norm(changes):
-        return np.sqrt(sum(np.square(x).sum() for x in changes))
-
-    assert norm(changes()) > 0.1
-    # Weights of about 0.3 in float32, less their start: to 1e-4.
-    assert norm(changes("--clip_norm=0.01")) == pytest.approx(0.01, rel=1e-3)
-    # Some of the many values of each variable are beyond it.
-    values = [np.abs(x).max() for x in changes("--optimizer_arg=clipvalue=0.001")]
-    assert values == pytest.approx([0.001] * 4, rel=1e-3)
-    norms = [np.linalg.norm(x) for x in changes("--optimizer_arg=clipnorm=0.001")]
-    assert norms == pytest.approx([0.001] * 4, rel=1e-3)
-
-
-def test_accumulated_micro_batches_make_the_same_update(run):
-    whole, parts = run("--train_steps=10"), run("--accumulate_steps=4", "--train_steps=10")
-    assert difference(whole.tensors, parts.tensors) < 1e-5
-    assert whole.result["train"]["loss"] == pytest.approx(parts.result["train"]["loss"], rel=1e-5)
 
 
 def test_an_average_of_the_weights_is_kept_and_evaluated(run, inside, tmp_path):
@@ -79,35 +47,6 @@ def test_an_average_of_the_weights_is_kept_and_evaluated(run, inside, tmp_path):
     for each in (plain, averaged):
         inside("--mode=eval", f"--run_dir={each.folder}", f"--result_json={tmp_path}/eval.json").ok()
         assert json.loads((tmp_path / "eval.json").read_text())["eval"] == each.result["eval"]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "rate", "kept"), [("momentum", 0.1, {"accum"}), ("adamw", 0.02, {"m", "v"}), ("lion", 0.005, set())]
-)
-def test_the_optimizer_is_the_one_that_was_requested(run, optimizer, rate, kept):
-    done = run(f"--optimizer={optimizer}", f"--learning_rate={rate}", "--train_steps=40")
-    assert slots(done.tensors) == kept
-    assert any("keras_optimizer" in name for name in done.tensors) == (optimizer == "lion")  # which is Keras's own
-    assert done.result["eval"]["loss"] < 1.9  # ten classes by chance: 2.3
-
-
-def test_a_schedule_and_its_warm_up_reach_the_steps(run):
-    sgd = ("--optimizer=sgd", "--learning_rate=0.1", "--mode=train")
-    piecewise = ("--learning_rate_schedule=piecewise", "--learning_rate_schedule_arg=boundaries=2,4")
-    zero_after = (*piecewise, "--learning_rate_schedule_arg=values=0.1,0,0")
-    # Keras changes the rate after the step of a boundary: steps 0, 1 and 2 have the first.
-    three, many = run(*sgd, "--train_steps=3").tensors, run(*sgd, *zero_after, "--train_steps=9").tensors
-    assert difference(three, many) == 0
-    assert difference(three, run(*sgd, "--warmup_steps=2", "--train_steps=3").tensors) > 1e-4
-
-
-def test_weight_decay_spares_what_is_excluded(run):
-    frozen = ("--optimizer=adamw", "--learning_rate=0.01", "--train_steps=3", "--mode=train")
-    plain, decayed = (run(*frozen, f"--weight_decay={decay}").tensors for decay in (0, 1))
-    kernels = [name for name in plain if name.startswith("trainer/model/") and "kernel" in name]
-    assert all(np.abs(decayed[name]).mean() < np.abs(plain[name]).mean() for name in kernels)
-    spared = run(*frozen, "--weight_decay=1", "--optimizer_arg=weight_decay_exclude=.").tensors
-    assert difference(plain, spared) == 0
 
 
 def test_gradients_travel_in_the_type_that_was_asked_for(run):
@@ -183,6 +122,26 @@ class Ignoring(Trainer):
 
     def train_step(self, batch):
         return {"loss": self.loss(self.model(batch[0]), batch)}
+
+
+def test_a_steps_options_are_the_values_of_its_flags():
+    given = []
+
+    class Noting(Ignoring):
+        train_step = Trainer.train_step
+
+        def build_model(self):
+            given.append(self.run_context.options)
+            return super().build_model()
+
+    flags = BY_A_STEP[0]
+    crankshaft.run(Noting, **QUIET, monitor="train_loss", **flags)
+    (options,) = given
+    beta, exclude = flags["optimizer_arg"].values()
+    expected = {**flags, "optimizer_arg": {"beta_1": beta}, "weight_decay_exclude": exclude, "reduce_lr": True}
+    del expected["freeze"]
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert [pattern for pattern, _ in options.freeze] == flags["freeze"]
 
 
 def test_each_flag_is_applied_by_the_step_or_by_others():

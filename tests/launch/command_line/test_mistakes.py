@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import pty
-import signal
 import struct
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from crankshaft.launch.command_line import checks, registry
 from crankshaft.launch.command_line.flags import FLAG_INFO, GROUPS
 from crankshaft.launch.command_line.help import ESSENTIAL
 from crankshaft.launch.errors import UsageError
-from crankshaft.launch.host import process
 from tests.launch.command_line.test_config import asked, checked
 from tests.processes import ROOT, assert_says
 
@@ -163,13 +161,6 @@ def test_a_mistake_in_an_argument_of_what_is_named_is_one_line(line):
     assert_says(caught.value.message, OF_WHAT_IS_NAMED[line])
 
 
-@pytest.mark.slow
-def test_such_a_mistake_ends_the_program_before_anything_is_made(crank):
-    outcome = crank(*RUN, "--model_arg=dropout=much")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "dropout=much is not a number" in outcome.error
-
-
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -255,20 +246,6 @@ def test_a_run_dir_of_another_configuration_names_the_differences(inside, tmp_pa
     assert "optimizer_arg beta_1: 0.8 -> None" in inside(*run).error
 
 
-@pytest.mark.thorough
-def test_a_run_dir_in_use_names_the_process_that_uses_it(crank, tmp_path):
-    holding = f"from crankshaft.launch.host import process\nwith process.lock({str(tmp_path)!r}): print(1), input()"
-    with subprocess.Popen(
-        [sys.executable, "-uc", holding], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout.readline() == b"1\n"
-        outcome = crank(*RUN, f"--run_dir={tmp_path}", tensorflow=False)
-        assert f"{tmp_path} is in use by process {holder.pid}" in outcome.mistake
-        holder.send_signal(signal.SIGKILL)
-    with process.lock(str(tmp_path)):  # a process that was killed holds nothing
-        pass
-
-
 def in_80_columns(*arguments: str, command: str = "train") -> list[str]:
     """What a command prints in a terminal of 80 columns, by a Python that leaves out what it may, docstrings."""
     reading, writing = pty.openpty()
@@ -290,7 +267,7 @@ def in_80_columns(*arguments: str, command: str = "train") -> list[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", ["train", "local", "prepare"])
-def test_help_breaks_no_word_in_a_terminal_and_does_not_need_what_python_may_leave_out(crank_each, command):
+def test_help_breaks_no_word_in_a_terminal_and_needs_no_docstrings(crank_each, command):
     (piped,) = crank_each([["--help"]], command)
     lines = in_80_columns("--help", command=command)
     assert "".join("".join(lines).split()) == "".join(piped.ok().out.split())

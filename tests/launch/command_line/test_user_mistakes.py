@@ -5,13 +5,11 @@ Mistakes in a user's own trainer and hooks, TensorFlow running: one line all the
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import shutil
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -24,9 +22,7 @@ from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import eval_batch_size
 from crankshaft.launch.errors import EXIT_DIVERGED
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
-from tests.limits import files_no_larger_than
 from tests.processes import assert_says
-from tests.waiting import wait_until
 
 X, Y = FEATURES, LABELS
 WORDS = np.where(Y > 0, "large", "small")
@@ -41,13 +37,11 @@ def whole() -> tf.data.Dataset:
 DATA = [
     (lambda: None, "the data function gave None; return (train, eval)"),
     (lambda: tuple(range(10)), "the data function gave 10 values; return (train, eval)"),
-    (lambda: (X, Y), "the train data is a ndarray; give (features, labels)"),
     (
         lambda: ((WORDS[:, None], Y),) * 2,
         "features holds strings, and Line computes with them as with numbers; look them up",
     ),
     (lambda: (whole().repeat(), whole()), "never ends ... dataset.take"),
-    (lambda: (whole().map(lambda x, y: (x, y, y)), None), "a weight of the train data is negative or not finite"),
 ]
 
 
@@ -138,9 +132,7 @@ def test_an_evaluation_batch_of_one_shape_divides_over_the_replicas():
     ("error", "code"),
     [(FileNotFoundError(2, "No such file or directory", "no/such.npy"), 2), (ConnectionResetError(104, "Reset"), 1)],
 )
-def test_a_bug_in_the_data_function_names_its_place_and_a_network_that_is_down_may_be_up_the_next_time(
-    inside, error, code
-):
+def test_a_bug_in_the_data_function_names_its_place_and_a_network_may_be_up_again(inside, error, code):
     def broken():
         raise error
 
@@ -218,39 +210,6 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside
     assert f"ckpt-4 could not be written to {tmp_path}/checkpoints" in outcome.error
 
 
-class Large(Line):
-    """Its checkpoints take 4 MB, more than all other files of a run."""
-
-    def build_model(self):
-        self.more = tf.Variable(tf.zeros([1 << 20]), trainable=False)
-        return super().build_model()
-
-
-@pytest.mark.thorough
-def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_not_the_run(inside, tmp_path):
-    disk, checkpoints = contextlib.ExitStack(), tmp_path / "full" / "checkpoints"
-
-    def watch(status, _):
-        if status.step == 5:
-            wait_until((checkpoints / "ckpt-4.manifest.json").exists)
-            disk.enter_context(files_no_larger_than(1 << 20))
-        elif status.step == 17:
-            for thread in threading.enumerate():
-                if thread.name.startswith("checkpoint-"):
-                    thread.join()
-            disk.close()
-
-    each = (*RUN, "--train_steps=24", "--checkpoint_every_steps=4", "--keep_checkpoints=9")
-    results = []
-    for name, hooks in (("full", [every_steps(1, watch)]), ("not", ())):
-        with disk:
-            inside(*each, f"--run_dir={tmp_path}/{name}", trainer=Large, data=data, hooks=hooks).ok()
-        results.append(json.loads((tmp_path / name / "result.json").read_text()))
-    steps = sorted(int(path.name.split("-")[1].split(".")[0]) for path in checkpoints.glob("*.manifest.json"))
-    assert steps == [4, 20, 24]
-    assert (results[0]["eval"], results[0]["best"]) == (results[1]["eval"], results[1]["best"])
-
-
 def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_path):
     run, checkpoints = (*RUN, "--mode=train", f"--run_dir={tmp_path}"), tmp_path / "checkpoints"
     inside(*run, trainer=Line, data=data).ok()
@@ -280,7 +239,7 @@ def test_ctrl_c_before_the_first_step_is_one_line_and_saves_nothing(inside, tmp_
     assert not (tmp_path / "config.json").exists()
 
 
-def test_a_script_that_processes_import_without_a_guard_is_named_and_no_pool_starts_others_for_ever(crank, tmp_path):
+def test_a_script_that_processes_import_without_a_guard_is_named(crank, tmp_path):
     (script := tmp_path / "script.py").write_text(
         "import multiprocessing\n"
         "from crankshaft.launch import train\n"
@@ -315,7 +274,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_pa
     "how",
     ["dense", pytest.param("cast", marks=pytest.mark.slow), pytest.param("scaled", marks=pytest.mark.slow), "ids"],
 )
-def test_whole_numbers_that_float32_cannot_hold_are_warned_of_where_they_become_floats(inside, how):
+def test_whole_numbers_that_float32_cannot_hold_are_warned_of(inside, how):
     class Timed(Line):
         def forward(self, features, training):
             times = features["time"]
@@ -516,14 +475,6 @@ def test_a_metric_of_whole_numbers_is_summed_as_others_are(inside):
     assert "up 0.5" in inside(*RUN, trainer=counting, data=data).ok().out
 
 
-def test_a_bug_in_a_users_step_names_its_file_and_line(inside):
-    class Buggy(Line):
-        def loss(self, outputs, batch):
-            return mean(tf.matmul(outputs, tf.ones([7, 7])))
-
-    inside(*RUN, trainer=Buggy, data=data).refused(f"{location_of(Buggy.loss)} ... debug=true")
-
-
 @pytest.mark.parametrize("where", [pytest.param((), marks=pytest.mark.slow), TWO], ids=["one", "mirrored"])
 def test_a_bug_in_an_evaluation_shows_before_the_first_step(inside, where):
     class Buggy(Line):
@@ -573,31 +524,3 @@ def buggy(status, means):
 )
 def test_a_mistake_in_a_hook_is_one_line(inside, hooks, says):
     inside(*RUN, trainer=Line, data=data, hooks=hooks).refused(says)
-
-
-class Taught(Line):
-    """A model whose teacher follows it in each step, on each replica by itself."""
-
-    def build(self):
-        super().build()
-        self.teacher = self.build_model()
-        self.teacher.build([None, 1])
-        self.teacher.set_weights(self.model.get_weights())
-        self.teacher.trainable = False
-
-    def train_step(self, batch):
-        metrics = super().train_step(batch)
-        for teacher, student in zip(self.teacher.variables, self.model.variables, strict=True):
-            teacher.assign(0.9 * teacher + 0.1 * student)
-        return metrics
-
-
-@pytest.mark.thorough
-def test_a_variable_that_drifts_apart_on_replicas_is_named_before_it_is_saved(inside, tmp_path):
-    """With a sum in each step students are equal, and so are teachers; with local SGD teachers follow their own."""
-    run = (*RUN, *TWO, "--train_steps=8")
-    saves = (f"--run_dir={tmp_path}/apart", "--checkpoint_every_steps=4", "--snapshot_seconds=0")
-    outcome = inside(*run, "--sync_every_steps=2", *saves, trainer=Taught, data=data)
-    assert_says(outcome.error, "step 2: replica 1 ... kernel ... reduction.sum(averages=)")
-    assert not [*tmp_path.glob("apart/checkpoints/*.index")]
-    inside(*run, f"--run_dir={tmp_path}/sum", trainer=Taught, data=data).ok()

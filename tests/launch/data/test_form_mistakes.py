@@ -26,7 +26,6 @@ from tests.launch.line import FEATURES, LABELS, RUN, Line, location_of
 from tests.processes import assert_says
 
 TWO = ("--strategy=mirrored", "--num_virtual_devices=2")
-WEIGHTS = np.linspace(0, 2, 32, dtype=np.float32) ** 2
 
 
 @pytest.fixture
@@ -102,22 +101,6 @@ def test_features_alone_are_the_batch(results, inside, tmp_path):
 # -- several inputs
 
 
-class Sum(Line):
-    def build_model(self):
-        inputs = [tf.keras.Input([1]), tf.keras.Input([1])]
-        return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(inputs)))
-
-
-@pytest.mark.thorough
-def test_lists_of_inputs_are_tuples(results):
-    """As Keras's functional models take them. Their export: test_api."""
-    split = ([FEATURES, -FEATURES], LABELS)
-    tupled = results(lambda: (((FEATURES, -FEATURES), LABELS),) * 2, trainer=Sum)[0]["eval"]
-    for flags in ((*TWO, "--resident_data_mb=0"), ("--accumulate_steps=3",)):
-        listed = results(lambda: (split, split), *flags, trainer=Sum)[0]["eval"]
-        assert listed == pytest.approx(tupled, rel=1e-5)  # sums in another order
-
-
 # -- text
 
 
@@ -130,18 +113,6 @@ class Words(Line):
 
 
 WORDS = np.where(LABELS > 0, "large", "small")
-
-
-@pytest.mark.thorough
-def test_text_is_fed_as_tensors_of_strings(results):
-    as_objects = WORDS.astype(object)
-    forms = ((tf.constant(WORDS), ()), (as_objects, ("--resident_data_mb=0",)), (WORDS, TWO))
-    found = [
-        results(lambda words=words: (({"word": words, "number": FEATURES}, LABELS),) * 2, *flags, trainer=Words)[0]
-        for words, flags in forms
-    ]
-    assert found[0]["eval"] == found[1]["eval"]
-    assert found[2]["eval"] == pytest.approx(found[0]["eval"], rel=1e-5)  # sums in another order
 
 
 class Adapted(Words):
@@ -203,26 +174,6 @@ def test_training_data_may_be_all_there_is(inside, results, tmp_path, form):
 
 
 # -- --validation_split
-
-
-@pytest.mark.slow
-def test_the_last_examples_are_for_validation_as_in_keras(inside, results, tmp_path):
-    def data():
-        return {"x": FEATURES}, LABELS, WEIGHTS
-
-    first = 25  # floor(32 x 0.8)
-    parts = [({"x": FEATURES[part]}, LABELS[part], WEIGHTS[part]) for part in (slice(first), slice(first, None))]
-    by_hand, _ = results(lambda: tuple(parts), trainer=Named)
-    run = f"--run_dir={tmp_path}/run"
-    for flags in (TWO, (run,)):
-        found, out = results(lambda: (data(), None), "--validation_split=0.2", *flags, trainer=Named)
-        assert found["eval"] == pytest.approx(by_hand["eval"], rel=1e-6)
-        assert "Named: 25 examples" in out
-    resumed, _ = results(lambda: (data(), None), "--validation_split=0.2", "--train_steps=8", run, trainer=Named)
-    at_once, _ = results(lambda: tuple(parts), "--train_steps=8", trainer=Named)
-    assert resumed["eval"] == at_once["eval"]
-    outcome = inside(*RUN, "--validation_split=0.3", run, trainer=Named, data=lambda: (data(), None))
-    assert "a run of another configuration (validation_split: 0.2 -> 0.3)" in outcome.error
 
 
 STREAMED = ("--resident_data_mb=0",)

@@ -269,7 +269,7 @@ def test_a_run_that_is_resumed_within_an_epoch_calls_them_for_those_before(tmp_p
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_call_begins_and_ends_epochs_of_what_it_is_given_and_a_prediction_none_of_the_runs():
+def test_a_call_begins_and_ends_epochs_of_what_it_is_given_alone():
     data, given = Shuffled(), Shuffled()
     with crankshaft.open_run(Plane, data=(data, None), **PY_DATASET_RUN) as run:
         run.train(steps=2)

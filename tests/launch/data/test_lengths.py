@@ -24,34 +24,13 @@ from tests import logical_cpus
 from tests.arrays import assert_same
 from tests.launch import varying
 from tests.logical_cpus import make_four
-from tests.runs import assert_equal_bits
 
 make_four()
 FLAGS = {"global_batch_size": 8, "learning_rate": 0.01, "seed": 3, "eval_batch_size": 16, "jit": "off"}
-BUCKETS = "0:3,7,12:48"
 
 
 def made(kind):
     return varying.Walks() if kind == "source" else varying.dataset()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "buckets"), [("source", BUCKETS), ("dataset", "0:3,7,12")])
-def test_a_run_in_two_parts_is_one_and_serves_any_length(kind, buckets, tmp_path, capsys):
-    data = (made(kind), made(kind))
-    flags = {**FLAGS, "bucket_by": buckets}
-    whole = run(varying.Mean, data=data, train_steps=10, run_dir=tmp_path / "whole", **flags)
-    shapes = re.findall(r"the data in buckets: \d+ batches per epoch, of (\d+) shapes", capsys.readouterr().out)
-    assert [2 < int(count) <= 6 for count in shapes] == [True] * (kind == "source")  # a dataset's are not known before
-    for steps in (7, 10):
-        parts = run(varying.Mean, data=data, train_steps=steps, run_dir=tmp_path / "parts", **flags)
-    assert_equal_bits(tmp_path / "whole", tmp_path / "parts", "eval")
-    assert parts.result["eval"] == whole.result["eval"]
-    mirrored = run(varying.Mean, data=data, train_steps=10, strategy="mirrored", num_virtual_devices=2, **flags)
-    # Sums of float32 in another order.
-    assert mirrored.result["eval"]["loss"] == pytest.approx(whole.result["eval"]["loss"], rel=1e-5)
-    with pytest.raises(UsageError, match="bucket_by"):
-        run(varying.Mean, data=data, train_steps=12, run_dir=tmp_path / "parts", **{**flags, "bucket_by": "0:12"})
 
 
 class Count(varying.Mean):

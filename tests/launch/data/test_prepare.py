@@ -301,26 +301,6 @@ def test_several_processes_write_what_one_writes_and_a_source_is_written_as_it_r
     assert len([*(tmp_path / "again" / "train").glob("*.tfrecord")]) == 2
 
 
-@pytest.mark.slow
-def test_a_run_on_shards_of_text_says_what_one_on_the_text_says(prepared, inside, tmp_path):
-    pytest.importorskip("tokenizers")
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books" / "a.txt").write_text("the cat sat on the mat, and the mat lay under the cat. " * 40)
-    text = [f"--data_dir={tmp_path}/books", "--input_arg=context=16", "--input_arg=vocabulary_size=270"]
-    out = tmp_path / "shards"
-    assert prepared("--input=text", *text, f"--output_dir={out}", "--shards=2")[0] == 0
-    model = ("--model=transformer_lm", *(f"--model_arg={arg}" for arg in ("layers=1", "width=16", "heads=2")))
-    said = []
-    for name, data in (("text", ["--input=text", *text]), ("shards", ["--input=tfrecord", f"--data_dir={out}"])):
-        run = f"--run_dir={tmp_path}/{name}"
-        trains = ("--train_steps=30", "--learning_rate=0.01", "--global_batch_size=8", "--jit=off")
-        inside(*model, *data, run, *trains).ok()
-        sampling = ("--sampling=tokens=20", "--sampling=temperature=0")
-        said.append(inside("--mode=generate", run, "--prompt=the cat", *sampling).ok().out)
-    assert said[0].startswith("the cat")
-    assert said[1] == said[0]
-
-
 def test_to_train_on_shards_of_text_takes_no_library(prepared, tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
     out = tmp_path / "shards"

@@ -1,8 +1,6 @@
 """Models on tables in files: ids and numbers by name, one array of numbers, exported and read by name.
 
-Runs of models with embedding tables, as a user starts them: resumed, started from, exported, looked at.
-
-Features that are ids: how many there are reaches the model, from an input's files or a user's own data.
+Runs of models with embedding tables, as a user starts them: resumed, started from, looked at.
 """
 
 from __future__ import annotations
@@ -21,50 +19,6 @@ from crankshaft.input import csv as csv_input
 from crankshaft.input import tfrecord
 from crankshaft.launch import prepare
 from tests import runs
-from tests.runs import result
-
-RUN = ("--global_batch_size=16", "--jit=off", "--progress=plain", "--seed=3", "--resident_data_mb=0")
-
-
-def texts(rows):
-    """Text columns, one of which decides the label, and numbers without information."""
-    rng = np.random.default_rng(0)
-    city, street = rng.integers(0, 20, rows), rng.integers(0, 300, rows)
-    price = np.where(rng.random(rows) < 0.1, np.nan, rng.random(rows))
-    return {
-        "city": [f"city {n}" for n in city],
-        "street": [f"{n} street" for n in street],
-        "price": price,
-        "label": np.where(city % 3 == 1, "yes", "no"),
-    }
-
-
-HASHED = "--model_arg=hash_buckets=5000"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("kind", "flags"),
-    [
-        ("csv", ("--model=wide_deep", "--model_arg=hidden_units=8")),
-        pytest.param("parquet", ("--model=dlrm", "--input_arg=text=hash", HASHED), marks=pytest.mark.slow),
-    ],
-    ids=["words", "hashed"],
-)
-def test_a_label_that_text_decides_is_learned(inside, tmp_path, kind, flags):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pa.table(texts(1500))
-    if kind == "csv":
-        pytest.importorskip("pyarrow.csv").write_csv(table, tmp_path / "a.csv")
-    else:
-        pq.write_table(table, tmp_path / "a.parquet", row_group_size=128)
-    data = (f"--input={kind}", f"--data_dir={tmp_path}", "--validation_split=0.2", "--input_arg=missing=column")
-    run = ("--progress=plain", "--learning_rate=0.05", "--train_epochs=4", f"--run_dir={tmp_path}/run")
-    outcome = inside(*RUN, *data, *flags, *run).ok()
-    assert result(tmp_path / "run")["eval"]["auc"] > 0.95
-    lines = [line.split() for line in outcome.out.splitlines()]
-    assert ["price", "float32", "number,", "and", "price.missing"] in lines
-    assert ["label", "text", "label", "of", "2", "classes"] in lines
 
 
 def write_mixed(folder, rows=400):
@@ -300,31 +254,6 @@ CLICKS = (
 )
 
 
-@pytest.mark.thorough
-def test_a_run_with_tables_resumes_to_the_same_bits_and_serves_what_it_learned(inside, tmp_path):
-    admitting = ("--model_arg=table_capacity=300", "--model_arg=admit_after=2")
-    common = (*CLICKS, *admitting, "--ema_decay=0.9", "--clip_norm=1")
-    once, twice = tmp_path / "once", tmp_path / "twice"
-    inside(*common, f"--run_dir={once}", "--train_steps=24", "--histogram_every_steps=12").ok()
-    inside(*common, f"--run_dir={twice}", "--train_steps=11").ok()
-    inside(*common, f"--run_dir={twice}", "--train_steps=24").ok()
-    runs.assert_equal_bits(once, twice)
-    found = json.loads((once / "result.json").read_text())["eval"]
-    assert set(found) == {"loss", "auc", "log_loss"}
-    again = inside(*common, f"--run_dir={once}", "--mode=eval").ok()
-    assert f"auc {found['auc']:g}" in again.out
-
-    inside(*common, f"--run_dir={once}", "--mode=export").ok()
-    serve = tf.saved_model.load(str(once / "export" / "24")).signatures["serving_default"]
-    ids = np.array([[1, 2, 3], [29, 0, 7]], np.int64)
-    served = serve(categories=tf.constant(ids))["outputs"].numpy()
-    assert served.shape == (2,)
-    assert "trainer/embedding/shards/0/.ATTRIBUTES/VARIABLE_VALUE" in runs.tensors(once)
-    assert np.isfinite(served).all()
-    other = serve(categories=tf.constant(ids[:, ::-1]))["outputs"].numpy()
-    assert (served != other).all()
-
-
 @pytest.mark.slow
 def test_a_run_gets_and_loses_the_eviction_of_ids_as_another_configuration(inside, tmp_path):
     common = (*CLICKS, "--model_arg=table_capacity=300", f"--run_dir={tmp_path}/run")
@@ -377,20 +306,6 @@ def test_crosses_that_are_hashed_by_a_capacity_are_not_read_with_another(inside,
     inside(*CLICKS, f"--run_dir={tmp_path}", "--model_arg=table_capacity=300", "--train_steps=1").ok()
     grown = (*CLICKS, f"{begun}={tmp_path}", "--model_arg=table_capacity=700", "--train_steps=2")
     assert "crosses that are hashed by table_capacity=300" in inside(*grown, "--allow_changed_config").mistake
-
-
-@pytest.mark.thorough
-def test_tables_are_taken_from_another_run(inside, tmp_path):
-    inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=9").ok()
-    flags = ("--optimizer=sgd", "--learning_rate=0", "--train_steps=1", f"--init_from={tmp_path}/first", "--seed=7")
-    inside(*CLICKS, *flags, f"--run_dir={tmp_path}/second").ok()
-    first, second = (runs.tensors(tmp_path / name) for name in ("first", "second"))
-    tables = [name for name in second if "shards" in name and "optimizer" not in name]
-    assert len(tables) == 2  # of the ids, and of their crosses
-    assert all(first[name].tobytes() == second[name].tobytes() for name in tables)
-    wider = (word.replace("width=4", "width=5") for word in CLICKS)
-    other = (*wider, "--train_steps=1", f"--init_from={tmp_path}/first")
-    assert "do not fit this model" in inside(*other, f"--run_dir={tmp_path}/third").error
 
 
 def in_shards(number, rows=11):
@@ -486,7 +401,7 @@ def test_a_table_that_has_grown_begins_with_the_rows_of_a_smaller_one(inside, tm
         np.testing.assert_array_equal(grown[key], np.concatenate([old, fresh[key][len(old) :]]))
 
 
-def test_the_summary_names_each_table_and_fields_that_share_one_take_no_rows_of_one_another(inside, tmp_path):
+def test_the_summary_names_each_table_and_rows_of_another_number_of_ids_are_refused(inside, tmp_path):
     out = inside(*CLICKS, f"--run_dir={tmp_path}/first", "--train_steps=2").ok().out
     assert "Embedding: 'embedding', 90 rows x 5, 0.0 MB, shards: 1" in out
     assert "XLA off: the updates of embeddings touch a few rows" in out
@@ -494,34 +409,3 @@ def test_the_summary_names_each_table_and_fields_that_share_one_take_no_rows_of_
     error = inside(*more, "--train_steps=1", f"--init_from={tmp_path}/first").mistake
     assert error.startswith("feature 'categories' has 31 ids, and 30 in init_from=")
     assert "model_arg=table_capacity=N" in error
-
-
-QUIET = ("--jit=off", "--progress=plain", "--global_batch_size=8", "--train_steps=4")
-
-
-class Factors(Trainer):
-    """A rating as the product of a user's and an item's vector."""
-
-    def build_model(self):
-        ids = {name: tf.keras.Input((), dtype="int64", name=name) for name in self.run_context.vocabulary}
-        vectors = [tf.keras.layers.Embedding(self.run_context.vocabulary[name], 3)(ids[name]) for name in ids]
-        return tf.keras.Model(ids, tf.keras.layers.Dot(1)(vectors))
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
-
-
-def table_rows(folder, step) -> set[int]:
-    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / f"ckpt-{step}"))
-    shapes = reader.get_variable_to_shape_map()
-    return {shape[0] for name, shape in shapes.items() if "/model/" in name and len(shape) == 2}
-
-
-def test_a_users_own_data_brings_its_vocabulary(inside, tmp_path):
-    def data():
-        ids = {"user": np.arange(16) % 3, "item": np.arange(16) % 11}
-        split = ids, np.ones(16, np.float32)
-        return split, split, None, {"user": 3, "item": 11}
-
-    inside(*QUIET, f"--run_dir={tmp_path}", trainer=Factors, data=data).ok()
-    assert table_rows(tmp_path, 4) == {3, 11}

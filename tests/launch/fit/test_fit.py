@@ -56,16 +56,6 @@ def mlp_data(**more):
     return {"x": sample(8), "y": classes(3), **more}
 
 
-def cnn():
-    model = keras.Sequential(
-        [keras.Input([8, 8, 1]), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten()]
-    )
-    model.add(layers.Dense(3))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["sparse_categorical_accuracy"])
-    return model
-
-
 def lstm():
     """Its mask reaches the loss, whose count is then of the tokens that are not padding."""
     model = keras.Sequential(
@@ -156,45 +146,6 @@ def text_data():
     return {"x": tf.constant([" ".join(each) for each in chosen]), "y": classes(2)}
 
 
-def contrastive(y_true, y_pred):
-    return y_true * tf.square(y_pred) + (1 - y_true) * tf.square(tf.maximum(1.0 - y_pred, 0.0))
-
-
-def siamese():
-    """One tower for two inputs, and a loss of one's own."""
-    tower = keras.Sequential([keras.Input([5]), layers.Dense(8, "tanh"), layers.Dense(2)], name="tower")
-    pair = [keras.Input([5]), keras.Input([5])]
-    away = layers.Subtract()([tower(each) for each in pair])
-    distance = layers.Lambda(lambda x: keras.ops.norm(x, axis=1, keepdims=True), output_shape=(1,))(away)
-    model = keras.Model(pair, distance)
-    model.compile(keras.optimizers.Adam(0.02), contrastive)
-    return model
-
-
-class Positions(layers.Layer):
-    """A layer of one's own that is registered nowhere."""
-
-    def __init__(self, length, words, size):
-        super().__init__()
-        self.words, self.places = layers.Embedding(words, size), layers.Embedding(length, size)
-        self.config = {"length": length, "words": words, "size": size}
-
-    def call(self, x):
-        return self.words(x) + self.places(keras.ops.arange(self.config["length"]))
-
-    def get_config(self):
-        return self.config
-
-
-def transformer():
-    inputs = keras.Input([6], dtype="int32")
-    hidden = Positions(6, 12, 8)(inputs)
-    hidden = layers.LayerNormalization()(hidden + layers.MultiHeadAttention(2, 4)(hidden, hidden))
-    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(hidden)))
-    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
 def segmentation():
     """A class for each pixel, by convolutions down and up again."""
     inputs = keras.Input([8, 8, 1])
@@ -206,15 +157,6 @@ def segmentation():
     return model
 
 
-def transfer():
-    """A new head on frozen layers."""
-    base = keras.Sequential([keras.Input([8]), layers.Dense(8, "relu"), layers.BatchNormalization()], name="base")
-    base.trainable = False
-    model = keras.Sequential([keras.Input([8]), base, layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.05, nesterov=True, momentum=0.9), "mae")
-    return model
-
-
 CASES = {
     "mlp": (mlp, mlp_data),
     "class weights": (mlp, lambda: mlp_data(class_weight={0: 0.5, 2: 3.0})),
@@ -222,7 +164,6 @@ CASES = {
     "average, schedule, clipped values": (averaged, mlp_data),
     "sums, clipped norms": (summed, mlp_data),
     "mean by weights": (of_the_weights, lambda: mlp_data(sample_weight=WEIGHTS)),
-    "cnn": (cnn, lambda: {"x": sample(8, 8, 1), "y": classes(3)}),
     "lstm with masks": (lstm, lstm_data),
     "masks and weights": (lstm, lambda: lstm_data(sample_weight=WEIGHTS[:, None])),
     "two inputs, three outputs": (many, many_data),
@@ -234,13 +175,7 @@ CASES = {
     "weights of an output": (many, lambda: {**many_in_lists(), "sample_weight": [None, even(WEIGHTS), None]}),
     "lists, weighted": (many, lambda: {**many_in_lists(), "sample_weight": even(WEIGHTS)}),
     "text": (text, text_data),
-    "siamese": (
-        siamese,
-        lambda: {"x": [sample(5), sample(5, seed=7)], "y": classes(2)[:, np.newaxis].astype("float32")},
-    ),
-    "transformer": (transformer, lambda: {"x": lstm_data()["x"], "y": classes(2)}),
     "segmentation": (segmentation, lambda: {"x": sample(8, 8, 1), "y": (sample(8, 8, 1) > 0).astype("int32")}),
-    "transfer": (transfer, lambda: {"x": sample(8), "y": sample(1, seed=5)}),
 }
 
 
@@ -584,24 +519,6 @@ class Batches(keras.utils.PyDataset):
 
 
 @pytest.mark.thorough
-def test_forms_of_data_train_alike():
-    x, y = sample(8), classes(3)
-    how = {"epochs": 3, "shuffle": False, "verbose": 0, "class_weight": {0: 0.5, 2: 3.0}, "steps_per_epoch": 3}
-    histories = []
-    for data in (
-        {"x": x, "y": y, "batch_size": BATCH},
-        {"x": Batches(x, y)},
-        {"x": lambda: (x, y), "batch_size": BATCH},
-    ):
-        keras.utils.set_random_seed(1)
-        run = crankshaft.fit(mlp(), **data, **how, jit="off")
-        histories.append(run.history.history)
-        assert {3, 5, 8} <= {row["step"] for row in run.history if "train_loss" in row}
-    assert histories[0] == histories[1] == histories[2]
-    assert len(histories[0]["loss"]) == 3
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how",
     [
@@ -616,8 +533,9 @@ def test_forms_of_data_train_alike():
         ),
         # Examples that are split off have no weights of their classes.
         {"class_weight": {0: 0.2, 1: 5.0}, "validation_split": 0.3, "initial_epoch": 5},
+        {"validation_data": (sample(8), classes(3)), "validation_freq": [1, 3]},
     ],
-    ids=["every second epoch, of two batches", "split off"],
+    ids=["every second epoch, of two batches", "split off", "listed"],
 )
 def test_evaluations_are_of_what_keras_evaluates(how):
     histories = []
@@ -629,14 +547,6 @@ def test_evaluations_are_of_what_keras_evaluates(how):
     for name, values in theirs.history.items():
         np.testing.assert_allclose(ours.history[name], values, rtol=1e-6, err_msg=name)
     assert len(ours.history["val_loss"]) == (2 if "validation_freq" in how else 3)
-
-
-@pytest.mark.thorough
-def test_a_function_that_makes_the_model_is_trained_too(tmp_path):
-    run = crankshaft.fit(mlp, sample(8), classes(3), epochs=1, verbose=0, jit="off", run_dir=str(tmp_path))
-    assert run.model.evaluate(sample(8), classes(3), verbose=0, return_dict=True)["accuracy"] > 0
-    assert run.predict(sample(8)).shape == (EXAMPLES, 3)
-    assert crankshaft.load_model(tmp_path).count_params() == 195
 
 
 @pytest.mark.slow

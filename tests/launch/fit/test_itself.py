@@ -70,21 +70,6 @@ def test_keras_and_crankshaft_train_one_model_in_turn(tmp_path):
     assert ours.evaluate(X, Y, verbose=0) == theirs.evaluate(X, Y, verbose=0)
 
 
-def test_callbacks_have_the_model_and_an_error_leaves_it_trained_so_far():
-    class Fails(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            assert self.model is ours
-            assert self.model(X).shape == (20, 1)
-            if epoch == 1:
-                raise KeyError("enough")
-
-    theirs, ours = model(), model()
-    theirs.fit(X, Y, epochs=2, **HOW)
-    with pytest.raises(KeyError, match="enough"):
-        crankshaft.fit(ours, X, Y, epochs=4, callbacks=[Fails()], **HOW)
-    check_alike(ours, theirs)
-
-
 @pytest.mark.parametrize(
     "where",
     [pytest.param({}, marks=pytest.mark.slow), {"strategy": "mirrored", "num_virtual_devices": 2}],
@@ -361,18 +346,6 @@ def test_a_py_dataset_is_read_in_its_epoch_and_no_further_than_a_run_goes():
     assert sorted(data.read) == [(0, 0), (0, 1), (0, 2), (0, 9)]  # the last one for its form
 
 
-def test_a_generator_of_images_is_read_as_by_keras():
-    images, both = np.repeat(X, 4, 1).reshape(20, 2, 2, 3), []
-    for fit in FITS:
-        keras.utils.set_random_seed(3)
-        made = keras.Sequential([keras.Input([2, 2, 3]), keras.layers.Flatten(), keras.layers.Dense(1)])
-        made.compile("adam", "mse")
-        flow = keras.preprocessing.image.ImageDataGenerator().flow(images, Y, batch_size=8, shuffle=False)
-        fit(made, flow, epochs=2, verbose=0, shuffle=False)
-        both.append(made)
-    check_alike(both[1], both[0])
-
-
 class Summarized(keras.layers.Layer):
     def call(self, x):
         tf.summary.scalar("own", tf.reduce_mean(x))
@@ -524,14 +497,6 @@ def test_a_limit_of_epochs_for_trying_a_program_holds():
         assert crankshaft.fit(model(), X, Y, epochs=3, **HOW).step == 3
     finally:
         keras.config.set_max_epochs(None)
-
-
-def test_evaluations_may_be_listed():
-    how = {"validation_data": (X, Y), "validation_freq": [1, 3], "epochs": 4, **HOW}
-    expected = model().fit(X, Y, **how).history
-    found = crankshaft.fit(model(), X, Y, **how).history.history
-    assert list(found) == list(expected)
-    np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-6)
 
 
 INPUTS = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")

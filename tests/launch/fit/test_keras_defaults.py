@@ -114,7 +114,7 @@ def test_every_later_use_of_a_run_has_them_and_the_program_its_own(tmp_path, cap
     assert all(each == OTHERS for each in Pixels.seen)
 
 
-def test_a_run_that_begins_from_another_has_what_its_weights_mean_and_of_its_configuration_all(tmp_path):
+def test_a_run_that_begins_from_another_has_the_defaults_that_its_weights_mean(tmp_path):
     trained(tmp_path / "run")
     set_defaults(NEW)
     Pixels.seen.clear()
@@ -164,7 +164,7 @@ def make_model():
     return model
 
 
-def test_a_function_makes_its_model_as_the_run_began_and_a_model_made_otherwise_is_refused(tmp_path):
+def test_a_function_makes_its_model_as_the_run_began_and_another_is_refused(tmp_path):
     how = {"run_dir": str(tmp_path / "run"), "verbose": 0, "jit": "off"}
     set_defaults({"floatx": "float32"})
     config.set_dtype_policy("mixed_bfloat16")

@@ -365,37 +365,29 @@ class Halved(keras.Sequential):
         return super().compute_loss(x, y, tuple(keras.ops.split(y_pred, 2, -1)), sample_weight)
 
 
-def test_a_loss_of_the_models_own_may_divide_an_output():
-    def made():
-        model = Halved([keras.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")])
-        model.compile(keras.optimizers.SGD(0.1), ["mse", "mae"])
-        return model
+def halved():
+    model = Halved([keras.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.1), ["mse", "mae"])
+    return model
 
-    labels, theirs = (Y[:24, :1], Y[:24, 1:2]), made()
+
+def distiller():
+    keras.utils.set_random_seed(5)
+    teacher, student = (
+        keras.Sequential([keras.Input([3]), keras.layers.Dense(size, "relu"), keras.layers.Dense(3, "softmax")])
+        for size in (8, 2)
+    )
+    made = keras.distillation.Distiller(teacher, student, keras.distillation.LogitsDistillation(temperature=2.0))
+    made.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return made
+
+
+@pytest.mark.parametrize(("made", "labels"), [(halved, (Y[:24, :1], Y[:24, 1:2])), (distiller, KINDS[:24])])
+def test_a_loss_of_the_models_own_may_divide_an_output_or_distil_a_teacher(made, labels):
+    theirs = made()
     expected = theirs.fit(X[:24], labels, **HOW).history
     for model, how in ((made(), {}), (made, TWO)):
         run = fit(model, X[:24], labels, **HOW, **how)
-        assert run.history.history.keys() == expected.keys()
-        for name, values in expected.items():
-            np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
-        assert_same_weights(run.model, theirs)
-
-
-def test_a_distiller_is_trained():
-    def distiller():
-        keras.utils.set_random_seed(5)
-        teacher, student = (
-            keras.Sequential([keras.Input([3]), keras.layers.Dense(size, "relu"), keras.layers.Dense(3, "softmax")])
-            for size in (8, 2)
-        )
-        made = keras.distillation.Distiller(teacher, student, keras.distillation.LogitsDistillation(temperature=2.0))
-        made.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=["accuracy"])
-        return made
-
-    theirs = distiller()
-    expected = theirs.fit(X[:24], KINDS[:24], **HOW).history
-    for model, how in ((distiller(), {}), (distiller, TWO)):
-        run = fit(model, X[:24], KINDS[:24], **HOW, **how)
         assert list(run.history.history) == list(expected)
         for name, values in expected.items():
             np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)

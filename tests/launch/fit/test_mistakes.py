@@ -152,7 +152,7 @@ def test_a_dataset_of_batches_of_several_sizes_is_one_line():
         keras.losses.BinaryFocalCrossentropy(label_smoothing=0.1),
     ],
 )
-def test_a_loss_of_two_classes_is_no_number_of_a_third_unless_that_counts_for_nothing(loss):
+def test_a_label_of_a_third_class_of_two_is_named_unless_it_counts_for_nothing(loss):
     y = np.where(sample(1) > 0, 1, 0)
     y[3] = -1
     how = {"x": sample(8), "y": y, "epochs": 1, "batch_size": 35, "verbose": 0, "jit": "off"}

@@ -66,7 +66,7 @@ def partly_frozen(block):
 
 @pytest.mark.parametrize("where", [{}, COPIES], ids=["itself", "copy"])
 @pytest.mark.parametrize("change", [changed, pytest.param(partly_frozen, marks=pytest.mark.slow)])
-def test_what_a_configuration_leaves_out_is_trained_in_the_model_itself_and_in_a_copy(change, where):
+def test_what_a_configuration_leaves_out_is_trained_in_a_model_and_its_copy(change, where):
     theirs, ours = model(change), model(change)
     expected = theirs.fit(X, Y, **HOW).history["loss"]
     run = crankshaft.fit(ours, X, Y, **HOW, **where, jit="off")

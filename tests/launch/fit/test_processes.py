@@ -11,8 +11,6 @@ import pytest
 pytestmark = pytest.mark.thorough
 
 SCRIPT = """
-import json, sys
-import crankshaft
 import keras
 import numpy as np
 
@@ -25,31 +23,11 @@ def model():
     made = keras.Sequential([keras.Input([8]), keras.layers.Dense(1, kernel_initializer="ones")])
     made.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"])
     return made
-
-
-if __name__ == "__main__":
-    steering = [
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 0.05),
-        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
-    ]
-    strategy = sys.argv[1].partition("=")[2] if sys.argv[1:] else "one_device"
-    how = dict(batch_size=16, epochs=4, verbose=0, callbacks=steering, validation_data=(x, y), jit="off")
-    run = crankshaft.fit(model, x, y, strategy=strategy, **how)
-    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
-    print(json.dumps([run.result["step"], run.history.history, weights]))
 """
 
 
 def printed(text: str) -> list:
     return [json.loads(line[line.index("[", 2) :]) for line in text.splitlines() if '"loss"' in line]
-
-
-@pytest.mark.slow
-def test_with_servers_each_step_is_counted_once(crank, tmp_path):
-    (tmp_path / "fit.py").write_text(SCRIPT)
-    ((step, history, _),) = printed(crank("--workers=2", "--ps=2", "--", tmp_path / "fit.py", command="local").ok().out)
-    assert step == 5 * len(history["loss"])
-    assert history["val_loss"][-1] < history["val_loss"][0]
 
 
 STOPPED = """
@@ -119,17 +97,8 @@ class Shrinks(keras.callbacks.Callback):
             layer.set_weights([0.5 * weight for weight in layer.get_weights()])
 
 
-class Shakes(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        random = np.random.default_rng()  # another in each process
-        (kernel, bias) = self.model.trainable_variables
-        kernel.assign_add(1e-6 * random.normal(size=kernel.shape))
-
-
 if __name__ == "__main__":
     strategy = dict(batch_size=16, epochs=2, verbose=0, jit="off", shuffle=False, strategy="multi_worker")
-    if folder.name == "shakes":
-        crankshaft.fit(model, x, y, callbacks=[Shakes()], **strategy)
     stopping, log = keras.callbacks.EarlyStopping("loss"), keras.callbacks.CSVLogger(str(folder / "log.csv"))
     saving = keras.callbacks.ModelCheckpoint(str(folder / "m.keras"), monitor="loss", save_best_only=True)
     run = crankshaft.fit(model, x, y, callbacks=[Looks(), Shrinks(), stopping, saving, log], **strategy)
@@ -163,17 +132,6 @@ def test_each_worker_calls_callbacks_and_has_what_they_leave(crank, tmp_path):
         model.fit(scope["x"], scope["y"], batch_size=16, shuffle=False, verbose=0, **how)
     for mine, theirs in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs.ravel(), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_weights_that_a_callback_sets_to_other_values_on_each_worker_are_named(crank, tmp_path):
-    (tmp_path / "fit.py").write_text(SCRIPT)
-    (tmp_path / "called.py").write_text(CALLED)
-    local = ("--workers=2", "--max_restarts=0", "--", tmp_path / "called.py", tmp_path / "shakes")
-    outcome = crank(*local, command="local")
-    assert outcome.code == 1
-    assert "step 5: replica 1 (worker 1) of 2 replicas holds other values of" in outcome.err
-    assert "/kernel [8, 1] than the rest; look for a callback" in outcome.err
 
 
 ENDED = """

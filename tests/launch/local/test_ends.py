@@ -44,7 +44,7 @@ def test_a_hangup_reaches_all_who_save_and_end(local):
     until_dead(*pids(program))
 
 
-def test_a_signal_that_comes_twice_at_once_is_the_same_one_and_a_stopped_task_hears_it_too(local):
+def test_a_signal_that_comes_twice_is_the_same_one_and_a_stopped_task_hears_it(local):
     program = local(SAVES)
     program.until(says(program, "ready", 2))
     os.kill(pids(program)[1], signal.SIGSTOP)

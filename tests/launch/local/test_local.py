@@ -42,7 +42,7 @@ meet("looked", 1 - index)
 """
 
 
-def test_each_task_is_told_who_it_is_where_all_are_and_has_cores_and_a_gpu_of_its_own(local, monkeypatch):
+def test_each_task_is_told_who_it_is_and_has_cores_and_a_gpu_of_its_own(local, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0")  # TensorFlow numbers them from 0
     program = local(SHOW, "--workers=2", own=("fit", "--lr", "0.1", "--", "data.csv"))
     outcome = program.wait().ok()
@@ -76,7 +76,7 @@ def test_a_process_that_nobody_supervises_is_a_job_of_its_own():
         ({"workers": 3, "ps": 1, "evaluator": True}, 2, ["none", "0", "1", "0", "none", "none"]),
     ],
 )
-def test_workers_have_a_gpu_each_or_share_with_servers_whose_tables_are_in_huge_pages(capsys, tasks, gpus, expected):
+def test_workers_have_a_gpu_each_and_servers_tables_are_in_huge_pages(capsys, tasks, gpus, expected):
     specs = launch_local.task_specs(launch_local.Flags(**tasks), {}, [*map(str, range(gpus))])
     assert [spec.gpus for spec in specs] == expected
     said = "2 workers and 1 GPU: all compute on the CPU; use --workers=1"
@@ -125,13 +125,6 @@ def test_a_module_is_started_as_python_starts_it(crank, tmp_path, monkeypatch):
 
 
 # --- what it prints
-
-
-def test_a_run_dir_that_is_not_utf_8_is_a_mistake_as_any_other(local, tmp_path):
-    script = "from crankshaft.launch import train\ntrain.main(argv=['crankshaft train', *sys.argv[1:]])"
-    outcome = local(script, own=(f"--run_dir={tmp_path}/\udcfc", *("--model=mlp", "--input=digits"))).wait()
-    assert "\\udcfc can't be used: it has \\xfc in it, which is not UTF-8" in outcome.err
-    assert "a mistake in its flags, script or data, so it is not restarted" in outcome.mistake
 
 
 def test_lines_are_prefixed_whole_and_in_order_on_the_stream_they_were_for(local):

@@ -1,24 +1,15 @@
-"""A signal within an evaluation: it ends between two batches, and the run that is resumed makes it first.
-
-An evaluator beside a run reads what is new, and nothing else.
-"""
+"""A signal within an evaluation: it ends between two batches, and the run that is resumed makes it first."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import types
 
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints
-from crankshaft.engine.checkpoints import manifest as manifests
-from crankshaft.engine.checkpoints.graph import Matching
 from crankshaft.engine.hooks import Hook
-from crankshaft.engine.state import RULES
-from crankshaft.launch.run.modes import evaluator
 from tests.launch.line import RUN, Line, data
 
 pytestmark = pytest.mark.thorough
@@ -123,41 +114,3 @@ def test_without_a_folder_the_run_ends_without_it(inside):
     assert outcome.code == 143
     assert "stopped at step 4: SIGTERM; nothing is kept without run_dir\n" in outcome.out
     assert ending.done < 8
-
-
-CONFIG: dict = {"flags": {}, "deciding": {}}
-
-
-class State(tf.train.Checkpoint):
-    rules = RULES
-
-    def restore_host_state(self, host_state):
-        pass
-
-    def parts(self, manifest):
-        return []
-
-    def matching(self, manifest):
-        return Matching()
-
-
-def test_each_checkpoint_is_hashed_once_however_many_are_kept(tmp_path, monkeypatch):
-    writer = Checkpoints(tmp_path / "checkpoints", State(value=tf.Variable(1.0)), keep=None, about=CONFIG)
-    state = State(value=tf.Variable(0.0))
-    session = types.SimpleNamespace(
-        config=types.SimpleNamespace(run_dir=str(tmp_path), allow_changed_config=True, mode="train"),
-        strategy=types.SimpleNamespace(exchange=lambda value: [value]),
-        checkpoints=Checkpoints(tmp_path / "checkpoints", state, keep=None, about=CONFIG),
-        state=state,
-        trainer=None,
-    )
-    hashed, sha256, done = [], manifests.sha256, -1
-    for step in range(1, 5):
-        writer.save(step, {}, wait=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(manifests, "sha256", lambda path: hashed.append(os.path.basename(path)) or sha256(path))
-            found = [each.step for each in evaluator.restored(session, newer_than=done)]
-        assert found == [step]
-        done = step
-    parts = ("data-00000-of-00001", "index")
-    assert hashed == [f"ckpt-{step}.{part}" for step in range(1, 5) for part in parts]

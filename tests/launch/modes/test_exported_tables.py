@@ -72,7 +72,7 @@ def exports(tmp_path_factory):
     return exported
 
 
-def test_the_files_have_the_rows_that_the_saved_model_looks_up_and_a_delta_leads_from_one_to_the_next(exports):
+def test_the_files_have_the_saved_models_rows_and_a_delta_leads_to_the_next(exports):
     _, first = exports("a", IDS[:40], 9)
     done, second = exports("a", IDS[20:], 17, export_since=first)
     _, other = exports("b", IDS[10:30], 5, export_since=second)

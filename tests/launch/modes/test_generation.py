@@ -1,8 +1,6 @@
 """`--mode=generate`: the text of a model on standard output; mistakes in a line.
 
 A run of the language model that comes with Crankshaft: it generates, also on a mesh, and is served without us.
-
-The language model on text, as users run it: it learns a small text by heart.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ import tensorflow as tf
 import tokenizers
 
 import crankshaft
-from crankshaft.engine import Trainer, generation, mean
+from crankshaft.engine import Trainer, mean
 from tests.logical_cpus import make_four
-from tests.runs import result
 from tests.waiting import PATIENCE
 
 CONTEXT, SEPARATOR = 32, 256
@@ -179,13 +176,6 @@ def test_text_goes_on_as_all_tokens_read_at_once(tmp_path):
     assert done.generate("one two", tokens=3, temperature=0) == " one two one"
 
 
-def test_replicas_say_what_one_device_says(generate, trained):
-    """Which says by the program what it says in Python: see test_a_run_in_python_generates."""
-    mirrored = ("--strategy=mirrored", "--num_virtual_devices=2", "--prompt=o")
-    found = generate(*mirrored, "--sampling=temperature=3", "--sampling=tokens=20").ok().out
-    assert found == f"o{trained.generate('o', temperature=3, tokens=20)}\n"
-
-
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -277,33 +267,6 @@ def trained_on_text(tmp_path_factory):
     )
 
 
-@pytest.fixture(scope="module")
-def whole(trained_on_text):
-    """The model, compiled once for rows of any length."""
-    return tf.function(trained_on_text.model, input_signature=[tf.TensorSpec([1, None], tf.int32)])
-
-
-def without_cache(model, row, count, temperature):
-    """The tokens that follow, each told by all that the model looks at then, read again."""
-    row, begin = list(row), max(0, len(row) - CONTEXT)
-    for _ in range(count):
-        if len(row) - begin > CONTEXT:
-            begin = len(row) - CONTEXT // 2
-        seed = tf.constant([0, len(row)], tf.int64)
-        logits = model(np.array([row[begin:]]))[:, -1]
-        row.append(int(generation.choose(logits, tf.constant(temperature), tf.constant(0), seed)[0]))
-    return row[-count:]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-def test_tokens_are_those_without_a_cache(trained_on_text, whole, temperature):
-    for row in ([SEPARATOR], [SEPARATOR, *PROMPT.encode()], [*range(97, 117)] * 2):
-        expected = without_cache(whole, row, 40, temperature)  # with the row, more than a context
-        assert trained_on_text.generate(row, tokens=40, temperature=temperature, top_k=0) == expected
-        assert temperature == 0 or len(set(expected)) > 10
-
-
 def test_a_loss_is_told_as_perplexity_and_in_bits_per_byte(trained_on_text):
     found = trained_on_text.result["train"]
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
@@ -369,13 +332,3 @@ def text(tmp_path):
 
 def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
     inside(*RUN, text[0], "--train_steps=2", "--check_numerics").ok()
-
-
-@pytest.mark.slow
-def test_a_small_text_is_learned_by_heart(inside, tmp_path, text):
-    # At 0.01 it is the kind of CPU that decides, by its rounding, which seeds are still on a plateau after 150 steps.
-    flags = ("--train_steps=150", "--learning_rate=0.003", f"--run_dir={tmp_path}/run")
-    inside(*RUN, *text, *flags).ok()
-    found = result(tmp_path / "run")["eval"]
-    # The same 55 bytes, repeated: the bytes before one predict it, except at a window's beginning.
-    assert found["loss"] < 0.5

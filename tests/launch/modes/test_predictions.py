@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 import sys
 
 import numpy as np
@@ -293,29 +292,6 @@ def test_every_model_of_a_run_predicts_by_its_forward(tmp_path, more):
     assert alone(np.zeros([3, 4], np.float32)).shape == (3, 2)
     with pytest.raises(UsageError, match=r": a \.keras file can't hold Celsius\.forward; give output a folder"):
         run(Celsius, mode="export", output=tmp_path / "a.keras", **asked)
-
-
-def test_a_loaded_model_is_of_the_newer_checkpoint_if_its_own_was_removed_meanwhile(tmp_path):
-    asked = {"data": temperatures, "run_dir": tmp_path / "run", "keep_checkpoints": 1, **QUIET}
-    folder, older, newer = tmp_path / "run" / "checkpoints", tmp_path / "older", tmp_path / "newer"
-    run(Celsius, train_steps=2, **asked)
-    shutil.copytree(folder, older)
-    expected = run(Celsius, train_steps=5, may_change=["train_steps"], **asked).predict(SEEN_AND_NOT)
-    folder.rename(newer)
-    older.rename(folder)
-
-    class Written(Celsius):
-        """As it is built, the run goes on and removes the checkpoint that was chosen."""
-
-        def build_model(self):
-            if newer.exists():
-                shutil.rmtree(folder)
-                newer.rename(folder)
-            return super().build_model()
-
-    np.testing.assert_array_equal(
-        load_model(tmp_path / "run", trainer_class=Written).predict(SEEN_AND_NOT, verbose=0), expected
-    )
 
 
 def test_files_have_bytes_as_they_are_or_name_the_format_that_has(tmp_path):

@@ -139,7 +139,7 @@ def test_a_run_is_late_once_it_is_silent_for_longer_than_it_uses_to_be(path):
     assert not record.age()["late"]
 
 
-def test_a_clock_that_is_set_within_a_run_changes_neither_how_often_it_writes_nor_its_age(path):
+def test_a_clock_that_is_set_within_a_run_changes_neither_its_pace_nor_its_age(path):
     """A day forth between two windows; then all of the record lies in the reader's future."""
     lines = [line | ({"time": line["time"] + 86400} if at > 20 else {}) for at, line in enumerate(events(0))]
     write(path, iter(lines[:40]))

@@ -10,7 +10,6 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -24,11 +23,8 @@ from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch, every_steps
 from crankshaft.engine.machine.events import read
 from tests.engine.hooks.tensorboard.boards import scalars
-from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
-
-OPEN = pathlib.Path(__file__).parents[1] / "open_runs.py"
 
 
 class Plane(Trainer):
@@ -49,16 +45,6 @@ def data():
     points = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
     heights = points @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
     return (points[:200], heights[:200]), (points[200:], heights[200:])
-
-
-class EvalSource(crankshaft.Source):
-    element_spec = (crankshaft.Spec((3,), np.float32), crankshaft.Spec((1,), np.float32))
-
-    def __len__(self):
-        return len(EVAL_POINTS)
-
-    def read(self, indices):
-        return EVAL_POINTS[indices], EVAL_HEIGHTS[indices]
 
 
 QUIET = {"jit": "off", "progress": "off"}
@@ -123,55 +109,6 @@ def test_a_run_predicts_and_evaluates(plane_run):
         np.testing.assert_allclose(plane_run.evaluate(split)["loss"], error, rtol=1e-6)
     assert plane_run.predict(EVAL_POINTS[:0]).shape == (0, 1)
     np.testing.assert_array_equal(plane_run.predict(EVAL_POINTS[:2].tolist()), plane_run.predict(EVAL_POINTS[:2]))
-
-
-@pytest.mark.parametrize("features", [EVAL_POINTS[:, :2], EVAL_POINTS.astype("int32"), {"x": EVAL_POINTS}])
-def test_other_features_than_the_runs_are_told(plane_run, features):
-    with pytest.raises(
-        UsageError, match=r"^features are .* an example; this run's are float32\[3\](; model.predict.*)?$"
-    ):
-        plane_run.predict(features)
-
-
-def test_data_of_another_size_is_told_what_to_do(plane_run):
-    with pytest.raises(UsageError, match=r"'float32\[3\]', 'float32\[1\]'\); resize or pad it, or open a run with"):
-        plane_run.evaluate((EVAL_POINTS[:, :2], EVAL_HEIGHTS))
-
-
-def test_a_source_is_evaluated_if_it_is_of_the_same_form(plane_run):
-    arrays = plane_run.evaluate((EVAL_POINTS, EVAL_HEIGHTS))
-    assert plane_run.evaluate(EvalSource()) == arrays
-    source = EvalSource()
-    source.element_spec = source.element_spec[:1]
-    with pytest.raises(UsageError, match=r"^data are float32\[3\] an example; this run's are \('float32\[3\]', "):
-        plane_run.evaluate(source)
-
-
-class FromNoise(Trainer):
-    """Makes points of noise, which is of another shape than the data."""
-
-    def build(self):
-        doubled = tf.keras.layers.Lambda(lambda x: 2 * x[:, :2])
-        self.model = tf.keras.Sequential([tf.keras.layers.Input([None]), doubled])
-        self.weight = tf.Variable(0.0)
-        self.optimizer = crankshaft.make_optimizer(self, [self.weight])
-
-    def train_step(self, batch):
-        return self.eval_step(batch)
-
-    def eval_step(self, batch):
-        return {"loss": mean(batch - tf.reduce_sum(self.model(tf.zeros([1, 5]))))}
-
-
-def test_a_model_of_other_inputs_than_the_data_predicts_and_is_exported_by_its_own(tmp_path):
-    points, noise = EVAL_POINTS[:, 0], np.ones((3, 4), np.float32)
-    how = {"data": (points,), "run_dir": tmp_path / "run", "train_steps": 1, **QUIET}
-    made = run(FromNoise, **how)
-    assert made.predict(noise).tolist() == [[2.0, 2.0]] * 3
-    with pytest.raises(UsageError, match=r"^features are float32\[\] an example; this run's are float32\[None\]$"):
-        made.predict(points)
-    serve = tf.saved_model.load(run(FromNoise, **how, mode="export").result["export"]).signatures["serving_default"]
-    assert serve(features=tf.constant(noise))["outputs"].numpy().tolist() == [[2.0, 2.0]] * 3
 
 
 def test_models_of_a_run_are_loaded(plane_run):
@@ -327,15 +264,6 @@ def test_what_the_programs_own_code_raises_reaches_it_as_it_is(where):
         run(Plane, train_steps=9, **QUIET, **asked.get(where, {"data": lambda: (Pruning(), None), "mode": "train"}))
 
 
-def test_keywords_are_the_flags(tmp_path):
-    asked = {"model_arg": {"units": 1}, "weight_decay": 0.1, "optimizer_arg": ["beta_1=0.8"], "recompute": False}
-    run(Plane, data=data(), train_steps=np.int64(4), run_dir=tmp_path / "run", seed=None, **asked, **QUIET)
-    kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
-    assert kept["model_arg"] == {"units": 1}
-    assert kept["optimizer_arg"] == {"beta_1": 0.8}
-    assert (kept["weight_decay"], kept["seed"], kept["recompute"], kept["jit"]) == (0.1, 0, False, "off")
-
-
 def test_nothing_of_a_run_is_left():
     random.seed(1)
     np.random.seed(2)  # noqa: NPY002
@@ -363,53 +291,6 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     assert not exit.value.code
     kept = json.loads((tmp_path / "run" / "config.json").read_text())["flags"]
     assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
-
-
-class Samples(Trainer):
-    """Samples from generators that a seed of the whole process decides."""
-
-    def build_model(self):
-        layers = tf.keras.layers
-        return tf.keras.Sequential([layers.Dense(16), layers.Dropout(0.3), layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        noise = tf.random.normal(tf.shape(outputs)) + np.random.normal()  # noqa: NPY002
-        return mean(tf.square(outputs - batch[1] + noise))
-
-
-KINDS = {
-    "samples": {"trainer_class": Samples, "data": data, "optimizer": "sgd", "learning_rate": 0.05, "clip_norm": 0.5},
-    "halves": {"trainer_class": Samples, "data": data, "precision": "bfloat16", "seed": 3, "weight_decay": 0.1},
-    "cnn": {"model": "cnn", "input": "digits", "model_arg": {"batch_norm": True}, "ema_decay": 0.9},
-    "mirrored": {"model": "mlp", "model_arg": {"hidden_units": (32,), "dropout": 0.2}, "input": "digits"},
-}
-KINDS["mirrored"] |= {"strategy": "mirrored", "num_virtual_devices": 2, "check_numerics": True}
-
-
-@pytest.mark.slow
-def test_runs_of_one_process_are_each_as_if_alone():
-    """Seeds, precision, replicas and checked numerics of those before change no bit of a run."""
-
-    def ran(name: str):
-        done = run(**KINDS[name], train_steps=12, **QUIET)
-        weights = [variable.numpy().tobytes() for variable in done.model.weights]
-        return weights, done.result["train"], done.result["eval"]
-
-    alone = {name: ran(name) for name in KINDS}
-    for name in [*KINDS][::-1] * 2:
-        assert ran(name) == alone[name]
-
-
-@pytest.mark.slow
-def test_runs_leave_no_thread_and_no_file_open_whatever_they_read(tmp_path):
-    command = [sys.executable, OPEN, tmp_path, "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 12
-    for name, after in found.items():
-        for counted in zip(after[0], after[-1], strict=True):  # threads, descriptors
-            assert counted[1] <= counted[0], (name, after)
 
 
 def test_ctrl_c_stops_saves_and_returns(tmp_path):
@@ -444,25 +325,6 @@ def test_a_scripts_own_flags_belong_to_its_run(inside, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["deciding"]["script_flags"] == {"beta": 3.0}
     ran("--train_steps=4", "--beta=7").refused("is a run of another configuration (script_flags beta: 3.0 -> 7.0)")
     ran("--train_steps=4", "--beta=3", "--note=b").ok()
-
-
-def named_classes():
-    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype("float32"), np.arange(40, dtype="int32") % 2
-    return crankshaft.Data((x, y), (x, y), 2, classes=("k\xe4se", "\u732b"))
-
-
-@pytest.mark.parametrize(("encoding", "progress"), [("ascii", "plain"), ("latin-1", "bar")])
-def test_a_console_without_a_class_names_characters_shows_them_escaped(tmp_path, monkeypatch, encoding, progress):
-    console = io.TextIOWrapper(io.BytesIO(), encoding)
-    monkeypatch.setattr(sys, "stdout", console)
-    done = run(model="logistic", data=named_classes, train_steps=2, run_dir=tmp_path, jit="off", progress=progress)
-    console.flush()
-    shown = console.buffer.getvalue().decode(encoding)
-    assert "0 k\xe4se" in shown or "0 k\\xe4se" in shown
-    assert "1 \\u732b" in shown
-    assert console.errors == "strict"  # the program's own
-    assert json.loads((tmp_path / "result.json").read_text())["classes"] == ["k\xe4se", "\u732b"]
-    assert done.result["step"] == 2
 
 
 def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """A run that ends with the weights of its best evaluation, and what counts as better.
 
---freeze: when weights train, and that a run resumes to the same bits; on one device and in several processes.
+--freeze: when weights train, and that a run resumes to the same bits.
 
 An open run that returns to its last checkpoint, with its Keras callbacks; a replica that differs is named.
 """
@@ -19,11 +19,10 @@ from crankshaft.engine import Mean, Trainer, auc, mean
 from crankshaft.engine.hooks import Hook
 from crankshaft.launch.errors import UsageError
 from tests import runs
-from tests.distributed.jobs import start
 from tests.engine.hooks.tensorboard.boards import scalars
 from tests.launch.conftest import MLP
 from tests.launch.line import FEATURES, LABELS, Line, data
-from tests.runs import manifests, result, tensors
+from tests.runs import manifests, tensors
 
 pytestmark = pytest.mark.thorough
 
@@ -101,20 +100,6 @@ class Ranked(Line):
         return {"score": mean(close), "found": mean(close, direction="max"), "tune_loss": self.loss(outputs, batch)}
 
 
-@pytest.mark.parametrize(
-    ("monitor", "step", "better"),
-    [("min:eval_score", 1, "lower"), ("eval_found", 6, "higher"), ("eval_tune_loss", 6, "lower")],
-)
-def test_the_best_is_by_the_direction_that_is_given_or_declared(inside, tmp_path, monitor, step, better):
-    watching = (f"--monitor={monitor}", "--early_stopping=patience=9", f"--run_dir={tmp_path}")
-    flags = (*SLOW, "--learning_rate=0.05", "--train_steps=6")
-    outcome = inside(*flags, *watching, trainer=Ranked, data=data).ok()
-    name = monitor.rpartition(":")[2]
-    assert outcome.out.count(f"monitored: {name}, {better} is better") == 1
-    best = runs.result(tmp_path)["best"]
-    assert (best["metric"], best["step"]) == (name, step)
-
-
 def test_a_metric_of_training_alone_is_named_at_the_start_with_its_direction(inside):
     flags = ("--mode=train", "--train_steps=2", "--early_stopping=patience=9", "--jit=off", "--progress=plain")
     outcome = inside(*flags, "--monitor=max:train_score", trainer=Ranked, data=data).ok()
@@ -176,27 +161,13 @@ def test_a_metric_without_a_value_is_nan_on_the_console_and_null_in_every_record
         assert missing.keys() <= shown.keys()
 
 
-def test_a_metric_without_a_value_has_not_improved_after_a_restart_too(inside, tmp_path):
-    kept = ("--restore_best", "--early_stopping=patience=30")
-    watching = ("--monitor=max:eval_precision", *kept, f"--run_dir={tmp_path}", "--progress=off")
-    for steps in (2, 4, 30):  # the first two runs end before there is a value
-        inside(*RISING, *watching, f"--train_steps={steps}", trainer=Sparse, data=data).ok()
-        rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-        values = {row["step"]: row["eval_precision"] for row in rows if row["event"] == "row"}
-        known = {step: value for step, value in values.items() if value is not None}
-        best = runs.result(tmp_path).get("best", {"value": None, "step": None})
-        assert best["value"] == (max(known.values()) if known else None)
-        assert best["step"] == next((step for step, value in known.items() if value == best["value"]), None)
-    assert len(known) < len(values) == 30
-
-
 def test_patience_counts_evaluations_without_a_value(inside, tmp_path):
     watching = ("--monitor=eval_auc", "--early_stopping=patience=3", f"--run_dir={tmp_path}", "--train_steps=9")
     outcome = inside(*RISING, *watching, "--progress=plain", trainer=Sparse, data=data).ok()
     assert "stopped at step 3: eval_auc has not improved for 3 evaluations (never a number)" in outcome.out
 
 
-def test_the_results_evaluation_is_of_the_weights_that_are_returned_after_a_restart_too(tmp_path):
+def test_the_results_evaluation_is_of_the_returned_weights_after_a_restart_too(tmp_path):
     """With all metrics of the best evaluation, and its report by class."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)).astype("float32"), rng.integers(0, 3, 60).astype("int32")
@@ -215,7 +186,6 @@ def test_the_results_evaluation_is_of_the_weights_that_are_returned_after_a_rest
         assert rows[best["step"]]["eval_loss"] == best["eval"]["loss"] != rows[steps]["eval_loss"]
 
 
-_ = start  # the fixture
 ASKED = (*MLP, "--mode=train", "--progress=off", "--global_batch_size=128", "--freeze=dense/:1", "--freeze=bias:0.5")
 FREED = 12  # an epoch, at which the first layer's weights are; biases at 6
 
@@ -273,7 +243,7 @@ def moved_variables(before, after):
     return {path.split("/")[-1] for path, value in after.items() if not np.array_equal(value, before[path])}
 
 
-def test_lora_trains_what_it_adds_of_a_function_and_of_a_model_and_a_copy_of_it_is_one_line():
+def test_lora_trains_what_it_adds_and_a_copy_of_it_is_one_line():
     x, y = np.ones([16, 4], np.float32), np.zeros([16, 3], np.float32)
     run = crankshaft.fit(lora, x, y, epochs=2, verbose=0, seed=1)
     once = crankshaft.fit(lora, x, y, epochs=1, verbose=0, seed=1)
@@ -310,33 +280,6 @@ def test_an_open_run_frees_weights_within_a_call_on_data_that_is_handed_in():
         assert np.array_equal(first.numpy(), before)
         run.train(data=(x, y), steps=1)
         assert 0 < np.abs(first.numpy() - before).max() < 1.1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "parameter_server"])
-def test_weights_are_freed_on_all_processes_where_the_step_is_and_after_a_resume(inside, start, tmp_path, strategy):
-    """To the same bits; with servers, where the order of updates is random, frozen weights stay theirs."""
-
-    def trained(name: str, steps: int) -> dict[str, np.ndarray]:
-        flags = (*ASKED, f"--train_steps={steps}", f"--strategy={strategy}")
-        if strategy == "mirrored":
-            inside(*flags, "--num_virtual_devices=2", f"--run_dir={tmp_path}/{name}").ok()
-        else:
-            servers = 2 if strategy == "parameter_server" else 0
-            start(name, *flags, local=("--workers=2", f"--ps={servers}"), script=()).ok()
-        return tensors(tmp_path / name)
-
-    begun, held, parts = (trained("parts", steps) for steps in (1, 9, 20))
-    (kernel,) = (name for name in begun if name.startswith("trainer/model/") and "2/_kernel" in name)
-    assert begun[kernel].tobytes() == held[kernel].tobytes()
-    assert np.abs(parts[kernel] - held[kernel]).max() > 1e-4
-    assert result(tmp_path / "parts")["step"] == 20
-    if strategy != "parameter_server":
-        whole = trained("whole", 20)
-        assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
-        inside(*ASKED, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
-        for name, value in weights(tmp_path / "one").items():
-            np.testing.assert_allclose(whole[name], value, atol=2e-5, err_msg=name)
 
 
 INPUTS = np.random.default_rng(1).normal(size=[32, 3]).astype("f")

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Data, Trainer, load_model, mean, run
+from crankshaft import Trainer, load_model, mean, run
 from crankshaft.engine import Averaged
 from crankshaft.engine.layers.parallel import Attention, Dense, Embedding, RMSNorm
 from crankshaft.models.mlp import Model as Mlp
-from tests.launch import varying
 from tests.launch.modes.test_generation import RUN, text
 from tests.runs import result, tensors
 
@@ -126,38 +125,6 @@ def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, 
 
 
 @pytest.mark.slow
-def test_weights_are_frozen_where_replicas_share_them_out(tmp_path):
-    class Own(Trainer):
-        def build_model(self):
-            sharded = [Dense(16, "columns", "gelu", name="up"), Dense(8, "rows", name="down")]
-            return tf.keras.Sequential(
-                [tf.keras.layers.Rescaling(0.1), *sharded, tf.keras.layers.Dense(1, name="head")]
-            )
-
-        def loss(self, outputs, batch):
-            return mean((outputs[:, 0] - batch[1]) ** 2)
-
-    numbers = np.arange(240, dtype=np.float32).reshape(40, 6) % 11
-    asked = {"data": ((numbers, numbers[:, 0]), None), "global_batch_size": 8, "clip_norm": 0.5, "progress": "off"}
-    asked["freeze"] = ["up/:1", "down/kernel:0.5", "head/bias"]  # an epoch is 5 steps
-    pair = {"strategy": "mirrored", "num_virtual_devices": 2, "mesh": "model:2"}
-
-    def weights(steps, folder, **more):
-        done = run(Own, train_steps=steps, run_dir=tmp_path / folder, **asked, **more)
-        return {"/".join(v.path.split("/")[-2:]): v.numpy() for v in done.model.weights}
-
-    found = {steps: weights(steps, "parts", **pair) for steps in (2, 4, 8)}
-    still = {name for name, value in found[2].items() if (value == found[4][name]).all()}
-    assert still == {"up/kernel", "up/bias", "head/bias"}
-    for steps in (4, 8):
-        for name, value in weights(steps, "alone").items():
-            np.testing.assert_allclose(found[steps][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-    weights(8, "whole", **pair)
-    whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
-    assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
-
-
-@pytest.mark.slow
 def test_weights_are_taken_from_any_mesh_and_from_keras(ran, tmp_path):
     first = ran("first", 3, *MESH)
     model = load_model(tmp_path / "first")
@@ -202,19 +169,6 @@ class Taught(Shared):
         return mean(tf.square(outputs - batch[1])[:, 0] + tf.square(outputs - self.teacher(batch[0]))[:, 0])
 
 
-class OfWalks(Shared):
-    build_model, forward, loss = Shared.build_model, varying.Mean.forward, varying.Mean.loss
-
-
-class Both(Shared):
-    def forward(self, features, training):
-        return {name: self.model(*batch, training=training) for name, batch in features.items()}
-
-    def loss(self, outputs, batch):
-        low = tf.abs(outputs["unlabelled"])[:, 0]
-        return {"near": mean(tf.square(outputs["labelled"] - X[0, 0])[:, 0]), "low": mean(low)}
-
-
 def next_day(tmp_path, **where):
     first = tmp_path / str(len(where))
     run(Shared, data=((X, Y), None), run_dir=first, **HOW, **where)
@@ -225,19 +179,7 @@ def taught(tmp_path, **where):
     return run(Taught, data=((X, Y), (X, Y)), **HOW, **where)
 
 
-def in_buckets(tmp_path, **where):
-    return run(OfWalks, data=(varying.Walks(), varying.Walks()), bucket_by="0:3,7,12:36", **HOW, **where)
-
-
-def streams(tmp_path, **where):
-    inputs = {"labelled": (X,), "unlabelled": (2 * X,)}
-    inputs = {name: tf.data.Dataset.from_tensor_slices(each) for name, each in inputs.items()}
-    return run(Both, data=Data(inputs, batch_sizes={"unlabelled": 9}), **HOW, **where)
-
-
-@pytest.mark.parametrize(
-    "how", [taught, *(pytest.param(x, marks=pytest.mark.slow) for x in (next_day, in_buckets, streams))]
-)
+@pytest.mark.parametrize("how", [taught, pytest.param(next_day, marks=pytest.mark.slow)])
 def test_a_mesh_gives_what_one_device_gives(tmp_path, how):
     one, mesh = how(tmp_path), how(tmp_path, **ON_MESH)
     for part in ("train", "eval"):

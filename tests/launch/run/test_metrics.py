@@ -340,7 +340,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_connections_that_send_nothing_take_few_descriptors_and_keep_no_scrape_from_its_figures(monkeypatch):
+def test_connections_that_send_nothing_take_few_descriptors_and_no_scrapes_turn(monkeypatch):
     with metrics.serving(0, "", lambda: None, {"model": "a"}) as port, contextlib.ExitStack() as stack:
         before, link = open_files(), f"http://127.0.0.1:{port}/metrics"
         for _ in range(90):

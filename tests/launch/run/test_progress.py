@@ -99,7 +99,7 @@ def plain(bound, until, *hooks, seconds=1.0, **arguments):
     return file.getvalue().splitlines()
 
 
-def test_lines_come_once_in_so_many_seconds_and_at_the_last_step_with_means_rate_and_time_left(bound):
+def test_lines_come_once_in_so_many_seconds_and_at_the_last_step(bound):
     lines = plain(bound, 24, line_seconds=4)
     assert [line.split("  ")[0] for line in lines] == ["step 8/24", "step 16/24", "step 24/24"]
     # 4 steps an epoch; 2 steps of 16 examples a second; 16 steps are left.
@@ -114,7 +114,7 @@ def test_the_time_left_has_what_is_done_between_calls(bound):
     assert [line.split("  ")[-1] for line in file.getvalue().splitlines()][1:4] == ["30s left", "27s left", "24s left"]
 
 
-def test_the_time_left_has_evaluations_and_checkpoints_ahead_whatever_the_step_between_them(bound):
+def test_the_time_left_has_evaluations_and_checkpoints_ahead(bound):
     """Every 8 steps, 10 s, and the first 30 s; every 2 steps, 1 s."""
     file, cut = io.StringIO(), Steps(2, 1.0)
 
@@ -234,19 +234,21 @@ def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal)
 def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
     file, read = terminal
     errors = os.fdopen(os.dup(file.fileno()), "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", errors)
     use_absl_handler()  # as `main` does
     fit_log()
-    monkeypatch.setattr(sys, "stderr", errors)
     log = Then(lambda status: logging.warning("a warning meanwhile"))
     run(bound, [Evaluation(2), log, Progress("bar", file=file)], 4)
     assert sys.stderr is errors
+    logging.warning("a warning afterwards")
     monkeypatch.undo()
+    fit_log()
     errors.close()
     lines = without_commands(read())
     evaluations = [line for line in lines if "evaluation" in line]
     assert [line.split("  ")[0] for line in evaluations] == ["step 2/4", "step 4/4"]
-    warnings = [line for line in lines if "a warning meanwhile" in line]
-    assert warnings
+    warnings = [line for line in lines if "a warning" in line]
+    assert [line.split()[-1] for line in warnings] == ["meanwhile", "meanwhile", "afterwards"]
     assert all("━" not in line for line in evaluations + warnings)
 
 

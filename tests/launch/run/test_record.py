@@ -25,21 +25,6 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 
-# The chief stands still after some steps; the other waits for it.
-STANDS_STILL = """
-import json, os, time
-from crankshaft import main
-from crankshaft.engine.hooks import Hook
-
-class Still(Hook):
-    name = "still"
-
-    def __call__(self, status):
-        if status.step >= 300 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
-            time.sleep(3600)
-
-main(hooks=[Still()])
-"""
 RUN = (*MLP, "--train_steps=60000", "--checkpoint_every_steps=200", "--progress=plain")
 
 
@@ -147,58 +132,6 @@ def test_an_error_that_ends_a_run_is_its_fault(inside, tmp_path):
     assert "enough of it" in fault["text"]
 
 
-@pytest.mark.slow
-def test_workers_that_are_stopped_and_killed_are_recorded(crank, tmp_path):
-    run_dir = tmp_path / "run"
-    program = crank.start("--workers=2", "--", *RUN, f"--run_dir={run_dir}", command="local")
-
-    def found(kind: str, **values) -> list[dict]:
-        events = read(run_dir / "events.jsonl") if (run_dir / "events.jsonl").exists() else ()
-        return [event for event, _ in events if event["event"] == kind and values.items() <= event.items()]
-
-    def send(number: signal.Signals) -> None:
-        os.kill(int(re.findall(r"worker 1 is process (\d+)", program.out + program.err)[-1]), number)
-
-    program.until(lambda: newest(run_dir) >= 200)
-    send(signal.SIGSTOP)
-    program.until(lambda: found("fault", task="worker 1", state="silent"))
-    send(signal.SIGCONT)
-    program.until(lambda: found("warning", task="worker 1", state="answers"))
-    saved = newest(run_dir)
-    program.until(lambda: newest(run_dir) > saved)
-    send(signal.SIGKILL)  # so that often no call ends between the checkpoint and the failure
-    program.until(lambda: found("start", attempt=1) and found("window"))
-    (restart,) = found("restart")
-    assert (restart["task"], restart["exit_code"]) == ("worker 1", -9)
-    first, second = found("start")
-    kept = [window for window in found("window") if window["step"] <= second["step"]][-1]["spent"]
-    for kind in ("steps", "input", "waiting", "other"):  # what came after the checkpoint is lost, whatever it was
-        assert second["spent"][kind] == kept[kind]
-    assert second["cause"] == restart["cause"] == "worker 1 was killed by SIGKILL"
-    assert found("cluster")[0]["workers"][1]["name"] == "worker 1"
-    program.send(signal.SIGTERM)
-    assert program.wait().code == 143
-    end = found("end")[-1]
-    seconds = end["goodput"]["seconds"]
-    assert seconds["down"] > 0
-    assert seconds["lost"] > 0
-    whole = end["time"] - first["time"] + first["seconds"]["start"]
-    assert seconds["total"] == pytest.approx(whole, abs=less_than_a_start(seconds))
-
-
-@pytest.mark.slow
-def test_a_run_that_the_watchdog_ends_has_an_end_that_names_who_stood_still(crank, tmp_path):
-    run_dir, script = tmp_path / "run", tmp_path / "script.py"
-    script.write_text(STANDS_STILL)
-    flags = ("--step_timeout_seconds=15", f"--run_dir={run_dir}")
-    done = crank("--workers=2", "--max_restarts=0", "--", script, *RUN, *flags, command="local")
-    assert done.code == 1
-    *_, fault, end = [event for event, _ in read(run_dir / "events.jsonl")]
-    assert (fault["event"], fault["task"], end["event"], end["exit_code"]) == ("fault", "worker 0", "end", 1)
-    assert re.match(r"worker 0 \(.*, this process, has not arrived", end["reason"])
-    assert end["goodput"]["seconds"]["lost"] > 5
-
-
 ENDLESS_RUN = (*MLP, "--train_steps=10000000", "--checkpoint_every_steps=0", "--eval_every_steps=0", "--progress=off")
 
 HANGS = """
@@ -271,7 +204,7 @@ def test_a_running_job_answers_and_stops_clean(crank, asked, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_whose_device_gives_no_value_any_more_answers_and_a_second_signal_ends_it(crank, asked, tmp_path):
+def test_a_job_whose_device_hangs_answers_and_a_second_signal_ends_it(crank, asked, tmp_path):
     run_dir, script = tmp_path / "run", tmp_path / "hangs.py"
     script.write_text(HANGS)
     program = crank.start(*ENDLESS_RUN, f"--run_dir={run_dir}", script=script)
@@ -369,7 +302,7 @@ def test_a_flood_of_requests_delays_no_later_one(tmp_path):
     assert sorted(taken) == [*names, "ffffffffffffffff"]  # each once
 
 
-def test_what_anyone_may_have_written_into_a_run_blocks_no_question_and_acts_on_no_terminal(crank, asked, tmp_path):
+def test_what_anyone_may_have_written_into_a_run_acts_on_no_terminal(crank, asked, tmp_path):
     lines = [
         {"event": "end", "step": "5"},
         {"event": "cluster", "step": 0, "workers": ["x"]},

@@ -19,7 +19,7 @@ from crankshaft.engine import Trainer, mean
 from crankshaft.engine.checkpoints.manifest import with_digest
 from crankshaft.engine.hooks import every_epoch, every_steps
 from tests import runs
-from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, TRAIN_LABELS, idx_bytes, write_data_set
+from tests.input.test_mnist_files import EVAL_IMAGES, EVAL_LABELS, idx_bytes, write_data_set
 from tests.input.test_tfrecord import example
 from tests.launch.line import Line
 from tests.runs import manifests, result, tensors
@@ -79,7 +79,7 @@ def relabelled(folder, flips: bool) -> tuple[str, ...]:
     return (*args, *QUIET)
 
 
-def test_records_of_other_labels_are_warned_of_and_a_file_that_was_only_written_again_is_not(inside, tmp_path):
+def test_records_of_other_labels_are_warned_of_and_a_file_written_again_is_not(inside, tmp_path):
     run = (*relabelled(tmp_path / "data", False), f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=4").ok()
     path = tmp_path / "data" / "a.tfrecord"
@@ -127,20 +127,6 @@ def test_a_kept_evaluation_of_the_same_data_is_used_again(inside, data, tmp_path
     other = inside(*run, f"--data_dir={images(tmp_path / 'other', train_count=300)}").ok()
     assert shown(other) == "loss 12.5"
     assert not warnings(other)
-
-
-@pytest.mark.thorough
-def test_scores_of_other_data_are_not_compared(inside, data, tmp_path):
-    """Labels that are all alike give a loss that images by chance never reach, and it counts for nothing after."""
-    easy = images(tmp_path / "easy")
-    (easy / EVAL_LABELS).write_bytes(idx_bytes(np.zeros(100, np.uint8)))
-    (easy / TRAIN_LABELS).write_bytes(idx_bytes(np.zeros(200, np.uint8)))
-    run = (*MNIST, f"--run_dir={tmp_path}/run", "--eval_every_steps=20", "--learning_rate=0.05")
-    inside(*run, f"--data_dir={easy}", "--train_steps=20").ok()
-    easiest = runs.result(tmp_path / "run")["eval"]["loss"]
-    assert len(warnings(inside(*run, f"--data_dir={data}", "--train_steps=40").ok())) == 2
-    assert runs.result(tmp_path / "run")["eval"]["loss"] > easiest
-    assert runs.steps(tmp_path / "run", "best") == [40]
 
 
 def from_seed(seed: int, examples: int, vocabulary=None, ids=None):
@@ -248,30 +234,6 @@ def test_each_example_is_seen_once_an_epoch_and_epochs_end_where_they_do(inside,
     assert collections.Counter(np.round(-80 * lost).astype(int).tolist()) == expected
     assert ends == [(10, 1), (17, 2)]
     assert result(tmp_path)["step"] == 17
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("devices", [(), TWO], ids=["one", "two"])
-def test_another_number_of_examples_begins_an_epoch(inside, tmp_path, devices):
-    """40, 55 and 20 in batches of 10, each once; the second ones also when that is interrupted."""
-
-    def day(examples, *flags):
-        flags = (*RUN, *devices, "--optimizer=sgd", "--learning_rate=1", "--global_batch_size=10", *flags)
-        return (
-            inside(*flags, f"--run_dir={tmp_path}", trainer=Count, data=lambda: ((examples, examples), None)).ok().out
-        )
-
-    day(IDS[:40], "--train_epochs=1")
-    day(IDS[40:95], "--train_steps=7")
-    assert "resumed at step 7 of 10" in day(IDS[40:95], "--train_epochs=2")
-    assert manifests(tmp_path)[-1]["about"]["origin"]["epoch"] == 1
-    day(IDS[80:], "--train_steps=11")
-    day(IDS[:40], "--train_epochs=4")  # the third epoch is not trained to its end, which another number cuts off
-    lost = -10 * crankshaft.load_model(str(tmp_path)).weights[0].numpy()[:, 0]
-    assert result(tmp_path)["step"] == 15
-    assert (np.round(lost[:40]) == 2).all()
-    assert collections.Counter(np.round(lost[40:80]).astype(int).tolist())[1] >= 35
-    assert round(lost[40:].sum()) == 60 + 10
 
 
 @pytest.mark.thorough

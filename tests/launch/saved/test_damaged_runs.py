@@ -255,7 +255,7 @@ def test_a_run_killed_between_its_first_best_checkpoint_and_its_first_other_goes
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "best"])
-def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_not_begin(inside, tmp_path, folder):
+def test_checkpoints_that_the_run_is_not_known_to_have_written_stay(inside, tmp_path, folder):
     run = (*MLP, "--progress=plain", f"--run_dir={tmp_path}")
     others = tf.train.CheckpointManager(tf.train.Checkpoint(v=tf.Variable(1.0)), tmp_path / folder, max_to_keep=None)
     for _ in range(3):
@@ -266,18 +266,6 @@ def test_checkpoints_that_the_run_is_not_known_to_have_written_stay_and_it_does_
     outcome.refused(f"{says} ... move them elsewhere, or use another run_dir, with init_from to begin")
     assert sorted((tmp_path / folder).iterdir()) == before
     assert not (tmp_path / "config.json").exists()
-
-
-def test_a_run_whose_manifests_are_lost_stays_and_does_not_start_over(inside, tmp_path):
-    run = (*MLP, "--progress=plain", "--mode=train", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}/run")
-    inside(*run, "--train_steps=6").ok()
-    checkpoints = tmp_path / "run" / "checkpoints"
-    for path in checkpoints.glob("*.manifest.json"):
-        path.unlink()
-    before = sorted(checkpoints.iterdir())
-    inside(*run, "--train_steps=8").refused("restore their .manifest.json files from a copy")
-    assert sorted(checkpoints.iterdir()) == before
-    inside(*MLP, "--train_steps=1", "--mode=train", f"--init_from={checkpoints}/ckpt-6").ok()
 
 
 # -- a run_dir that is taken away while its run goes on

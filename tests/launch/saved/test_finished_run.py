@@ -18,7 +18,7 @@ from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.checkpoints import manifest as manifests
 from tests import runs
 from tests.launch.command_line.test_config import checked
-from tests.launch.conftest import DIGITS, MLP
+from tests.launch.conftest import MLP
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
@@ -118,18 +118,6 @@ def test_eval_takes_the_run_as_it_is_and_agrees_with_it(digits_run, inside, tmp_
         loss, accuracy = re.findall(r"step 50/50  evaluation  loss (\S+)  accuracy (\S+)", done.stdout)[0]
         assert f"{found['eval']['loss']:.4f}" == loss
         assert f"{found['eval']['accuracy']:.4f}" == accuracy
-
-
-def test_eval_is_over_every_example_whatever_the_batch(digits_run, inside, tmp_path):
-    run_dir, _ = digits_run
-    found = []
-    for batch in (7, 360):
-        to = tmp_path / f"{batch}.json"
-        inside("--mode=eval", f"--run_dir={run_dir}", f"--eval_batch_size={batch}", f"--result_json={to}").ok()
-        found.append(json.loads(to.read_text())["eval"])
-    assert found[0]["accuracy"] == found[1]["accuracy"]
-    # The same float32 losses, summed in another order.
-    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-6)
 
 
 def test_exports_give_the_same_outputs_in_another_process(digits_run, inside, tmp_path):
@@ -233,15 +221,3 @@ def test_eval_takes_those_that_are_left_where_a_live_run_removes_one_meanwhile(
     found = json.loads(to.read_text())
     assert list(found.get("evals", {str(found["step"]): None})) == left
     assert f"ckpt-{removed} was removed" in outcome.err
-
-
-def test_init_from_takes_the_weights_and_nothing_else(digits_run, inside, tmp_path):
-    source, _ = digits_run
-    flags = (*MLP, "--mode=train", "--learning_rate=0", "--train_steps=1", "--optimizer=sgd")
-    inside(*flags, f"--init_from={source}", f"--run_dir={tmp_path}").ok()
-    old, new = runs.tensors(source), runs.tensors(tmp_path)
-    weights = [name for name in old if name.startswith("trainer/model/")]
-    assert len(weights) == 4
-    assert all(np.array_equal(old[name], new[name]) for name in weights)
-    assert new["step/.ATTRIBUTES/VARIABLE_VALUE"] == 1
-    assert "do not fit this model" in inside("--model=logistic", *DIGITS, f"--init_from={source}").mistake

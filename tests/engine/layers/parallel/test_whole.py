@@ -40,7 +40,7 @@ def wholes(bench):
     return [shards.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
 
 
-def test_a_run_goes_on_from_a_checkpoint_on_the_same_mesh_to_the_bit_and_on_one_device_within_rounding(made, tmp_path):
+def test_a_run_goes_on_to_the_bit_on_its_mesh_and_within_rounding_on_one_device(made, tmp_path):
     first = made(2, 2)
     assert_same_bits(first, tmp_path, 3, 8)
     one = made(1, 1).restore(tmp_path)

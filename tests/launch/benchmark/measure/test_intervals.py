@@ -38,7 +38,7 @@ def noisy(seed, count, correlation=0.0, spread=0.1):
 # -- the rate ---------------------------------------------------------------------------------------------------------
 
 
-def test_constant_calls_leave_no_doubt_one_has_no_interval_and_it_is_the_same_each_time():
+def test_constant_calls_leave_no_doubt_and_one_has_no_interval():
     assert intervals.interval(calls([0.5] * 30)) == pytest.approx([128.0, 128.0])
     assert intervals.interval(calls([0.5])) is None
     assert intervals.interval(calls(noisy(0, 40))) == intervals.interval(calls(noisy(0, 40)))

@@ -73,7 +73,7 @@ def test_rounds_of_seconds_take_as_many_steps_as_fill_them_at_the_rate_so_far():
     assert found["calls"]["reduce_seconds"] is None
 
 
-def test_exactly_the_steps_asked_for_are_timed_and_the_report_is_plain_json_with_the_promised_keys():
+def test_exactly_the_steps_asked_for_are_timed_and_the_report_has_the_promised_keys():
     program = FakeProgram()
     strategy = FakeStrategy(program, [7], lambda steps: time.sleep(1e-4))
     found = rounds.run(strategy, program, Length(30), {"HOME": "x"})
@@ -192,7 +192,7 @@ def test_replicas_that_sync_now_and_then_are_timed_in_whole_sync_periods():
     assert not any(line.startswith("short rounds") for line in found["warnings"])
 
 
-def test_rounds_shorter_than_until_replicas_meet_are_timed_as_they_are_and_said_to_be():
+def test_rounds_shorter_than_until_replicas_meet_are_timed_and_said_to_be():
     clock, program = Clock(), FakeProgram()
     strategy = FakeStrategy(program, [4], clock.advance)
     strategy.sync_period_steps = 100
