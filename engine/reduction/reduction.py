@@ -27,7 +27,6 @@ from .wire import from_halves, move_as_int32, to_halves
 # 16-bit values are gathered: a replica keeps what all have sent until it has summed them. At most this many bytes at
 # once; as float32, for the sum, they take twice as many.
 GATHERED_BYTES = 64 << 20
-WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
 class Reduction(tf.Module):
@@ -63,7 +62,7 @@ class Reduction(tf.Module):
 
     def __init__(self, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
         super().__init__(name="reduction")
-        self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
+        self.reduce_dtype = tf.as_dtype(reduce_dtype)
         self.bucket_bytes = bucket_bytes
         self._figures = threading.local()  # each replica is traced in a thread of its own
         self._state: Callable[[], Sequence[Aggregated]] = tuple

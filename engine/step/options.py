@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from ..data.order import Order
 
-PRECISIONS = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16")  # in which layers compute, and in which gradients are sent
+SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
 ON_NONFINITE = ("raise", "skip")
 CLIPS = ("clip_norm", "clip_variable_norm", "clip_value")  # at most one of them
 RATE_OPTIONS = ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps")

@@ -310,22 +310,6 @@ def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
     assert [rule.decide(failed, advanced).pause_seconds for advanced in (True, False, False, True)] == [0, 1, 2, 0]
 
 
-@pytest.mark.thorough
-def test_an_evaluator_that_is_not_started_again_is_told_of(local, tmp_path):
-    script = """
-kind = config["task"]["type"]
-if kind == "evaluator":
-    sys.exit(1)
-while kind != "chief" or not (here / "stop").exists():
-    time.sleep(0.01)
-"""
-    program = local(script, "--workers=1", "--ps=1", "--evaluator", own=(f"--run_dir={tmp_path}/run",))
-    program.until(says(program, "evaluator ended with exit code 1; it starts again in 4 s"))
-    (tmp_path / "stop").touch()
-    outcome = program.wait().ok()
-    assert outcome.err.endswith("the last checkpoint is not evaluated; mode=eval evaluates it\n")
-
-
 def test_servers_that_are_told_to_end_have_not_failed(local, tmp_path):
     script = """
 if config["task"]["type"] != "chief":
