@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.errors import CheckpointError
-from crankshaft.engine.machine import cpus
+from crankshaft.engine.machine import cpus, files
 from crankshaft.launch import explanations
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
-from crankshaft.launch.host import files
 
 
 def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
@@ -147,7 +146,7 @@ def test_a_clock_before_1980_is_named_with_the_cure():
     assert line == "ZIP does not support timestamps before 1980; set this machine's clock, and try again"
 
 
-def test_an_operation_without_a_deterministic_kernel_names_the_variable_that_allows_another():
+def test_an_op_without_a_deterministic_kernel_names_the_variable_that_allows_it():
     def refused():
         raise tf.errors.UnimplementedError(None, None, "A deterministic GPU implementation of AdjustContrast is not")
 
@@ -174,7 +173,7 @@ def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch, tmp
     assert "111 processes and threads of this user" in explained(refused)[1]
 
 
-def test_what_a_model_of_ones_own_raises_is_told_and_not_that_keras_looked_for_its_shapes():
+def test_an_error_of_a_users_model_is_shown_and_not_that_keras_looked_for_its_shapes():
     class Own(tf.keras.Model):
         def __init__(self):
             super().__init__()
