@@ -42,7 +42,7 @@ learning_rate: 0.01
 train_epochs: 5
 ```
 
-Text and paths are UTF-8 (in a locale with another encoding start a script with `PYTHONUTF8=1`).
+Text and paths are UTF-8 (in a locale with another encoding, set `PYTHONUTF8=1`).
 """
 _LOCAL = "These stand before the `--` of `crankshaft local`; after it the flags above, or a script and its flags."
 
@@ -72,15 +72,15 @@ def _flags() -> str:
     for kind in registry.NAMES:
         heading = f"## {kind.capitalize()}s\n\n`--{kind}=NAME`, with `--{kind}_arg=ARGUMENT=VALUE`"
         parts.append(f"{heading}:\n\n{_entries(kind)}")
-    parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.Flags)}")
+    parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.LocalFlags)}")
     for name, command in (
-        ("plan", plan),
-        ("prepare", prepare),
-        ("monitor", server),
-        ("report", report),
-        ("ask", ask),
+        ("plan", plan.PlanFlags),
+        ("prepare", prepare.PrepareFlags),
+        ("monitor", server.MonitorFlags),
+        ("report", report.ReportFlags),
+        ("ask", ask.AskFlags),
     ):
-        parts.append(f"## crankshaft {name}\n\n{_command(command.Flags)}")
+        parts.append(f"## crankshaft {name}\n\n{_command(command)}")
     return "\n".join(parts)
 
 

@@ -45,7 +45,7 @@ _Written = Iterator[tuple[Shard, dict[str, int]]]
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class PrepareFlags:
     """The values of a command line."""
 
     input: str | None = flag(user_files.Module(), None, "Input to write, or a .py file with a function load.")
@@ -67,8 +67,8 @@ def main(argv: list[str]) -> None:
     try:
         usage = "crankshaft prepare --input=... --output_dir=... [flags]"
         with interruptible():
-            values, _ = command_flags.read(argv, Flags, help.module_doc(__name__), usage)
-            flags = Flags(**values)
+            values, _ = command_flags.read(argv, PrepareFlags, help.module_doc(__name__), usage)
+            flags = PrepareFlags(**values)
             if not flags.output_dir:
                 raise UsageError("--output_dir is missing; name a folder for the shards")
             code = _run(flags)
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     sys.exit(code)
 
 
-def _run(flags: Flags) -> int:
+def _run(flags: PrepareFlags) -> int:
     entry = registry.find("input", flags.input)
     arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
     if flags.eval_data_dir and not entry.reads_eval_data:

@@ -1,4 +1,4 @@
-"""One job that faults disturb: its processes, what they have left, and what its run comes to. Host code.
+"""One job that faults disturb: its processes, what they have left, and what its run comes to.
 
 The job's own supervisor restarts tasks; whoever starts the job here is its scheduler: a command that ends with an error
 is started again, as Slurm and Kubernetes do.
@@ -82,13 +82,13 @@ class Job:
     """The processes of a job, in a folder of its own.
 
     Args:
-      settings: of the training.
+      settings: the training's settings.
       injections: the faults that are planned.
       folder: in which everything is kept.
       data: the folder of the data's files.
 
     Attributes:
-      run_dir: of the run.
+      run_dir: the run's folder.
       data: a copy of the files, if the job reads any.
       lost: the tasks whose hosts are lost: they are not started again.
       slow_now: while this file exists, writes to run_dir are slow, if a fault needs that.

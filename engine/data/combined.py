@@ -80,9 +80,6 @@ class _UndividedStream(WrappedStream):
 
     divides = False
 
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return None
-
 
 def first(split: Any) -> Any:
     """Returns the split that defines epochs: of several inputs the first."""

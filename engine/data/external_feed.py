@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -127,9 +126,6 @@ class ExternalFeed(Feed):
             return tf.TensorSpec([None, *spec.shape], x.dtype)
 
         return tf.nest.map_structure(any_number, examples, self.split.element_spec), batch_size
-
-    def most_steps(self, operands) -> float:
-        return math.inf
 
     def batch_number(self, step: tf.Tensor) -> tf.Tensor:
         return step  # programs take any number of steps, and evaluations begin at 0

@@ -29,7 +29,7 @@ from .feed import CallInput, Feed, FeedStats
 from .form import zeros
 from .lengths import Padding
 from .order import Order, even_range, replica_range
-from .reader import Reader, unmasked
+from .reader import Reader, raising_source_error
 from .replay import Replay, ReplayPosition
 from .source import Source, Spec, unknown_dimensions
 from .streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
@@ -147,7 +147,7 @@ class ReadFeed(Feed):
             self._blocks.close()
             self.last_step = None
         limit = self.max_steps_per_call(step, limit)
-        with unmasked(self._reader):
+        with raising_source_error(self._reader):
             block, start, stop = self._blocks.call_input(step, limit)
         self._next_step = step + stop - start
         return CallInput((block,), start, stop)

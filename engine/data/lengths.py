@@ -149,7 +149,7 @@ class VaryingStream(WrappedStream):
       stream: stream whose `element_spec` has unknown dimensions.
     """
 
-    divides = False
+    divides = False  # each worker's batches would be padded to lengths of their own
 
     def __init__(self, stream: Stream):
         super().__init__(stream)
@@ -169,9 +169,6 @@ class VaryingStream(WrappedStream):
             return tf.nest.map_structure(add_lengths, element, self._stream.element_spec)
 
         return self._stream.examples(seed, epoch).map(example)
-
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return None  # each worker's batches would be padded to lengths of their own
 
 
 def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.ndarray:

@@ -225,9 +225,6 @@ class GeneratorStream(Stream):
         dataset = rows_as_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return None
-
     def fault(self) -> CrankshaftError | None:
         if self._fault is not None or next(self._batches, None) is not None:
             return self._fault

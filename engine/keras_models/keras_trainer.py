@@ -23,13 +23,12 @@ from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
 from ..step.context import StepContext, step_context
 from ..step.gathering import gather_together
-from ..step.options import CLIPS
 from ..trainer import Trainer
 from . import trials
 from .compiled_model import check, step_options
 from .keras_metrics import KerasMetric
 
-_KEPT = (
+_NOT_UPDATED = (
     "{} has the metric {}, which neither its layers' call nor compute_loss updates; pass it to compile(metrics=), or "
     "write a crankshaft.Trainer with build_model, loss and metrics"
 )
@@ -271,9 +270,9 @@ class KerasTrainer(Trainer):
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
-            self._of_whole_batch = [_OWN]
+            self._whole_batch_losses = [_OWN]
         else:
-            self._of_whole_batch = self._tried(specs, outputs, traces[-1].compared)
+            self._whole_batch_losses = self._find_whole_batch_losses(specs, outputs, traces[-1].compared)
         self._metrics = None
         if (compiled["metrics"] or compiled["weighted_metrics"]) and specs.labels is not None:
             labels_and_outputs = self._weighed(specs.labels)[0], outputs
@@ -340,7 +339,7 @@ class KerasTrainer(Trainer):
         """
         sums: dict[str, KerasMetric] = {}
         if missing := self._kept.kept - updates.keys():
-            raise UsageError(_KEPT.format(type(self.model).__name__, min(missing)))
+            raise UsageError(_NOT_UPDATED.format(type(self.model).__name__, min(missing)))
         for name, update in updates.items():
             metric, of_one = (
                 self._kept.metrics[name],
@@ -357,7 +356,7 @@ class KerasTrainer(Trainer):
                 )
         return sums
 
-    def _tried(self, specs, outputs, compared) -> list[str]:
+    def _find_whole_batch_losses(self, specs, outputs, compared) -> list[str]:
         """Returns the names of losses that are not means over examples."""
         features, labels, of_examples = specs
         labels, weights = self._weighed(labels)
@@ -381,8 +380,7 @@ class KerasTrainer(Trainer):
     def train_step(self, batch) -> dict[str, Any]:
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
-        # As in Keras, there is no update without weights to train, and so nothing to scale or clip.
-        step_context().applied.mark(*CLIPS, "scaling", "unscaling", "skipping", "ending")
+        # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
             _, _, metrics = self._forward_losses(batch, training=True)
             return metrics()
@@ -467,11 +465,11 @@ class KerasTrainer(Trainer):
         size, fields, steps = _size(batch), form.fields(batch), self.run_context.options.accumulate_steps
         features, (labels, example_weights), share = fields.features, self._weighed(fields.labels), None
         weights = example_weights if weights is None else weights
-        if self._of_whole_batch:
+        if self._whole_batch_losses:
             if step_context().is_training and steps > 1:
                 raise UsageError(
-                    f"accumulate_steps: {self._of_whole_batch[0]} is a loss of a batch as a whole, not a mean over its "
-                    "examples, so it can't be computed of a micro-batch; use 1"
+                    f"accumulate_steps: {self._whole_batch_losses[0]} is a loss of a batch as a whole, not a mean over "
+                    "its examples, so it can't be computed of a micro-batch; use 1"
                 )
             features = features if self._own_loss else None
             features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
@@ -481,7 +479,7 @@ class KerasTrainer(Trainer):
             return size * loss, {name: self._updated(name, update, size, share) for name, update in updates.items()}
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
-            if self._of_whole_batch:  # the same on each replica
+            if self._whole_batch_losses:  # the same on each replica
                 return size * (loss.total if loss.count is None else tf.math.divide_no_nan(loss.total, loss.count))
             examples, count = size, loss.count
             if not loss.is_even:

@@ -34,7 +34,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
     context = step_context()
     if not context.is_training:
         return layer(*inputs, **arguments)
-    context.applied.mark("recompute")
+    context.applied.mark("recomputed")
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)

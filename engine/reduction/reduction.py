@@ -27,7 +27,6 @@ from .wire import from_halves, move_as_int32, to_halves
 # 16-bit values are gathered: a replica keeps what all have sent until it has summed them. At most this many bytes at
 # once; as float32, for the sum, they take twice as many.
 GATHERED_BYTES = 64 << 20
-WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
 class Reduction(tf.Module):
@@ -63,10 +62,11 @@ class Reduction(tf.Module):
 
     def __init__(self, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
         super().__init__(name="reduction")
-        self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
+        self.reduce_dtype = tf.as_dtype(reduce_dtype)
         self.bucket_bytes = bucket_bytes
         self._figures = threading.local()  # each replica is traced in a thread of its own
         self._state: Callable[[], Sequence[Aggregated]] = tuple
+        self.averaged = set[int]()  # the `id`s of variables that steps have averaged themselves
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Reduction(tf.Module):
           if the mesh shards the optimizer, are made dense. If a variable's update is sharded (`engine.mesh.shards`), it
           is the shard that this replica updates.
         """
-        step_context().applied.mark("reduce_dtype")
+        step_context().applied.mark("Reduction.sum")
         return self._sum(gradients, count, self._aggregated_state(averages), variables, shards_updates=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
@@ -170,7 +170,7 @@ class Reduction(tf.Module):
         """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
         if averages is None:
             return self._state()
-        step_context().applied.averaged.update(id(tf_variable(variable)) for variable in averages)
+        self.averaged.update(id(tf_variable(variable)) for variable in averages)
         return [Aggregated(variable) for variable in averages]
 
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shards_updates: bool):

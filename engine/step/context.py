@@ -261,7 +261,6 @@ class StepContext:
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
         """Multiplies a loss by the loss scale, for a backward pass in float16; `Gradients.unscaled` undoes it."""
         scale = self.readings.loss_scale
-        self.applied.mark("scaling")
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
     def _check_traced_here(self, call: str, fix: str) -> None:

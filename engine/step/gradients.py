@@ -17,7 +17,6 @@ from ..metrics.sums import without_details
 from . import batches, diagnosis
 from .batches import zero_unless
 from .context import step_context
-from .options import CLIPS
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
@@ -64,7 +63,7 @@ class Gradients(Sequence):
     def unscaled(self) -> Gradients:
         """Divides by the step's loss scale, if it has one; overflows stay inf or nan."""
         scale = step_context().readings.loss_scale
-        step_context().applied.mark("unscaling")
+        step_context().applied.mark("Gradients.unscaled")
         return self if scale is None else self.times(1.0 / scale)
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
@@ -197,7 +196,7 @@ class Update:
             self.norm = tf.cond(collect_norm, gradients.norm, lambda: 0.0)
             self._has_norm = tf.cast(collect_norm, tf.float32)
         self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
-        step_context().applied.mark(*CLIPS)
+        step_context().applied.mark("Update")
         if options.clip_norm:
             gradients = gradients.times(options.clip_norm / tf.maximum(self.norm, options.clip_norm))
         elif options.clip_value:
@@ -212,7 +211,7 @@ class Update:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [variable_path(v) for v in variables if id(tf_variable(v)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
-        step_context().applied.mark("skipping")
+        step_context().applied.mark("Update.apply")
         values = [self.gradients.values[self._positions[id(tf_variable(variable))]] for variable in variables]
         gradients = self.gradients.with_values(values)
         if self.finite is None:
@@ -228,7 +227,7 @@ class Update:
           `skipped`. A skipped step leaves moving statistics unchanged, and counts in no other metric, unless only the
           loss scale was too high: its losses are finite.
         """
-        step_context().applied.mark("ending")
+        step_context().applied.mark("Update.end")
         norm = {"gradient_norm": Mean(self.norm, self._has_norm)}
         if self.finite is None:
             return {**metrics, **norm}
@@ -357,7 +356,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
                 gradients.append(summed if is_whole else list(summed))
         return gradients, {**without_details(metrics()), **outside}
 
-    step_context().applied.mark("accumulate_steps")
+    step_context().applied.mark("compute_gradients")
     with step_context().up_to_date(is_once=False):
         gradients, metrics = batches.accumulate(
             compute,

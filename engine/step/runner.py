@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,11 +37,6 @@ class StepRunner:
         self._inventory = trainer.inventory
         self._mesh = mesh or Mesh()
         self._applied = Applied()
-
-    @property
-    def averaged(self) -> Collection[int]:
-        """The `id`s of variables that a traced step has itself averaged over replicas."""
-        return self._applied.averaged
 
     def train_batch(
         self, batch, step: tf.Tensor, collect_norm: tf.Tensor, readings: Readings | None = None, jit: bool = False

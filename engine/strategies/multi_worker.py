@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
-from ..errors import LostPeerError
+from ..errors import LostPeerError, UsageError
 from ..health.watchdog import Arrivals, Watchdog
 from ..internals.tensorflow import broadcast_from_first_worker, own_initial_values, receive_in_chunks
 from ..mesh import collectives
@@ -265,10 +265,18 @@ def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.Mult
     # TensorFlow sends buffers in pieces of 4 KiB; larger ones double the rate of a ring over gRPC.
     receive_in_chunks(_WIRE_CHUNK)
     implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        resolver(task, len(tf.config.get_visible_devices("GPU"))),
-        tf.distribute.experimental.CommunicationOptions(implementation=implementation),
-    )
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            resolver(task, len(tf.config.get_visible_devices("GPU"))),
+            tf.distribute.experimental.CommunicationOptions(implementation=implementation),
+        )
+    except RuntimeError as error:
+        if "must be configured at program startup" not in str(error):
+            raise
+        raise UsageError(
+            "this process has used TensorFlow before its run could join the other workers; make tensors and datasets "
+            "in the data function, or once the run is open"
+        ) from error
 
 
 def resolver(task: WorkerTask, gpus: int) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -224,7 +224,7 @@ class Replicated(Strategy):
             graph = metrics["loss"].total.graph
             state.check_saved(graph)
             if self.num_replicas > 1:
-                state.check_assigned(graph, batch, runner.averaged, self.num_replicas, doubts)
+                state.check_assigned(graph, batch, state.trainer.reduction.averaged, self.num_replicas, doubts)
             return {**metrics, **self._local_figures()}
 
         syncs = self._syncs if step == "train" else None

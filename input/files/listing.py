@@ -149,7 +149,7 @@ def exists(path: str) -> bool:
 
 def is_folder(path: str) -> bool:
     """Returns whether a path is a folder."""
-    if is_remote(path):  # not by `isdir`, which calls what it can't reach no folder
+    if is_remote(path):  # not `isdir`, which is False for an unreachable folder
         return exists(path) and read_remote(path, "stat").is_directory
     return os.path.isdir(path)
 
@@ -201,7 +201,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
       left_out: receives the names of the other folders.
     """
     reading = [(folder, frozenset({os.path.realpath(folder)}))]
-    for path, above in reading:  # grows meanwhile
+    for path, above in reading:  # grows during the loop
         files, folders = files_and_folders(path)
         yield from (ListedFile(join(path, name), resolved) for name, resolved in files.items())
         for name in folders:
@@ -275,7 +275,7 @@ def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[
 
 
 def _leave_out_packed(entries: list[ListedFile], left_out: dict[str, list[str]]) -> list[ListedFile]:
-    """Returns the files without those that are there unpacked, too."""
+    """Returns the files without packed ones whose unpacked file exists too."""
     paths = {entry.path for entry in entries}
     twice = {entry.path for entry in entries if entry.path[-3:].lower() == ".gz" and entry.path[:-3] in paths}
     if twice:

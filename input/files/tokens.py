@@ -19,7 +19,7 @@ from .prepared import PreparedWriter, prepared
 from .storage import Files
 
 _BYTES = 256
-_LEARN_BYTES = 64 << 20  # of text, from the beginning, for fitting a vocabulary
+_LEARN_BYTES = 64 << 20  # beginning of the text to which a vocabulary is fitted
 
 
 class TextPiece(NamedTuple):
@@ -92,7 +92,7 @@ class Vocabulary:
       separator: the vocabulary's token between documents; "" adds one.
 
     Raises:
-      UsageError: On first use: the library is missing, the JSON is not a vocabulary, or it lacks the token.
+      UsageError: the library is missing, the JSON is not a vocabulary, or it lacks the token; raised on first use.
     """
 
     def __init__(self, text: str, path: str, separator: str):

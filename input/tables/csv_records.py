@@ -356,10 +356,11 @@ def _split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> 
 
 def _fields(line: str, delimiter: str) -> list[str] | str:
     """Returns a line's fields, or its problem."""
+    text = line.encode(errors="surrogateescape")
     try:
-        line.encode()
-    except UnicodeEncodeError:
-        return f"expected UTF-8, found {shown(line.encode(errors='surrogateescape'))}"
+        text.decode()
+    except UnicodeDecodeError:
+        return f"expected UTF-8, to which the file may have to be converted, found {shown(text)}"
     return line.split(delimiter)
 
 

@@ -29,7 +29,7 @@ _FOR_EVER = float("inf")
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class ReportFlags:
     """The values of a command line."""
 
     html: str | None = flag(Path(), None, "File of the page; an existing one is replaced.")
@@ -41,12 +41,12 @@ def main(argv: list[str]) -> None:
     try:
         values, paths = command_flags.read(
             argv,
-            Flags,
+            ReportFlags,
             help.module_doc(__name__),
             "crankshaft report RESULT.json | crankshaft report RUN_DIR|RESULT.json ... --html=FILE",
             takes_words=True,
         )
-        text = _text(paths, Flags(**values).html)
+        text = _text(paths, ReportFlags(**values).html)
     except Exception as error:  # the border of the program
         sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
     help.show(text)

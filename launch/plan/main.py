@@ -45,7 +45,7 @@ _USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [
 _MOST_HOSTS = 50_000
 _FIRST_PORT = 10_000
 _ON_ONE_HOST = ("one_device", "mirrored", "tpu")
-# Flags of a run's tasks and files, without effect on a plan.
+# The flags of a run's tasks and files, without effect on a plan.
 _WITHOUT_EFFECT = ("cluster_hosts", "task_index", "bind", "num_ps", "evaluator", "run_dir", "result_json")
 
 
@@ -55,7 +55,7 @@ def _check_hosts(text: str) -> None:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class PlanFlags:
     """The values of a command line, without those of the run."""
 
     on: str | None = flag(
@@ -85,8 +85,8 @@ def main(argv: list[str]) -> None:
 
 def _run(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
-    values, words = command_flags.read(argv[:cut], Flags, help.module_doc(__name__), _USAGE, takes_others=True)
-    flags = Flags(**values)
+    values, words = command_flags.read(argv[:cut], PlanFlags, help.module_doc(__name__), _USAGE, takes_others=True)
+    flags = PlanFlags(**values)
     program, arguments = command_flags.split_program(argv[cut + 1 :]) if argv[cut + 1 :] else ((), [])
     words += arguments
     if program:
@@ -98,7 +98,7 @@ def _run(argv: list[str]) -> int:
     return _plan(flags, given)
 
 
-def _plan(flags: Flags, given: dict[str, Any], trainer_class=None, data=None) -> int:
+def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None) -> int:
     """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
     paths.check_results({"result_json": given.get("result_json"), "run_dir": None})
     if flags.simulate:

@@ -18,7 +18,7 @@ from crankshaft.launch.cluster.restarts import has_ended, recorded_restarts
 from tests import forked
 from tests.distributed import weighing
 from tests.processes import newest_snapshot
-from tests.runs import assert_equal_bits, newest, tensors
+from tests.runs import newest, tensors
 from tests.waiting import PATIENCE, wait_until
 
 RUN = (
@@ -58,20 +58,6 @@ def script(folder):
     folder.mkdir()
     (folder / "script.py").write_text(SCRIPT)
     return folder / "script.py"
-
-
-@pytest.mark.slow  # test_snapshots has the same oracle, under `crankshaft local`
-def test_killed_workers_recover_in_their_places_and_end_with_the_same_bits(start_workers, tmp_path):
-    for name, acts in (("straight", ""), ("killed", "40:1:kill,90:0:kill")):
-        flags = ("--strategy=multi_worker", "--train_steps=120", "--checkpoint_every_steps=20", "--max_restarts=9")
-        workers = start_workers(2, script(tmp_path / name), acts, *RUN, *flags, f"--run_dir={tmp_path / name / 'run'}")
-        workers.ok()
-    for index in range(2):
-        assert workers.output(index).count("script of") == 1  # the script up to `main` ran once
-        assert workers.output(index).count("it starts again") == 2
-    assert "worker 1 was killed by SIGKILL; it starts again at once (restart 1 of 9" in workers.output(1)
-    assert len(re.findall(r"resumed at step \d+ of 120", workers.output(0))) == 2
-    assert_equal_bits(tmp_path / "killed" / "run", tmp_path / "straight" / "run")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import random
 import signal
 import time
 
@@ -60,25 +59,6 @@ def sighted(run_dir: pathlib.Path) -> int:
     """How often examples were seen."""
     (tally,) = (x for name, x in runs.tensors(run_dir).items() if "examples/admissions" in name and "/tally/" in name)
     return int(tally[2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "steps"), [(1, drifting.STEPS), (2, 600)])
-def test_a_run_killed_ten_times_gives_rows_to_the_same_ids_as_one_that_is_not(run, workers, steps):
-    straight = run("straight", workers=workers, steps=steps).ok()
-    killed = run("killed", "--checkpoint_every_steps=25", workers=workers, steps=steps)
-    chance = random.Random(workers)
-    for number in range(1, KILLS + 1):
-        killed.until(lambda number=number: killed.starts() == number)
-        before = runs.newest(killed.run_dir)
-        killed.until(lambda before=before: runs.newest(killed.run_dir) > before)
-        time.sleep(chance.uniform(0, 0.05))
-        killed.kill(f"worker {chance.randrange(workers)}")
-    assert killed.ok().starts() == KILLS + 1
-    assert runs.result(killed.run_dir)["tables"]["items/rows_freed"] > steps // 2
-    assert runs.result(killed.run_dir)["tables"] == runs.result(straight.run_dir)["tables"]
-    runs.assert_equal_bits(killed.run_dir, straight.run_dir, "train")
-    assigned(killed.run_dir)
 
 
 @pytest.mark.slow

@@ -143,20 +143,6 @@ def test_a_join_that_a_stopped_worker_holds_up_names_it_and_its_steps(start):
 
 
 @pytest.mark.slow
-def test_a_stopped_server_is_named(start):
-    """The first one holds the counters, by which the coordinator would know who is at what."""
-    flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=2000", "--step_timeout_seconds=3")
-    job = start("run", *flags, local=("--workers=1", "--max_restarts=0", "--grace_seconds=2"))
-    job.until(lambda: runs.newest(job.run_dir) >= 2000)
-    time.sleep(1.5)  # until all of the writing is over
-    job.send_to("ps 0", signal.SIGSTOP)
-    assert job.wait().code == 1
-    (line,) = re.findall(r"\[chief\] error: (.*)", job.output)
-    assert re.match(r"ps 0 \(127\.0\.0\.1:\d+\) has not answered for step_timeout_seconds=3: ", line), line
-    assert job.left == []
-
-
-@pytest.mark.slow
 def test_a_worker_stopped_while_a_checkpoint_is_written_ends_the_run(start):
     """There TensorFlow may wait for it with Python's lock held, so that nobody is left to name it."""
     flags = ("--mode=train", "--train_steps=100000", "--checkpoint_every_steps=20", "--step_timeout_seconds=3")

@@ -23,22 +23,6 @@ CLICKS = (
 RUN = (*CLICKS, "--input_arg=rows=1500")
 
 
-@pytest.mark.slow
-def test_shards_outlive_the_cluster_that_made_them(inside, start, tmp_path):
-    run_dir = f"--run_dir={tmp_path}/run"
-    job = start("run", *RUN, "--train_steps=150", local=("--workers=1",), script=()).ok()
-    assert "Embedding: 'embedding', 12,000 rows x 17, 0.8 MB, shards: 2" in job.output
-    shards = {name: x.shape for name, x in runs.tensors(tmp_path / "run").items() if "trainer/embedding" in name}
-    assert sorted(shards.values()) == [(6000, 17), (6000, 17)]
-    found = job.result["eval"]
-    assert found["auc"] > 0.6
-    again = inside(*RUN, run_dir, "--mode=eval", "--train_steps=150").ok()
-    assert f"auc {found['auc']:g}" in again.out
-    further = inside(*RUN, run_dir, "--train_steps=170", "--strategy=mirrored", "--num_virtual_devices=2").ok()
-    assert "shards: 1" in further.out
-    assert runs.newest(tmp_path / "run") == 170
-
-
 def rows_by_id(run_dir) -> dict[int, np.ndarray]:
     """A table's row and its Adagrad accumulator by id, after a check of where the keys are."""
     kept, found = runs.tensors(run_dir), {}

@@ -60,6 +60,7 @@ CASES = {
     "averaged weights": (*MLP, {"ema_decay": 0.99, "unrolls": True}),
     "averaged weights by xla": (*MLP, {"ema_decay": 0.99, "jit": True}),
     "16 bits": (Halves, *MLP[1:], {"precision": "bfloat16", "unrolls": True}),
+    "float16 by a loss scale": (*MLP, {"precision": "float16"}),
     "clipped": (*MLP, {"clip_norm": 1.0, "unrolls": True, **PAIR}),
     "a batch of one": (mlp, lambda: four_classes(3), MLP[2], {"batch_size": 2, "clip_norm": 1.0, **PAIR}),
     "local SGD": (*LOCAL, {"reduction": lambda: LocalSgd(4, outer()), **PAIR}),

@@ -41,22 +41,6 @@ def test_gradients_are_clipped_by_their_global_norm(bench, clip_norm, replicas, 
     np.testing.assert_allclose(-np.append(kernel, bias), gradient * min(1, clip_norm / norm), rtol=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_row_that_occurs_twice_is_one_row_of_the_norm(bench, replicas):
-    """Two examples of one row: its gradient is their sum over 2, of norm 2, not sqrt(2)."""
-
-    class Lookup(Trainer):
-        def build_model(self):
-            return tf.keras.Sequential([tf.keras.layers.Embedding(5, 4)])
-
-        def loss(self, outputs, batch):
-            return mean(tf.reduce_sum(outputs, [1, 2]))
-
-    made = bench(Lookup(), (np.full((2, 1), 3), np.zeros(2)), 2, replicas, optimizer="sgd", clip_norm=1.0)
-    total, count = made.train(1)["gradient_norm"]
-    np.testing.assert_allclose(total / count, 2.0, rtol=1e-6)
-
-
 class Penalised(Trainer):
     """A kernel's regularizer, and a layer that adds the mean of its inputs' squares times its weight to the loss."""
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from crankshaft.engine.data.preprocessing import MISSING_WORDS
 from crankshaft.engine.data.source import Spec
-from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import csv
 from crankshaft.input.checks import InputError
 from crankshaft.input.tables import fitting
@@ -288,16 +287,6 @@ def test_other_delimiters_gzip_and_names_by_an_argument_make_no_difference(tmp_p
         csv.load(folder, 0, names=("id", "id"))
 
 
-@pytest.mark.parametrize("field", ["3.5e38", "-1e39", "1e400", "-1e400", "inf", "-Infinity"])
-def test_a_number_beyond_float32_is_a_bad_record(tmp_path, field):
-    source = csv.load(written(tmp_path, f"x,label\n1.5,0\n{field},1\n3.4e38,1\n"), 0).train
-    assert source.read(np.array([0, 2]))[0]["x"].tolist() == [1.5, np.float32(3.4e38)]
-    with pytest.raises(
-        BadRecordError, match=r"0.csv, record 2: column 'x' has -?(inf|[0-9.e+]+), more than float32 can hold"
-    ):
-        all_of(source)
-
-
 @pytest.mark.parametrize("columns", [300, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_a_table_of_many_columns_is_read(tmp_path, columns):
     """Twice as many take twice as long: nothing looks through all columns for each of them."""
@@ -358,6 +347,11 @@ def test_mistakes_are_one_line(tmp_path, texts, line):
     assert "\n" not in str(caught.value)
     kept = tmp_path / ".crankshaft"
     assert not kept.exists() or not [*kept.iterdir()] or "no column" in line
+
+
+def test_a_line_between_two_character_delimiters_that_is_not_utf_8_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"0\.csv:3: expected UTF-8, to which .*, found '1::caf\\\\xe9'; mend it"):
+        csv.load(written(tmp_path, b"label::name\n0::tea\n1::caf\xe9\n"), 0, delimiter="::")
 
 
 @pytest.mark.parametrize("delimiter", ["", "ab", '"', "\n", "é"])

@@ -1,7 +1,6 @@
 """The bundled digits: a fixed split, whole, disjoint, and readable when scaled."""
 
 import gzip
-import hashlib
 import os
 
 import numpy as np
@@ -82,10 +81,3 @@ def test_damaged_file_is_refused_in_one_line(tmp_path):
             digits.read_scans(str(path))
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_readme_states_the_file_that_is_there():
-    with open(PATH, "rb") as file:
-        digest = hashlib.sha256(file.read()).hexdigest()
-    with open(os.path.join(os.path.dirname(PATH), "README.md"), encoding="utf-8") as file:
-        assert digest in file.read()

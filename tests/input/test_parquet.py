@@ -81,19 +81,6 @@ def test_features_may_be_one_array_of_some_columns(tmp_path):
     assert splits.vocabulary is None
 
 
-def test_labels_of_text_are_numbered_by_the_data_to_train_on(tmp_path):
-    folder = written(tmp_path / "train", table(6))
-    other = written(tmp_path / "eval", table(2, 2))
-    splits = parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=other)
-    assert (splits.num_classes, splits.classes) == (3, ("city 0", "city 1", "city 2"))
-    assert all_of(splits.train)[1].tolist() == [0, 1, 2, 0, 1, 2]
-    assert all_of(splits.evaluation)[1].tolist() == [2, 0]
-    assert parquet.load(other, 0, label="city", features=("id",)).ids != splits.ids
-    strange = written(tmp_path / "strange", table(3, city=pa.array([1, 2, 3])))
-    with pytest.raises(InputError, match=r"column 'city' holds int64, and text in .*train/part-0.parquet; write both"):
-        parquet.load(folder, 0, label="city", features=("id",), eval_data_dir=strange)
-
-
 def test_without_a_label_examples_are_features_alone(tmp_path):
     splits = parquet.load(written(tmp_path, table(3)), 0, label="none", features=("age",))
     assert all_of(splits.train)["age"].tolist() == [0, 1, 2]

@@ -19,7 +19,7 @@ import tensorflow as tf
 from ... import logging
 from ...errors import reason
 from ...machine import files
-from ..writing import Writing
+from ..background import BackgroundThread
 
 Event = tf.compat.v1.Event
 
@@ -34,12 +34,12 @@ class EventFiles:
 
     Args:
       directory: the folders' parent; None writes nothing, for workers other than the chief.
-      writing: the writing thread; None starts one for these files.
+      writer: the writing thread; None starts one for these files.
     """
 
-    def __init__(self, directory: str | None, writing: Writing | None = None):
+    def __init__(self, directory: str | None, writer: BackgroundThread | None = None):
         self.directory = directory
-        self._writing = writing or Writing()
+        self._writer = writer or BackgroundThread()
         self._writers: dict[str, tf.io.TFRecordWriter] = {}  # by folder
         self._first_step = 0
         self._started: set[str] = set()  # folders in which START is written
@@ -57,24 +57,24 @@ class EventFiles:
         self._started.clear()
         if self.directory is not None:
             self._is_open = True
-            self._writing.open(self._flush)
+            self._writer.open(self._flush)
 
     def put(self, folder: str, step: int, make: Callable[[], Iterable[tf.compat.v1.Summary.Value] | bytes]) -> None:
         """Queues one event. `make`, called in the thread, returns its values, or a graph, a serialised `GraphDef`."""
         if self.directory is not None:
-            self._writing.submit(functools.partial(self._put, folder, time.time(), step, make))
+            self._writer.submit(functools.partial(self._put, folder, time.time(), step, make))
 
     def flush(self, seconds: float | None = None) -> None:
         """Waits until all queued events are in the files, for at most so many seconds."""
         if self._is_open:
-            self._writing.flush(seconds)
+            self._writer.flush(seconds)
 
     def close(self) -> None:
         """Writes the rest and closes the files; may be called again."""
         if self._is_open:
             self._is_open = False
-            self._writing.submit(self._close_files)
-            self._writing.close(self._flush)
+            self._writer.submit(self._close_files)
+            self._writer.close(self._flush)
 
     def _put(self, folder: str, wall_time: float, step: int, make: Callable) -> None:
         def write() -> None:

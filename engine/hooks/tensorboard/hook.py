@@ -15,9 +15,9 @@ from ...internals.variables import variable_path
 from ...inventory import Inventory
 from ...mesh.shards import variable_sharding
 from ...meter import Totals
+from ..background import BackgroundThread
 from ..base import Period, Status, Windowed
 from ..figures import Figures
-from ..writing import Writing
 from . import event_values
 from .event_files import EventFiles
 from .probe import Probe
@@ -46,7 +46,7 @@ class TensorBoard(Windowed):
       histogram_every_steps: period of histograms; 0 disables them.
       config: the hyper-parameters, {name: value}.
       probe: for gradients and images; None omits them.
-      writing: the thread that writes; None starts one.
+      writer: the thread that writes; None starts one.
     """
 
     name = "tensorboard"
@@ -59,13 +59,13 @@ class TensorBoard(Windowed):
         more: Collection[int | Period] = (),
         config: dict | None = None,
         probe: Probe | None = None,
-        writing: Writing | None = None,
+        writer: BackgroundThread | None = None,
     ):
         super().__init__(every_steps, at_end=True, more=more)
         self.histogram_every_steps = histogram_every_steps
         self.config = config or {}
         self.probe = probe
-        self._files = EventFiles(directory, writing)
+        self._files = EventFiles(directory, writer)
         self._figures: Figures | None = None
         self._restored = False
         self._has_images = True

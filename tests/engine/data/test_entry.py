@@ -337,3 +337,9 @@ def test_parts_of_a_dataset_that_is_in_another_order_each_time_are_a_line(caplog
     (line,) = [record.getMessage() for record in caplog.records]
     assert "in another order at each reading" in line
     assert "give its shuffle reshuffle_each_iteration=False" in line
+
+
+def test_a_cache_that_a_killed_process_left_half_written_is_one_line(tmp_path):
+    (tmp_path / "x.cache_0.lockfile").write_text("Created at: 1")
+    with pytest.raises(UsageError, match=r"x.cache_0.lockfile is there; if no other process reads this"):
+        entry.split("x", dataset(X, Y).cache(f"{tmp_path}/x.cache"))

@@ -12,8 +12,6 @@ from crankshaft.engine import Mean, Trainer, mean
 from crankshaft.engine.keras_models.keras_metrics import KerasMetric
 from crankshaft.engine.metrics.means import auc, root_mean_square
 from crankshaft.engine.metrics.sums import without_details
-from crankshaft.engine.optimizers import outer
-from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.models.classification import Classifier
 
 BATCH, RATE = 8, 0.05
@@ -68,13 +66,6 @@ def check(bench, epochs: int = 3):
 @pytest.mark.parametrize(("replicas", "options"), [(1, {"parallel_micro_batches": 2}), (2, {})], ids=str)
 def test_training_is_numpys(bench, replicas, options):
     check(bench(Line(), SOURCE, BATCH, replicas, shuffle=False, optimizer="sgd", learning_rate=RATE, **options))
-
-
-@pytest.mark.thorough
-def test_rounds_of_one_step_that_average_are_numpys(bench):
-    reduction = LocalSgd(1, outer(1.0, 0.0))
-    options = {"shuffle": False, "optimizer": "sgd", "learning_rate": RATE}
-    check(bench(Line(), SOURCE, BATCH, 2, reduction=reduction, **options))
 
 
 def test_training_is_keras(bench):

@@ -189,17 +189,6 @@ def test_replicas_hold_the_same_weights_where_something_is_due_and_nowhere_else(
     assert not any(apart())
 
 
-@pytest.mark.slow
-def test_it_learns_what_synchronous_training_learns(run):
-    def losses(reduction):
-        made = run(reduction, learning_rate=1e-2)
-        return [total / count for total, count in (made.train(until)["loss"] for until in (24, 200, 224))]
-
-    (first, _, last), (_, _, synchronous) = losses(LocalSgd(8, outer())), losses(Reduction())
-    assert first > 1.5 * synchronous
-    assert last < 1.05 * synchronous
-
-
 @pytest.fixture
 def saved(of_four, tmp_path):
     """A run of two replicas that has saved step 16: the checkpoint's folder, and the copies of what differs between

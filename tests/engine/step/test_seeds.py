@@ -89,6 +89,20 @@ def test_steps_sample_the_same_in_whatever_program_they_stand(bench):
     assert np.abs(sums[10, 1] - 10 * sums[1, 1]).min(axis=0).min() > 1e-3
 
 
+def test_samples_follow_the_seed_and_the_step_and_one_replica_samples_as_the_first_of_many(bench):
+    one, two, other = (made(bench, replicas, seed=seed) for replicas, seed in ((1, 0), (2, 0), (1, 1)))
+    for each in (one, two, other):
+        each.train(1)
+    np.testing.assert_array_equal(sampled(one)[0], sampled(two)[0])
+    assert not np.any(sampled(one)[0] == sampled(other)[0])
+    before = sampled(two)
+    two.train(4)
+    other = made(bench, replicas=2)
+    other.jump(1)
+    other.train(4)
+    np.testing.assert_allclose(sampled(other), sampled(two) - before, atol=1e-5)  # differences of float32
+
+
 def test_evaluation_and_prediction_sample_in_each_batch_and_call_independently(bench):
     run = made(bench, replicas=2, eval_source=DATA, eval_batch_size=8)
     names = [f"sample_{i}" for i in [*CALLS, *NAMED, *OTHER, *DROPS]]

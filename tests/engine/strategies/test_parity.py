@@ -7,7 +7,6 @@ import tensorflow as tf
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
-from tests.arrays import assert_same
 
 
 def images(examples=338, size=12):
@@ -98,24 +97,3 @@ def test_feeds_give_the_same_run(curves, replicas):
 def test_xla_learns_what_the_executor_learns(curves, on_one_device):
     """Fused multiply-adds and another order of sums: as for replicas, 1e-7 a step; 1e-5 after 100."""
     np.testing.assert_allclose(curves(Mlp((32,)), images(), jit=True), on_one_device, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_calls_cut_at_random_change_no_bit_of_batch_normalisation_on_replicas(bench):
-    """25 runs of 25 steps, over an epoch's smaller last batch: all replicas' variables, slots and moving statistics.
-
-    Where a call ends, and whether somebody looks at that step, are sampled for each. Every fifth run is traced again.
-    """
-    made = bench(Cnn(batch_norm=True), images(), 16, 2, num_classes=4)
-    put_back, rng, first = made.state.make_restorer(), np.random.default_rng(0), None
-    for number in range(25):
-        put_back()
-        if number % 5 == 0:
-            made.strategy.bind(made.state, made.strategy.training.feed)
-        while made.state.step < 25 and number:
-            made.train(min(25, made.state.step + int(rng.integers(1, 24))), int(rng.integers(1, 24)))
-        made.train(25)
-        arrays = made.arrays()
-        first = first or arrays
-        assert_same(arrays, first)
-        assert_same(arrays[::2], arrays[1::2])

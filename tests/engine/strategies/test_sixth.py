@@ -38,10 +38,6 @@ def _registered():
     exec(compile(EXAMPLE, "step_by_step.py", "exec"), {"__name__": "step_by_step"})
 
 
-def test_it_has_a_hundred_lines_at_most():
-    assert len(EXAMPLE.splitlines()) <= 100
-
-
 def test_it_trains_evaluates_and_resumes_as_one_device_does(tmp_path):
     epochs = []
     hook = every_epoch(lambda status, metrics: epochs.append(metrics["loss"]))

@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl.testing import flagsaver
 
 import crankshaft
-from crankshaft.engine import Trainer, make_optimizer, mean
+from crankshaft.engine import mean
 from crankshaft.launch.command_line import parsing
 from crankshaft.launch.errors import UsageError
 from tests.launch.command_line.test_config import asked
@@ -311,61 +311,6 @@ def test_weights_are_brought_to_an_average_and_to_layers_beside_the_model(inside
     inside(*flags, *still, f"--run_dir={tmp_path}/run", trainer=trainer, data=arrays).ok()
     losses = [found_in(tmp_path / run / "result.json")["eval"]["loss"] for run in ("source", "run")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-
-
-class Rows(tf.keras.Model):
-    """Layers in lists of lists."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = [[tf.keras.layers.Dense(5), tf.keras.layers.BatchNormalization()], [tf.keras.layers.Dense(4)]]
-
-    def call(self, x, training=None):
-        for layer in [layer for row in self.rows for layer in row]:
-            x = layer(x, training=training)
-        return x
-
-
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [
-        (lambda mean, spread: {"mean": mean, "spread": spread}, ["mean", "spread"]),
-        pytest.param(lambda mean, spread: (mean, spread), ["outputs_0", "outputs_1"], marks=pytest.mark.slow),
-    ],
-    ids=["named", "pair"],
-)
-def test_an_export_has_all_layers_and_outputs(inside, tmp_path, shape, names):
-    """An encoder beside the model, and a variable, and two outputs of it."""
-
-    class Encoded(Regression):
-        def build(self):
-            self.shift = tf.Variable([0.25], trainable=False)
-            self.encoder = Rows()
-            self.encoder(tf.zeros([1, 3]))
-            inputs = tf.keras.Input((4,))
-            self.model = tf.keras.Model(inputs, shape(*(tf.keras.layers.Dense(1)(inputs) for _ in range(2))))
-            self.optimizer = make_optimizer(self, self.trainable_variables)
-
-        @property
-        def trainable_variables(self):
-            return [*self.encoder.trainable_variables, *self.model.trainable_variables]
-
-        def forward(self, features, training):
-            return self.model(self.encoder(features, training=training) + self.shift)
-
-        def loss(self, outputs, batch):
-            return super().loss(tf.add_n(tf.nest.flatten(outputs)), batch)
-
-        metrics = Trainer.metrics
-
-    run = f"--run_dir={tmp_path}/run"
-    inside(*QUIET, "--train_epochs=2", "--global_batch_size=32", run, trainer=Encoded, data=arrays).ok()
-    inside("--mode=export", run, trainer=Encoded, data=arrays).ok()
-    folder = tmp_path / "run" / "export" / "6"
-    outputs = tf.saved_model.load(str(folder)).signatures["serving_default"](features=tf.constant(FEATURES[:30]))
-    assert sorted(outputs) == names
-    error = np.mean((sum(each.numpy() for each in outputs.values())[:, 0] - LABELS[:30]) ** 2)
-    assert found_in(tmp_path / "run" / "result.json")["eval"]["loss"] == pytest.approx(error, rel=1e-5)
 
 
 @pytest.mark.parametrize(("mode", "regularizer"), [("train_and_eval", "l2"), ("train", None)])

@@ -286,21 +286,6 @@ def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(
     assert "ps 0 was killed by SIGTERM; all tasks start again at once (restart 1 of 3" in tasks.decide([killed]).message
 
 
-def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
-    """By a process that passes it on, slowly, and is not killed with the task."""
-    script = """
-from crankshaft.launch.host import noise, process
-pass_on = noise._relay
-noise._relay = lambda reading: (time.sleep(0.05), pass_on(reading))
-with process.quiet_startup():
-    os.write(2, b"Unknown flag")
-    os.abort()
-"""
-    outcome = local(script, "--max_restarts=0", "--workers=1").wait()
-    assert outcome.error.startswith("worker 0 was killed by SIGABRT; ")
-    assert "[worker 0] Unknown flag" in outcome.err
-
-
 def test_who_ends_well_waits_for_the_others(local):
     outcome = local("print('bye')\noutlive() if index else leave(0)").wait().ok()
     assert outcome.out.count("bye") == 2
@@ -323,22 +308,6 @@ def test_failures_outside_the_window_are_forgotten_and_pauses_grow():
     assert rule.decide(failed).exit_code == 1
     rule = Synchronous(9, 100, 30)
     assert [rule.decide(failed, advanced).pause_seconds for advanced in (True, False, False, True)] == [0, 1, 2, 0]
-
-
-@pytest.mark.thorough
-def test_an_evaluator_that_is_not_started_again_is_told_of(local, tmp_path):
-    script = """
-kind = config["task"]["type"]
-if kind == "evaluator":
-    sys.exit(1)
-while kind != "chief" or not (here / "stop").exists():
-    time.sleep(0.01)
-"""
-    program = local(script, "--workers=1", "--ps=1", "--evaluator", own=(f"--run_dir={tmp_path}/run",))
-    program.until(says(program, "evaluator ended with exit code 1; it starts again in 4 s"))
-    (tmp_path / "stop").touch()
-    outcome = program.wait().ok()
-    assert outcome.err.endswith("the last checkpoint is not evaluated; mode=eval evaluates it\n")
 
 
 def test_servers_that_are_told_to_end_have_not_failed(local, tmp_path):

@@ -272,21 +272,6 @@ def test_examples_that_the_runs_own_model_labels_are_made_once():
     assert np.random.random() == wanted  # noqa: NPY002
 
 
-def test_pictures_of_data_that_is_handed_in_leave_its_position_alone(tmp_path):
-    """TensorBoard shows the batch that was trained on, and takes none of the dataset's."""
-
-    class Pixels(Tells):
-        def build_model(self):
-            return tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
-
-    images, numbers = np.ones([8, 8, 8, 1], "float32"), np.arange(8, dtype="float32")
-    folder = {"run_dir": tmp_path, "histogram_every_steps": 1}
-    asked = {**ASKED, "data": ((images, numbers), None), "global_batch_size": 2, "mode": "train", **folder}
-    with open_run(Pixels, **asked) as opened:
-        dataset = tf.data.Dataset.from_tensor_slices((images, numbers))
-        assert [opened.train(data=dataset, steps=1)["mean"] for _ in range(4)] == [0.5, 2.5, 4.5, 6.5]
-
-
 KEPT = "can't be saved in a checkpoint"
 MISTAKES = [
     (lambda r: r.train(steps=1, epochs=1), "train(steps=1, epochs=1): both are given; use one of them"),

@@ -119,18 +119,6 @@ def test_a_run_that_was_ended_within_an_epoch_has_the_bits_of_one_that_was_not(
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
-@pytest.mark.slow
-def test_the_first_line_of_a_resumed_run_has_the_mean_since_the_last_line(inside, tmp_path):
-    """Not of the steps since the resume, here one; the line of the stop is beside the others."""
-    run = (*RUN, *MLP, "--train_steps=40", "--eval_every_steps=20", "--jit=off", f"--run_dir={tmp_path}/")
-    straight = inside(*run[:-1], f"{run[-1]}straight").ok()
-    stopped = inside(*run[:-1], f"{run[-1]}run", "--stop_at_step=39").ok()
-    resumed = inside(*run[:-1], f"{run[-1]}run").ok()
-    line = re.search(r"^step 40/40  loss \S+", straight.out, re.MULTILINE)[0]
-    assert line in resumed.out
-    assert "step 39/40  loss" in stopped.out
-
-
 @pytest.mark.thorough
 def test_a_run_that_stops_at_steps_has_the_bits_of_one_that_does_not(inside, tmp_path):
     run = (*MLP, *RUN, "--jit=off", "--learning_rate_schedule=cosine", "--ema_decay=0.9")
@@ -170,16 +158,6 @@ def test_measuring_xla_changes_no_bit(inside, tmp_path):
     chosen = manifests(tmp_path / "measured")[-1]["host_state"]["state"]["jit"]
     inside(*run, f"--jit={'on' if chosen else 'off'}", f"--run_dir={tmp_path}/asked").ok()
     assert_equal_bits(tmp_path / "measured", tmp_path / "asked")
-
-
-@pytest.mark.slow
-def test_the_loss_scale_of_float16_goes_on_where_it_was(inside, tmp_path):
-    run = (*MLP, "--input=digits", "--jit=off", "--precision=float16", f"--run_dir={tmp_path}/run")
-    inside(*run, "--train_steps=29").ok()
-    inside(*run, "--train_steps=60").ok()
-    inside(*run[:-1], "--train_steps=60", f"--run_dir={tmp_path}/straight").ok()
-    assert any("loss_scale" in name for name in tensors(tmp_path / "run"))
-    assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
 SCRIPT = pathlib.Path(streamed_digits.__file__)
@@ -249,15 +227,6 @@ def test_a_stream_without_examples_and_flags_for_examples_with_indices_are_refus
     ran("--train_steps=5").refused("num_examples=0 makes no batch; the data is empty")
 
 
-@pytest.mark.thorough
-def test_one_example_is_an_epoch(ran, folder, tmp_path):
-    for path in folder.iterdir():
-        path.write_text("7\n" if path.name == "3.txt" else "")
-    for steps in (3, 6):
-        ran(f"--run_dir={tmp_path}/run", f"--train_steps={steps}").ok()
-    assert newest(tmp_path / "run") == 6
-
-
 def endless():
     """Examples without an end, and how many of them were made."""
     made = []
@@ -299,25 +268,6 @@ def test_what_may_not_end_is_counted_for_as_long_as_may_be(inside):
     flags = (*DATASET_RUN[2:], "--train_epochs=2", "--step_timeout_seconds=2")
     outcome = inside(*flags, trainer=Line, data=lambda: (endless()[0], None))
     assert "may never end; give train_steps, and eval_every_steps if there is evaluation data" in outcome.mistake
-
-
-@pytest.mark.thorough
-def test_a_pipeline_that_writes_a_cache_is_read_again_after_a_stop_and_a_kill(inside, tmp_path):
-    """Its position can't be kept: a checkpoint does not hold the file. A kill leaves it half written."""
-    points = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
-
-    def ran(name, steps):
-        data = tf.data.Dataset.from_tensor_slices((points, points[:, 0])).map(lambda x, y: (2 * x, y))
-        cached = data.cache(f"{tmp_path}/{name}.cache")
-        flags = ("--global_batch_size=8", *DATASET_RUN[3:], f"--train_steps={steps}", f"--run_dir={tmp_path / name}")
-        return inside(*flags, trainer=Line, data=lambda: (cached, None))
-
-    assert "the dataset writes" in ran("run", 3).ok().err
-    ran("run", 20).ok()
-    ran("straight", 20).ok()
-    assert_equal_bits(tmp_path / "run", tmp_path / "straight", "train")
-    (tmp_path / "other.cache_0.lockfile").write_text("Created at: 1")
-    assert f"{tmp_path}/other.cache_0.lockfile is there; if no other process reads this" in ran("other", 3).mistake
 
 
 KILLED_RUN = ("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.2", "--input=digits", "--jit=off")

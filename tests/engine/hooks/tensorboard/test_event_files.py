@@ -114,7 +114,7 @@ def test_sums_are_read_in_the_writers_thread_and_not_in_the_hook(made, tmp_path,
     monkeypatch.setattr(LoopSums, "read", spy)
     made().loop([Watched(tmp_path, 2)], 6)
     assert set(in_hook) == {0, None}
-    assert elsewhere == {"writing"}
+    assert elsewhere == {"writer"}
 
 
 def test_files_that_cannot_be_written_are_warned_of_once_and_end_no_run(made, tmp_path, caplog):

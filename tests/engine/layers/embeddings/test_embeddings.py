@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import load_weights
 from crankshaft.engine.checkpoints.manifest import read_all
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.evaluation import averaged_weights
@@ -14,7 +13,6 @@ from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.layers import embeddings
 from crankshaft.engine.layers.embeddings import Embedding, hashing, shards_in, tables
 from crankshaft.engine.step.gradients import sum_duplicate_rows
-from tests.arrays import assert_same
 from tests.engine.trainers import Pull, Squares
 
 ROWS, WIDTH = 11, 3
@@ -290,46 +288,6 @@ def power_law(seed=0):
     return np.minimum(rng.zipf(1.5, EXAMPLES), 8) - 1, rng.normal(size=EXAMPLES).astype(np.float32)
 
 
-def updated(values, rule, steps, rate):
-    """The table after `steps`, by NumPy: rows that a batch does not hold, and their slots, stay as they are."""
-    values = values.astype(np.float64)
-    ids, labels = power_law()
-    m, v, accum = np.zeros_like(values), np.zeros_like(values), np.full_like(values, 0.1 + 1e-7)
-    per_epoch = -(-EXAMPLES // BATCH)
-    for step in range(1, steps + 1):
-        part = slice((step - 1) % per_epoch * BATCH, min(EXAMPLES, ((step - 1) % per_epoch + 1) * BATCH))
-        rows, wanted = ids[part], labels[part]
-        gradient = np.zeros_like(values)
-        np.add.at(gradient, rows, ((values[rows].sum(-1) - wanted) / len(rows))[:, None])
-        touched = np.unique(rows)
-        g = gradient[touched]
-        if rule == "sgd":
-            values[touched] -= rate * g
-        elif rule == "adagrad":
-            accum[touched] += g * g
-            values[touched] -= rate * g / np.sqrt(accum[touched])
-        else:
-            m[touched] += 0.1 * (g - m[touched])
-            v[touched] += 0.001 * (g * g - v[touched])
-            alpha = rate * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-            values[touched] -= alpha * m[touched] / (np.sqrt(v[touched]) + 1e-7)
-    return values
-
-
-@pytest.mark.parametrize(
-    ("rule", "replicas", "shards"), [("sgd", 1, 1), ("adagrad", 1, 3), ("adam", 1, 3), ("adam", 2, 1)]
-)
-def test_updates_are_numpys_and_touch_no_other_row(bench, rule, replicas, shards):
-    """Float32 against float64 over 11 steps. On two replicas, the last batch of 2 gives each one example."""
-    made = bench(pull(shards), power_law(), BATCH, replicas, shuffle=False, optimizer=rule, learning_rate=0.1)
-    first = dense(made.trainer.table)
-    made.train(11)
-    np.testing.assert_allclose(dense(made.trainer.table), updated(first, rule, 11, 0.1), rtol=2e-4, atol=2e-6)
-    np.testing.assert_array_equal(dense(made.trainer.table)[8:], first[8:])
-    for shard in made.trainer.table.shards:
-        made.held(shard)
-
-
 def test_replicas_with_a_copy_each_take_no_shards(bench):
     with pytest.raises(ValueError, match=r"table: 2 shards, by num_shards or .*each replica has a copy"):
         bench(pull(2), power_law(), BATCH, 2)
@@ -348,19 +306,6 @@ def test_clipping_and_decay_take_tables_and_averages_leave_them_out(bench, caplo
     assert not made.trainer.optimizer.weight_average.shadows
     with averaged_weights(made.trainer):
         np.testing.assert_array_equal(dense(made.trainer.table), now)
-
-
-@pytest.mark.thorough
-def test_a_checkpoint_holds_table_and_slots_and_gives_them_back(bench, tmp_path):
-    made = bench(pull(2), power_law(), BATCH, optimizer="adam", ema_decay=0.5)
-    made.train(5)
-    made.save(tmp_path)
-    assert "trainer/table/shards/1/.ATTRIBUTES/VARIABLE_VALUE" in made.checkpoints(tmp_path).latest().variables
-    again = bench(pull(2), power_law(), BATCH, optimizer="adam", ema_decay=0.5, seed=3).restore(tmp_path)
-    assert_same(again.arrays(), made.arrays())
-    third = bench(pull(2), power_law(), BATCH, seed=9)
-    load_weights(tmp_path, third.trainer.table, "trainer.table")
-    np.testing.assert_array_equal(dense(third.trainer.table), dense(made.trainer.table))
 
 
 def test_tables_are_found_in_lists_and_dictionaries():

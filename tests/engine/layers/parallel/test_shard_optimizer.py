@@ -80,28 +80,6 @@ def test_losses_are_those_of_one_device(bench, data, shape, options):
     check_copies(many, shape[1])
 
 
-@pytest.mark.slow
-def test_the_average_is_one_devices(bench, data):
-    shared = {"batch_size": 8, "learning_rate": 1e-2, "eval_source": data, **OPTIONS["adamw"]}
-    one = bench(Model(), data, **shared)
-    many = bench(Model(), data, replicas=4, model=2, shard_optimizer=True, **shared)
-
-    def evaluated(run):
-        total, count = run.strategy.evaluate().values()["loss"]
-        return total / count
-
-    for run in (one, many):
-        run.train(5)
-    with (
-        one.trainer.optimizer.weight_average.averages_in_place(),
-        many.trainer.optimizer.weight_average.averages_in_place(),
-    ):
-        expected = evaluated(one)
-        np.testing.assert_allclose(evaluated(many), expected, rtol=1e-6)
-    assert abs(evaluated(one) - expected) > 1e-2 * expected  # of other weights than the last
-    np.testing.assert_allclose(evaluated(many), evaluated(one), rtol=1e-6)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("wire", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_sums_are_those_of_an_all_reduce(bench, data, wire):
