@@ -1,13 +1,11 @@
 """Explicit distributed training loops for TensorFlow 2: `from crankshaft import Trainer, mean, main`.
 
 Names are imported on first use, so that a mistake on a command line does not wait for TensorFlow. The first name that
-needs TensorFlow imports it. Whoever imports it, its notes at the start are hidden, but not its errors.
+needs TensorFlow imports it, and hides its notes, but not its errors.
 """
 
-import os
 import sys
 from importlib import import_module
-from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
@@ -91,49 +89,6 @@ __all__ = [
     "step_context",
     "weighed",
 ]
-
-
-class _Imports:
-    """Acts where a program imports TensorFlow or Keras itself, once this package is imported.
-
-    TensorFlow's notes are kept from standard error. The layers of the models here are registered once Keras is there,
-    so that `load_model` opens their .keras files; to import Keras for that would keep a mistake on a command line
-    waiting.
-    """
-
-    def find_spec(self, name, path=None, target=None):
-        import_as = {"keras": _with_layers, "tensorflow": _without_notes}.get(name)
-        spec = PathFinder.find_spec(name, path) if import_as else None
-        if spec is not None:
-            execute = spec.loader.exec_module
-            vars(spec.loader)["exec_module"] = lambda module: import_as(execute, module)
-        return spec
-
-
-def _with_layers(execute, module) -> None:
-    execute(module)
-    _register_layers()
-
-
-def _without_notes(execute, module) -> None:
-    if "crankshaft.launch.host.process" in sys.modules:  # it hides them itself
-        execute(module)
-    else:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # notes that come later, such as when data is first read
-        with import_module("crankshaft.launch.host.noise").filtered_stderr():
-            execute(module)
-
-
-def _register_layers() -> None:
-    # A process that has begun to import the engine imports its layers as well; they need Keras on TensorFlow.
-    if "crankshaft.engine" not in sys.modules and sys.modules["keras"].config.backend() == "tensorflow":
-        import_module("crankshaft.engine.layers")
-
-
-if "keras" in sys.modules:
-    _register_layers()
-else:
-    sys.meta_path.insert(0, _Imports())
 
 
 def __getattr__(name: str):

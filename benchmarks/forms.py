@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from crankshaft import Source, Spec, Trainer, main, mean  # first: TensorFlow then starts without a word
+from crankshaft import Source, Spec, Trainer, main, mean  # import first: keeps TensorFlow's startup log off the screen
 
 FORM = flags.DEFINE_enum("form", "source", ["source", "stream"], "How the data is given.")
 EXAMPLES = 1000  # 15 batches of 64, and a smaller one

@@ -2,8 +2,8 @@
 
 A second process serves for all workers and the one server. The coordinator's CPU seconds per lease say how many leases
 it can assign, since most of them are Python's, which uses one core. With --step_ms the stand-ins wait that long for
-each step, and all leases end every --join_steps steps, as before a checkpoint: measured beside what `crankshaft plan`
-simulates, and beside leases of equal shares of what is left. Run it from the repository:
+each step, and all leases end every --join_steps steps, as before a checkpoint: measured beside leases of equal shares
+of what is left. Run it from the repository:
 `.venv/bin/python -m benchmarks.leases --workers=64`.
 """
 
@@ -24,12 +24,15 @@ import tensorflow as tf
 
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
-from crankshaft.engine.strategies.pacing import ASSIGN_SECONDS, lease_seconds, lease_steps
-from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases
+from crankshaft.engine.strategies.parameter_server.coordinator import (
+    ClusterAddresses,
+    Leases,
+    lease_seconds,
+    lease_steps,
+)
 from crankshaft.engine.strategies.parameter_server.leases import LAGS, Lease
 from crankshaft.engine.strategies.parameter_server.strategy import connect
 from crankshaft.launch.cluster.resources import free_ports
-from crankshaft.launch.plan.simulation import Scenario, leased_seconds
 
 from .processes import run_script
 
@@ -106,9 +109,6 @@ def measure(leases: Leases, arguments: argparse.Namespace) -> None:
     for way, length in ways.items():
         count, wall, cpu = run(leases, loop, steps, length)
         print(f"{workers} workers, {steps:,} steps of {arguments.step_ms:g} ms, {way}: {count:,} leases, {wall:.2f} s")
-    scenario = Scenario(hosts=workers, examples=1, compute_seconds=seconds, servers=1, join_every_steps=steps)
-    simulated = steps * leased_seconds(scenario, np.random.default_rng(0))
-    print(f"  simulated with {1e3 * ASSIGN_SECONDS:g} ms per lease: {simulated:.2f} s")
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .faults import machine
+from .processes import Process
 
 _TUN, _SET_INTERFACE, _SET_OFFLOAD = "/dev/net/tun", 0x400454CA, 0x400454D0  # linux/if_tun.h, as the next two
 _IS_TUN, _NO_PACKET_INFORMATION, _HAS_HEADER = 0x0001, 0x1000, 0x4000
@@ -48,6 +49,7 @@ _INTERFACE, _PRIORITY, _FIREWALL_MARK = 3, 6, 10  # linux/fib_rules.h
 _SET_ADDRESS, _SET_MASK = 0x8916, 0x891C  # netdevice(7)
 _MOST_WAITING_SECONDS = 1.0  # for a narrow loopback; what would wait longer is lost
 _UDP_OR_TCP = (6, 17)
+_FIRST_PORT = 12_000
 
 
 class Link(NamedTuple):
@@ -112,6 +114,27 @@ class Hosts(_Relay):
     def command(self, host: int, *words: str) -> list[str]:
         """Returns the words of a command that runs `words` on a host."""
         return ["nsenter", f"--net=/proc/{self._process.pid}/fd/{self._made[host]}", *words]
+
+
+def on_hosts(hosts: Hosts, workers: int, servers: int, command: Sequence[str]) -> list[Process]:
+    """Returns the processes of a job: a coordinator, if it has servers, and each task on a host of its own."""
+    jobs = [("worker", index) for index in range(workers)] + [("ps", index) for index in range(servers)]
+    places = [*enumerate(jobs)]
+    if servers:
+        places.insert(0, (0, ("chief", 0)))
+    cluster: dict[str, list[str]] = {}
+    for port, (host, (job, _)) in enumerate(places, _FIRST_PORT):
+        cluster.setdefault(job, []).append(f"{hosts.addresses[host]}:{port}")
+    cores = sorted(os.sched_getaffinity(0))
+    return [
+        Process(
+            hosts.command(host, *command),
+            {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})},
+            frozenset({cores[host % len(cores)]}),
+            serves="chief" in cluster and job != "chief",
+        )
+        for host, (job, index) in places
+    ]
 
 
 class Loopback(_Relay):

@@ -72,11 +72,11 @@ def own_step(strategy, state: TrainState, feed, jit: bool) -> Program:
     runner, axis = StepRunner(state.trainer, strategy.mesh), strategy.mesh.model
     alone = {"all_reduce": lambda x: x, "all_gather": lambda x: tf.repeat(x[tf.newaxis], axis.size, axis=0)}
 
-    def train_step(batch, step, observed):
+    def train(batch, step, collect_norm):
         with unittest.mock.patch.multiple(axis, **alone):
-            return runner.train_step(batch, step, observed)
+            return runner.train_batch(batch, step, collect_norm)
 
-    return strategy.program(train_step, strategy.repeated_batch(feed))
+    return strategy.program(train, strategy.repeated_batch(feed))
 
 
 def input(strategy, state: TrainState, feed, jit: bool) -> Program:

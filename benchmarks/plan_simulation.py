@@ -1,7 +1,7 @@
 """The simulation of many hosts beside published runs, and beside workers that wait instead of compute. A script.
 
 Run it from the repository: `.venv/bin/python -m benchmarks.plan_simulation`, and with `--workers=1,2,4,8` for processes
-on this machine, which takes some minutes. `python -m benchmarks.leases` has parameter servers.
+on this machine, which takes some minutes.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
     python -m benchmarks.plan_validation --cases=mlp:one_device,cnn:two_workers
     python -m benchmarks.plan_validation --times=this.yaml --cases=mlp:one_device,cnn:two_workers
-    python -m benchmarks.plan_validation --times=core.yaml --link=1e9,0.01 --cases=mlp:two_workers,mlp:2+2_servers
+    python -m benchmarks.plan_validation --times=core.yaml --link=1e9,0.01 --cases=mlp:two_workers,mlp:four_workers
 
 Memory is the sum, over the job's tasks, of the most that each had (VmHWM), minus that of a job of the same tasks with a
 model and data of a few bytes. TensorFlow, its threads and what each task imports are in both. Tasks are the job's
 largest processes of `crankshaft train`; `crankshaft local`, which starts them, is larger than an empty one. Times are
 those of a batch, from examples per second: `crankshaft plan`'s by the file's constants, and benchmark mode's.
 
-With --link, each worker and server is on a host of its own (`benchmarks.links`), of one core, and the coordinator on
-the first worker's. A plan is made twice: by the times of messages between two such hosts (`benchmarks.message_times`),
-and by the file's, to each of which a round trip and the bytes at the link's rate are added.
+With --link, each worker is on a host of its own (`benchmarks.links`), of one core. A plan is made twice: by the times
+of messages between two such hosts (`benchmarks.message_times`), and by the file's, to each of which a round trip and
+the bytes at the link's rate are added.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .links import Hosts, Link
+from .links import Hosts, Link, on_hosts
 from .markdown import number, table
 from .processes import Process, read_result, run_script, run_together
 from .workloads import BATCH_SIZE, WORKLOADS
 
 _POLL_SECONDS = 0.02
-_FIRST_PORT = 12_000
 _CRANKSHAFT = (sys.executable, "-m", "crankshaft")
 _COMMON = ("--jit=off", "--mode=train", "--progress=off", "--train_steps=12")
 _NOTHING = ("--model=logistic", "--input=synthetic", "--input_arg=shape=1", "--input_arg=examples=1024")
@@ -53,7 +52,7 @@ class Tasks(NamedTuple):
     Attributes:
       command: of `crankshaft`, before the flags.
       flags: of train.
-      workers, servers: processes; 0 servers without.
+      workers: processes.
       devices: of each worker, in one process here.
       shares: of a batch.
     """
@@ -62,7 +61,6 @@ class Tasks(NamedTuple):
     flags: tuple[str, ...]
     workers: int = 1
     devices: int = 1
-    servers: int = 0
     shares: int = 1
 
 
@@ -71,7 +69,6 @@ TASKS = {
     "two_mirrored": Tasks(("train",), _MIRRORED, devices=2, shares=2),
     "two_workers": Tasks(("local", "--workers=2", "--"), ("--strategy=multi_worker",), 2, shares=2),
     "four_workers": Tasks(("local", "--workers=4", "--"), ("--strategy=multi_worker",), 4, shares=4),
-    "2+2_servers": Tasks(("local", "--workers=2", "--ps=2", "--"), ("--strategy=parameter_server",), 2, servers=2),
     "mesh_1x2": Tasks(("train",), (*_MIRRORED, "--mesh=model:2"), devices=2),
     "mesh_2x1": Tasks(("train",), (*_MIRRORED, "--mesh=data:2", "--shard_optimizer=true"), devices=2, shares=2),
 }
@@ -99,8 +96,7 @@ def measured_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
         printed = process.communicate()[0]
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{printed[-2000:]}")
-    count = tasks.workers + (tasks.servers and tasks.servers + 1)  # with the coordinator
-    return float(sum(sorted(most.values())[-count:]))
+    return float(sum(sorted(most.values())[-tasks.workers :]))
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -133,20 +129,16 @@ def predicted_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
     from crankshaft.launch.plan.main import configured
     from crankshaft.launch.plan.quantify import quantify
 
-    servers = [f"--num_ps={tasks.servers}"] if tasks.servers else []
-    given = parsing.from_argv(["crankshaft plan", *train_flags, *servers])
+    given = parsing.from_argv(["crankshaft plan", *train_flags])
     work = quantify(configured(given, tasks.workers, tasks.devices), tasks.workers, tasks.devices)
     memory = work.memory
-    worker = work.host_bytes + memory.data + tasks.devices * (memory.total - memory.data)
-    coordinator = work.host_bytes if tasks.servers else 0.0
-    return tasks.workers * worker + coordinator + tasks.servers * work.server_bytes
+    return tasks.workers * (work.host_bytes + memory.data + tasks.devices * (memory.total - memory.data))
 
 
 def predicted_seconds(tasks: Tasks, train_flags: Sequence[str], machine: str) -> float:
     """Returns the seconds that `crankshaft plan` predicts for a batch on the hardware in a file."""
-    servers = [f"--num_ps={tasks.servers}"] if tasks.servers else []
     planned = (flag for flag in train_flags if not flag.startswith("--benchmark_arg"))
-    words = ["plan", *planned, *servers, f"--on={machine}", f"--hosts={tasks.workers}"]
+    words = ["plan", *planned, f"--on={machine}", f"--hosts={tasks.workers}"]
     plan = _result(words)
     return plan["global_batch_size"] / plan["hosts"][0]["examples_per_sec"]
 
@@ -156,32 +148,11 @@ def measured_seconds(tasks: Tasks, train_flags: Sequence[str], hosts: Hosts | No
     words = [*train_flags, "--mode=benchmark"]
     if not hosts:
         return 1 / _result([*tasks.command, *words])["steps_per_sec"]
-    return 1 / _result(["train", *words], functools.partial(on_hosts, hosts, tasks))["steps_per_sec"]
+    return 1 / _result(["train", *words], functools.partial(on_hosts, hosts, tasks.workers, 0))["steps_per_sec"]
 
 
 def _here(command: Sequence[str]) -> list[Process]:
     return [Process(command)]
-
-
-def on_hosts(hosts: Hosts, tasks: Tasks, command: Sequence[str]) -> list[Process]:
-    """Returns the processes of a job: the coordinator's first, then workers and servers, each on a host of its own."""
-    jobs = [("worker", index) for index in range(tasks.workers)] + [("ps", index) for index in range(tasks.servers)]
-    places = [*enumerate(jobs)]
-    if tasks.servers:
-        places.insert(0, (0, ("chief", 0)))
-    cluster: dict[str, list[str]] = {}
-    for port, (host, (job, _)) in enumerate(places, _FIRST_PORT):
-        cluster.setdefault(job, []).append(f"{hosts.addresses[host]}:{port}")
-    cores = sorted(os.sched_getaffinity(0))
-    return [
-        Process(
-            hosts.command(host, *command),
-            {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})},
-            frozenset({cores[host % len(cores)]}),
-            serves="chief" in cluster and job != "chief",
-        )
-        for host, (job, index) in places
-    ]
 
 
 def _result(words: Sequence[str], processes: Callable[[Sequence[str]], Sequence[Process]] = _here) -> dict[str, Any]:
@@ -204,7 +175,7 @@ def with_links(machine: str, link: Link, folder: Path) -> list[str]:
         for size, seconds in figures.network_seconds
     )
     with Hosts(2, link) as hosts:
-        processes = on_hosts(hosts, TASKS["two_workers"], [sys.executable, "-m", "benchmarks.message_times"])
+        processes = on_hosts(hosts, 2, 0, [sys.executable, "-m", "benchmarks.message_times"])
         rows = json.loads(run_together(processes)[0][-1])
     (_, latency), *others = sorted((float(size), seconds) for size, seconds in rows.items())
     measured = ((0.0, latency), *others)
@@ -290,7 +261,7 @@ def _times(machines: Sequence[str], link: Link | None, more: Sequence[str], work
     predicted = [predicted_seconds(tasks, train_flags, machine) for machine in machines]
     if not link:
         return [*predicted, measured_seconds(tasks, train_flags)]
-    with Hosts(tasks.workers + tasks.servers, link) as hosts:
+    with Hosts(tasks.workers, link) as hosts:
         return [*predicted, measured_seconds(tasks, train_flags, hosts)]
 
 

@@ -25,14 +25,14 @@ _MADE = re.compile(r"(<!-- made of .* -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 _INTRODUCTION = """# Flags
 
-Look a flag up; `crankshaft train --help` says the same in a terminal, and `--helpshort` lists those that most runs use.
-Each flag has a range or a rule, checked before TensorFlow starts. A flag that would have no effect is an error, at the
-latest before the first step; it names [the line to write](model.md#a-flag-that-has-no-effect). In Python,
-`crankshaft.run` takes flags as keywords. `--debug` and `--nodebug` are `--debug=true` and `false`.
+`crankshaft train --help` prints this list, `--helpshort` the flags that most runs use. Values are checked before
+TensorFlow starts; a flag that would have no effect is an error, at the latest before the first step, which names [the
+line to write](model.md#a-flag-that-has-no-effect). In Python, `crankshaft.run` takes flags as keywords. `--debug` and
+`--nodebug` are `--debug=true` and `false`.
 
-Flags may stand in a file: `--flagfile=run.flags`, a flag a line, or `--config=run.yaml` (by `pip install
-'crankshaft[yaml]'`; JSON without it), also a run's own `config.json`, with another `--run_dir`. The command line wins
-over `--config`, and over a flagfile where it comes later:
+Flags may be in a file: `--flagfile=run.flags`, one per line, or `--config=run.yaml` (`pip install 'crankshaft[yaml]'`;
+JSON without it), also a run's own `config.json`, with another `--run_dir`. The command line takes precedence over
+`--config`, and over a flagfile before it:
 
 ```yaml
 model: mlp
@@ -42,8 +42,7 @@ learning_rate: 0.01
 train_epochs: 5
 ```
 
-Numbers are decimal, text and paths UTF-8 (in a locale with another encoding start a script with `PYTHONUTF8=1`), and a
-file has each name once.
+Text and paths are UTF-8 (in a locale with another encoding, set `PYTHONUTF8=1`).
 """
 _LOCAL = "These stand before the `--` of `crankshaft local`; after it the flags above, or a script and its flags."
 
@@ -73,15 +72,15 @@ def _flags() -> str:
     for kind in registry.NAMES:
         heading = f"## {kind.capitalize()}s\n\n`--{kind}=NAME`, with `--{kind}_arg=ARGUMENT=VALUE`"
         parts.append(f"{heading}:\n\n{_entries(kind)}")
-    parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.Flags)}")
+    parts.append(f"## crankshaft local\n\n{_LOCAL}\n\n{_command(local.LocalFlags)}")
     for name, command in (
-        ("plan", plan),
-        ("prepare", prepare),
-        ("monitor", server),
-        ("report", report),
-        ("ask", ask),
+        ("plan", plan.PlanFlags),
+        ("prepare", prepare.PrepareFlags),
+        ("monitor", server.MonitorFlags),
+        ("report", report.ReportFlags),
+        ("ask", ask.AskFlags),
     ):
-        parts.append(f"## crankshaft {name}\n\n{_command(command.Flags)}")
+        parts.append(f"## crankshaft {name}\n\n{_command(command)}")
     return "\n".join(parts)
 
 

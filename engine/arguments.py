@@ -102,8 +102,8 @@ def unknown(kind, name, names):
     """Returns a ValueError that names an unknown `kind` and the nearest of the `names` that there are."""
     names = sorted(names)
     nearest = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    cure = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(names) or '-'}"
-    return UsageError(f"unknown {kind} {name!r}; {cure}")
+    fix = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(names) or '-'}"
+    return UsageError(f"unknown {kind} {name!r}; {fix}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -244,7 +244,7 @@ def _agree_to_stop(status: Status, together: bool) -> None:
 
     `together`: whether all of them are at this step, since a hook is due at it.
     """
-    status.agreed_stop = status.strategy.agree_to_stop(status.stop, together)
+    status.agreed_stop = status.strategy.agree_to_stop(status.agreed_stop or status.stop, together)
     status.stop = str(status.agreed_stop) if status.agreed_stop else None
 
 

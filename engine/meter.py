@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .metrics.sums import LoopSums, Merged, Sums
+from .metrics.sums import LazyMerge, LoopSums, Sums
 
 if TYPE_CHECKING:
     from .strategies.workers import WorkerRows
@@ -266,7 +266,7 @@ def unused(name: str, names: Iterable[str]) -> str:
     return next(candidate for candidate in numbered if candidate not in names)
 
 
-class _Rows(Merged[list[dict[str, float]]]):
+class _Rows(LazyMerge[list[dict[str, float]]]):
     """The rows of workers' figures at the end of calls (`engine.strategies.workers.WorkerRows`), summed by worker."""
 
     def figures(self) -> list[dict[str, float]]:

@@ -128,11 +128,7 @@ class TrainState:
                 "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
                 "tf.Module), or set trainable=False"
             )
-        states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
-        held |= {id(copy.handle) for state in states for copy in per_replica.components(state)}
-        for handle, op in graphs.written(graph):
-            if id(handle) not in held and (line := graphs.program_line(op)):
-                self._refuse_written(op, others.get(id(handle)), line)
+        self.check_written(graph)
         if type(self.trainer).train_step is Trainer.train_step and (idle := self._never_updated(variables_read(graph))):
             logging.warning(
                 "%s: its step uses %s, trainable, that no optimizer updates; to train it, add it to what "
@@ -140,6 +136,15 @@ class TrainState:
                 type(self.trainer).__name__,
                 ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if idle[3:] else ""),
             )
+
+    def check_written(self, graph: tf.Graph) -> None:
+        """Raises UsageError if the program's part of a step, traced in a graph, writes what no checkpoint has."""
+        states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
+        held = {id(copy.handle) for v in (*self.variables(), *states) for copy in per_replica.components(v)}
+        others = {id(variable.handle): variable for variable in variables_read(graph)}
+        for handle, op in graphs.written(graph):
+            if id(handle) not in held and (line := graphs.program_line(op)):
+                self._refuse_written(op, others.get(id(handle)), line)
 
     def _refuse_written(self, op: tf.Operation, variable: tf.Variable | None, line: str) -> None:
         """Raises UsageError for an op of a step that writes what no checkpoint has: a variable, if it is known."""
@@ -218,9 +223,10 @@ class TrainState:
             if assigned.from_itself(variable.handle):
                 raise UsageError(
                     f"{variable_path(variable)} {variable.shape.as_list()}: the step assigns a value computed from its "
-                    "own value, which other workers change meanwhile, so updates would be lost; use assign_add (a "
-                    "layer that compute_gradients or minimize calls may also assign a multiple of the value plus "
-                    "something), or make it with aggregation='only_first_replica' if any worker's value is right"
+                    "own value, which other workers change meanwhile, so updates would be lost; add the change, "
+                    "by variable.assign_add(new - variable) (a layer that compute_gradients or minimize calls may also "
+                    "assign a multiple of the value plus something), or make it with aggregation='only_first_replica' "
+                    "if any worker's value is right"
                 )
 
     @contextlib.contextmanager
@@ -281,12 +287,12 @@ class TrainState:
         moved: dict[str, graph.Moved] = {}
         averaged = [graph.key_prefix(("trainer", *path.split("."))) for path in Inventory(self.trainer).averaged]
         tops, together = [memory, graph.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
-        one_form: list[str] = []
+        fixed_shape: list[str] = []
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
             tops.append(graph.key_prefix(at))
             # Local SGD's replicas have counts of their own: neither kind of slots can use the other's.
-            one_form += [
+            fixed_shape += [
                 graph.checkpoint_key((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
             ]
             together += [*_slot_prefixes(at, optimizer), graph.key_prefix((*at, "keras_optimizer"))]
@@ -298,7 +304,7 @@ class TrainState:
             for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
                 moved[_shadow_key(at, str(position))] = graph.Moved(tuple(_shadow_key(at, shadow) for shadow in there))
-        return Matching(moved, tuple(tops), together, one_form, self._reset_unrestored, self._reset_rows)
+        return Matching(moved, tuple(tops), together, fixed_shape, self._reset_unrestored, self._reset_rows)
 
     def _reset_unrestored(self, is_new: Callable[[str], bool]) -> None:
         """Resets the counts of slots, and the averages, that were not restored."""

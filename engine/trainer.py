@@ -189,31 +189,34 @@ class Trainer(tf.Module):
         count undoes. The metric `loss` is `loss` alone; if layers add something, `loss_with_penalties` includes it, as
         Keras's loss does.
         """
-        (gradients,), metrics = differentiate(self, batch, self._loss_to_minimize, [self.trainable_variables])
+
+        def minimized(batch):
+            _, losses, metrics = self._forward_losses(batch, training=True)
+            return [losses.get("loss_with_penalties", losses["loss"])], metrics
+
+        (gradients,), metrics = differentiate(self, batch, minimized, [self.trainable_variables])
         return gradients, metrics
 
     # -- the engine's own ---------------------------------------------------------------------------------------------
-
-    def _loss_to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
-        """Computes the loss to minimize, in a list; returns it and a function of the metrics, which need no tape."""
-        outputs, losses = self._forward_losses(batch, training=True)
-        return [losses.get("loss_with_penalties", losses["loss"])], lambda: self._with_metrics(losses, outputs, batch)
 
     def _evaluate(self, batch) -> tuple[dict[str, Any], Any]:
         """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
-                outputs, losses = self._forward_losses(batch, training=False)
-            metrics = {**self._with_metrics(losses, outputs, batch), **outside}
+                outputs, _, compute_metrics = self._forward_losses(batch, training=False)
+            metrics = {**compute_metrics(), **outside}
             if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, form.without_weights(batch))
             return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
 
-    def _forward_losses(self, batch, training: bool) -> tuple[Any, dict[str, Mean | SumOfMeans]]:
-        """Computes the model's outputs, and the losses by name.
+    def _forward_losses(
+        self, batch, training: bool
+    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+        """Computes the losses by name: `loss`, its means if it is several, `loss_with_penalties` if layers add any.
 
-        These are `loss`, its means if it is several, and `loss_with_penalties` if layers add something.
+        Returns:
+          The model's outputs, the losses, and a function that computes all metrics, which need no tape.
         """
         features = form.features(batch)
         outputs = self.forward(features, training)
@@ -221,7 +224,8 @@ class Trainer(tf.Module):
         outputs = keras.halves_in_float32(outputs)  # so that a loss keeps small probabilities
         losses = self._losses_by_name(outputs, batch, training)
         penalized = self._with_penalties(losses["loss"])
-        return outputs, losses if penalized is None else {**losses, "loss_with_penalties": penalized}
+        losses = losses if penalized is None else {**losses, "loss_with_penalties": penalized}
+        return outputs, losses, lambda: self._with_metrics(losses, outputs, batch)
 
     def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
         """Computes the loss and its means by name, weighted by the examples' weights.
@@ -237,7 +241,7 @@ class Trainer(tf.Module):
         """Returns the loss with what layers add to it; None if they add nothing."""
         layers = keras.affected_layers(self._inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
-        if (added := keras.own_losses(layers)) and self.reduction.sums_midway:
+        if (added := keras.own_losses(layers)) and self.reduction.layers_may_mix_replicas:
             raise UsageError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum "
                 "statistics across replicas of one process; leave one of them out, or use a process for each replica "

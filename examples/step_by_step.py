@@ -50,12 +50,12 @@ class StepByStep(Strategy):
     def program(self, step, feed, jit=False):
         runner, state, now = StepRunner(self.state.trainer), self.state, tf.constant(True)
         if step == "train":
-            return Steps(self.distribution, lambda *batch: runner.train_step(*batch, now), feed, state)
+            return Steps(self.distribution, lambda *batch: runner.train_batch(*batch, now), feed, state)
 
-        def eval_step(batch, number):
-            return runner.eval_step(batch, feed.batch_number(number), tf.identity(state.step_variable), now)
+        def evaluate(batch, number):
+            return runner.evaluate_batch(batch, feed.batch_number(number), tf.identity(state.step_variable))
 
-        return Steps(self.distribution, eval_step, feed)
+        return Steps(self.distribution, evaluate, feed)
 
     def run(self, program, limit):
         sums = program()

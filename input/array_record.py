@@ -21,10 +21,10 @@ from .checks import InputError, check_at_least
 from .data_json import as_bytes
 from .files import listing
 from .files.storage import Files, is_remote, open_files, retried
-from .records import shards
+from .records import shard_files
 from .records.examples import ExampleSource
 from .records.features import Features
-from .records.shards import BESIDE, find_splits, open_splits
+from .records.shard_files import BESIDE, find_splits, open_splits
 
 _KIND = listing.FileKind(
     "shards of ArrayRecords (*.array_record, *.array_record-00000-of-00016)",
@@ -63,7 +63,7 @@ def load(
     """
     del seed
     check_at_least("num_classes", num_classes, 0)
-    shards.library()
+    shard_files.library()
     train, evaluation = find_splits(data_dir, eval_data_dir, _KIND)
     return open_splits(train, evaluation, ArrayRecords, (features, label, weight), num_classes)
 
@@ -149,7 +149,7 @@ def _open(paths: list[str], number: int) -> _Shard:
 class _Shard:
     def __init__(self, path: str):
         try:
-            self._reader = retried(path, lambda: shards.library().ArrayRecordReader(path, _RANDOM_ACCESS))
+            self._reader = retried(path, lambda: shard_files.library().ArrayRecordReader(path, _RANDOM_ACCESS))
             is_whole, self.records = self._reader.ok(), self._reader.num_records()
             options = self._reader.writer_options_string() or ""
         except UnavailableError:

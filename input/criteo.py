@@ -12,8 +12,8 @@ import numpy as np
 from ..engine.data.data import Data
 from .checks import check_at_least, check_share, eval_count
 from .files import listing
+from .synthetic_data.philox import generator, mix
 from .synthetic_data.planted import clicks, effects, power_law_ids
-from .synthetic_data.randomness import generator, mix
 from .tables.csv_records import CsvLayout, Records
 from .tables.csv_types import Converter
 from .tables.folders import TableFiles
@@ -105,7 +105,7 @@ def _read(data_dir: str, examples: int, max_bad_records: int) -> tuple[np.ndarra
     converters |= dict.fromkeys(_INTEGER_NAMES, Converter("int", expects="an integer or nothing"))
     hexadecimal = Converter("text", "^[0-9a-fA-F]{0,8}$", "up to 8 hexadecimal digits or nothing")
     converters |= dict.fromkeys(_CATEGORY_NAMES, hexadecimal)
-    layout = CsvLayout("\t", tuple(converters), is_lines=True, has_quotes=False)
+    layout = CsvLayout("\t", tuple(converters), has_quotes=False)
     records = Records(TableFiles(files, {}), [layout] * len(files.paths), 1, converters, max_bad_records)
     pieces = []
     for _, table in records.tables(examples):

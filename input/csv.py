@@ -123,7 +123,7 @@ class CsvTable(ParquetTable):
       SourceError: the prepared file is damaged.
     """
 
-    cure = "remove the file: it is rebuilt"
+    fix = "remove the file: it is rebuilt"
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ def _layouts(files: Files, delimiter: str, names: tuple[str, ...]) -> list[CsvLa
     first = ""
     for number, path in enumerate(files.paths):
         layout = CsvLayout(delimiter, (), has_quotes=has_quotes)
-        raw = first_record(files, number, layout)[1]
+        raw = first_record(files, number, layout)
         named = [name.strip() for name in raw]
         if len(named) > 1 and not named[0]:
             named[0] = next(name for name in _UNNAMED if name not in named)

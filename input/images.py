@@ -189,8 +189,8 @@ class Images(Source):
         self._decodes[example] = True
 
     def _bad(self, example: int, fault: str) -> BadRecordError:
-        cure = "replace it, or let max_bad_records leave such images out"
-        return BadRecordError(example, f"{self._labelled.paths[example]} {fault}; {cure}")
+        fix = "replace it, or let max_bad_records leave such images out"
+        return BadRecordError(example, f"{self._labelled.paths[example]} {fault}; {fix}")
 
     def decode(self, stored: Any, seeds: Any) -> Any:
         import tensorflow as tf

@@ -10,7 +10,7 @@ import numpy as np
 from ..engine.data.data import Data
 from ..engine.machine.memory import usable_bytes
 from .checks import InputError, check_at_least, refuse_data_dir
-from .synthetic_data.randomness import generator
+from .synthetic_data.philox import generator
 
 # Root mean square distance of two prototypes, in standard deviations of the noise, whatever the
 # shape. At 10 the best classifier of images hardly errs: half the distance is 5 deviations.

@@ -7,8 +7,8 @@ import numpy as np
 
 from ..engine.data.data import Data
 from .checks import InputError, check_at_least, refuse_data_dir
+from .synthetic_data.philox import generator
 from .synthetic_data.planted import auc, clicks, effects, power_law_ids
-from .synthetic_data.randomness import generator
 
 _BIAS = -1.0  # about three clicks in ten
 _TRAIN, _EVAL = (0, 1), (2, 3)  # streams of ids and of labels

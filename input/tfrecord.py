@@ -22,7 +22,7 @@ from .records import checksums, compressed, record_index
 from .records.examples import ExampleSource
 from .records.features import Features
 from .records.record_index import FOOTER_BYTES, HEADER_BYTES, Index
-from .records.shards import BESIDE, find_splits, open_splits
+from .records.shard_files import BESIDE, find_splits, open_splits
 
 _KIND = listing.FileKind(
     "shards of TFRecords (*.tfrecord, *.tfrecord-00000-of-00016)",

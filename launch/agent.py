@@ -5,7 +5,7 @@ on from there. So what dies while its host survives recovers in its place, in se
 With `--min_workers` the parents agree before each attempt on the workers that are part of it.
 
 It is not the supervisor of `crankshaft local` with one task: it forks the script that it runs in, passes on no output,
-and agrees with agents on other hosts. What both need is in `cluster/children.py`, `restarts.py` and `memory.py`.
+and agrees with agents on other hosts. What both need is in `cluster/children.py`, `restarts.py` and `task_memory.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..engine.machine import events
 from .cluster import discovery, template
 from .cluster.children import Child, Children, stopped_seconds
 from .cluster.members import Members
-from .cluster.memory import TaskMemory
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
+from .cluster.task_memory import TaskMemory
 from .command_line import checks
 from .errors import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
-from .host import imports, process
+from .host import process
 from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def run(config: Config, task: Callable[[Config], int]) -> int:
       config: checked configuration of the run.
       task: executes the configuration of an attempt, in the fork, and returns the exit code.
     """
-    imports.keep()  # once, not in each fork
     with Children(stopped_seconds(config.step_timeout_seconds)) as children:
         return _Agent(config, task, children).run()
 

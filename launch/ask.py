@@ -32,7 +32,7 @@ _USAGE = f"crankshaft ask [flags] RUN_DIR {'|'.join(requests.KINDS)}"
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class AskFlags:
     """The values of a command line."""
 
     task: str | None = flag(
@@ -47,10 +47,10 @@ def main(argv: list[str]) -> None:
     """Sends the command line's request, prints the answer, and exits the process."""
     process.prepare_streams()
     try:
-        values, words = command_flags.read(argv, Flags, help.module_doc(__name__), _USAGE, takes_words=True)
+        values, words = command_flags.read(argv, AskFlags, help.module_doc(__name__), _USAGE, takes_words=True)
         if len(words) != 2:
             raise UsageError(f"{len(words)} arguments; use {_USAGE}")
-        flags, (run_dir, kind) = Flags(**values), words
+        flags, (run_dir, kind) = AskFlags(**values), words
         if kind not in requests.KINDS:
             raise UsageError(f"{kind!r} is not a request; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
         _check_runs(run_dir, flags.task)

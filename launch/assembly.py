@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
+from ..engine.machine.threads import PROCESS
 from .benchmark.result import check_baseline_work
 from .cluster import cluster, rendezvous, servers
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
-from .host import imports, process, signals
+from .host import process, signals
 from .run.data import loading
 from .run.results import RunOutcomeWriter
 
@@ -89,13 +90,17 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         is_builtin = config.input and not user_files.is_path(config.input)
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
-        with process.quiet_startup(is_quiet):
-            with _waiting_for_peers(config):
+        with PROCESS:
+            with _waiting_for_peers(config), process.quiet_startup(is_quiet):
+                import tensorflow as tf
+
                 from ..engine.strategies.base import closing_feeds
                 from .host.isolation import Isolation
                 from .run import building, training
                 from .run import hooks as run_hooks
                 from .run.run import run_environment
+
+                tf.config.list_physical_devices()  # the first look logs that there is no GPU
             isolation = Isolation(config.keras_defaults, script_flags)
             with run_environment(config, isolation):
                 checks.check_named(config)
@@ -104,8 +109,6 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                     strategy = building.make_strategy(config, outcome_writer.end_stuck)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
-        if config.owns_process:
-            imports.keep()
         stack.enter_context(closing_feeds(strategy))
         if not config.is_evaluator:
             stack.enter_context(strategy.watch())
@@ -151,8 +154,7 @@ def _waiting_for_peers(config: Config):
         peers.wait(config.cluster_timeout_seconds, new_attempt=config.strategy == "multi_worker")
         if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
             logging.warning(
-                "workers believe what arrives at their UDP ports; for them to know each other, set %s, the same random "
-                "text for all of them",
+                "UDP heartbeats are not authenticated; set %s, the same random text for all workers",
                 cluster.SECRET,
             )
         # A task that hangs here answers its peers all the same.
@@ -168,7 +170,8 @@ def _guarding_tensorflow_start(config: Config):
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(rendezvous.limited(config.cluster_timeout_seconds + _START_SECONDS))
+        # All have come, so it takes moments, unless one ends now: TensorFlow would wait on, and for no SIGTERM.
+        stack.enter_context(rendezvous.limited(_START_SECONDS))
         stack.enter_context(signals.keeping_sigterm())
         stack.enter_context(signals.ended_by_ctrl_c())
         stack.enter_context(rendezvous.refuse_other_hosts(config.cluster))

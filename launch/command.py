@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
-import signal
 import sys
+
+from . import errors
+from .command_line import help
+from .host import process
 
 # name -> the module whose `main(argv)` runs it and exits the process, and what it is for.
 COMMANDS = {
@@ -21,21 +23,7 @@ COMMANDS = {
 
 def run() -> None:
     """Runs the subcommand that `sys.argv` names, and exits the process."""
-    # Until the subcommand can answer Ctrl-C, it ends the process without a word.
-    quiet = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if quiet:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a supervisor starts its tasks with it blocked
-    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
-        # Python would name files in the locale's encoding, and TensorFlow in UTF-8. Only a new process can change it.
-        os.environ["PYTHONUTF8"] = "1"
-        os.environ.setdefault("PYTHONIOENCODING", getattr(sys.stdout, "encoding", "") or "utf-8")  # the terminal's
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    # These import absl, which takes a moment too on a slow disk.
-    from . import errors
-    from .command_line import help
-
-    name, arguments = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
+    name, *arguments = process.arguments()[1:] or [""]
     if name in ("", "help", "--help", "-h"):
         lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
         lines += [f"  {command:<10} {purpose}" for command, (_, purpose) in COMMANDS.items()]
@@ -44,6 +32,4 @@ def run() -> None:
         hint = "flags stand after it" if name.startswith("-") else errors.nearest(name, COMMANDS)
         sys.exit(errors.fail(errors.EXIT_USAGE, f"crankshaft {name} is not a command of {', '.join(COMMANDS)}; {hint}"))
     module = importlib.import_module(COMMANDS[name][0])
-    if quiet:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     module.main(argv=[f"crankshaft {name}", *arguments])

@@ -10,9 +10,8 @@ import errno
 import os
 import re
 import resource
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..engine.errors import LabelError, NonfiniteError, reason
@@ -24,19 +23,15 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
-_HELP = {"see --help": "see crankshaft train --help"}  # for a program in Python
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 @contextlib.contextmanager
-def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
+def explained_errors() -> Iterator[None]:
     """Turns exceptions of the body into a `CrankshaftError`, for calls from Python programs.
 
     Exceptions of the program's own code, in a hook, a callback or its data, are raised unchanged. In a process in which
     the body would hang, it is not executed, see `process.refuse_forked_start`.
-
-    Args:
-      names: the caller's arguments by the settings that they stand for, if their names differ.
     """
     try:
         process.refuse_forked_start()
@@ -45,14 +40,7 @@ def explained_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
         if not isinstance(error, CrankshaftError) and _is_programs(error):
             raise
         explained = _explained(error)
-        replacements = {**_HELP, **(names or {})}
-        # Not within paths; and a name that is a word of English only before its value.
-        ends = (
-            re.escape(name) + (r"\b" if "_" in name else r"(?==)" if name.isalpha() else "") for name in replacements
-        )
-        pattern = rf"(?<![\w./-])(?:{'|'.join(ends)})"
-        message = re.sub(pattern, lambda match: replacements[match[0]], explained.message)
-        explained.message = f"{message}{_limit(error)}"
+        explained.message = f"{explained.message}{_limit(error)}"
         explained.args = (explained.message,)
         if explained is error:
             raise
@@ -158,102 +146,70 @@ _STATUSES_OF_LIMITS = ("ResourceExhaustedError", "OutOfRangeError")
 
 
 class _Explanation(NamedTuple):
-    """An exception of TensorFlow, Keras or Python, by its class and its message, and the error it becomes."""
+    """An exception of TensorFlow, Keras or Python that would have another exit code without it.
+
+    Attributes:
+      kinds: the names of its class and of those that it is raised as.
+      words: a regular expression that its message has.
+      error: the class of the error that it becomes.
+      line: a format of the error's line; it has the groups of `words` by number, and `reason`.
+    """
 
     kinds: tuple[str, ...]
-    words: str  # a regular expression
-    error: Callable[[Exception, re.Match], CrankshaftError]
-
-
-def _not_finite(error: Exception, _: re.Match) -> CrankshaftError:
-    from ..engine.hooks import numerics
-
-    return NonfiniteError(numerics.explain(error))
+    words: str
+    error: type[CrankshaftError]
+    line: str = "{reason}"
 
 
 _INVALID = ("InvalidArgumentError",)
 _EXPLANATIONS = (
-    _Explanation(_INVALID, "Detected Infinity or NaN in output", _not_finite),
     _Explanation(
         ("ResourceExhaustedError", "MemoryError"),
         "",
-        lambda error, _: RunError(
-            f"out of memory ({reason(error)}); lower global_batch_size or resident_data_mb, or raise accumulate_steps"
-        ),
+        RunError,
+        "out of memory ({reason}); lower global_batch_size or resident_data_mb, or raise accumulate_steps",
     ),
     _Explanation(
         ("RuntimeError",),
         "`merge_call` called while defining",
-        lambda *_: UsageError(
-            "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as "
-            "BatchNormalization(synchronized=True) does with accumulate_steps; leave one out. So does a Keras "
-            "optimizer's apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build"
-        ),
-    ),
-    _Explanation(
-        ("ValueError",),
-        "If an RNN is stateful",
-        lambda *_: UsageError(
-            "a stateful layer has another batch size than its step; give the model batch_shape=[n, ...], n being "
-            "global_batch_size over the number of replicas and accumulate_steps, and drop the data's last examples if "
-            "they fill no batch"
-        ),
-    ),
-    _Explanation(
-        ("RuntimeError",),
-        "must be configured at program startup",
-        lambda *_: UsageError(
-            "this process has used TensorFlow before its run could join the other workers; make tensors and datasets "
-            "in the data function, or once the run is open"
-        ),
+        UsageError,
+        "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as "
+        "BatchNormalization(synchronized=True) does with accumulate_steps; leave one out. So does a Keras optimizer's "
+        "apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build",
     ),
     _Explanation(
         ("UnimplementedError", "FailedPreconditionError"),
         "(?i)determinis",
-        lambda error, _: UsageError(
-            f"TensorFlow has no form of an op that computes the same bits each time on GPUs ({reason(error)}); use "
-            "another op, or set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit"
-        ),
+        UsageError,
+        "TensorFlow has no form of an op that computes the same bits each time on GPUs ({reason}); use another op, or "
+        "set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit",
     ),
     _Explanation(  # by a kernel on CPUs
         _INVALID,
         r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)",
-        lambda _, match: LabelError(
-            f"the data has a label of {match[1]}, and the loss takes labels from 0 to below {match[2]}, as many as the "
-            "model has outputs; number labels from 0, those that the loss computes too, and end the model in a layer "
-            "of one unit for each class"
-        ),
+        LabelError,
+        "the data has a label of {0}, and the loss takes labels from 0 to below {1}, as many as the model has outputs; "
+        "number labels from 0, those that the loss computes too, and end the model in a layer of one unit for each "
+        "class",
     ),
     _Explanation(  # of a look-up, by a kernel on CPUs
         _INVALID,
         r"= (-?\d+) is not in \[0, (\d+)\)",
-        lambda _, match: LabelError(
-            f"ids from 0 to {int(match[2]) - 1}: an id of {match[1]} was looked up; correct the data, or allow for more"
-        ),
+        LabelError,
+        "ids from 0 to below {1}: an id of {0} was looked up; correct the data, or allow for more",
     ),
     _Explanation(
         ("FailedPreconditionError",),
         r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)",
-        lambda _, match: UsageError(
-            f"an epoch of the data has {match[2]} examples, and the run goes by {match[1]}, as they were counted as it "
-            "began, or as assert_cardinality says; give the data that it began with, or use another run_dir"
-        ),
+        UsageError,
+        "an epoch of the data has {1} examples, and the run goes by {0}, as they were counted as it began, or as "
+        "assert_cardinality says; give the data that it began with, or use another run_dir",
     ),
     _Explanation(  # of `zipfile`, by which Keras and NumPy write
         ("ValueError",),
         "ZIP does not support timestamps before 1980",
-        lambda error, _: RunError(
-            f"{reason(error)}, and this machine's clock says {time.strftime('%Y-%m-%d')}; set the clock, and try again"
-        ),
-    ),
-    _Explanation(  # whose message continues in other lines
-        ("ValueError",), "Invalid `(weighted_)?metrics`", lambda error, _: UsageError(" ".join(str(error).split()))
-    ),
-    # TensorFlow puts each operand of tf.debugging.Assert in brackets.
-    _Explanation(
-        _INVALID,
-        "assertion failed",
-        lambda error, _: UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]")),
+        RunError,
+        "{reason}; set this machine's clock, and try again",
     ),
 )
 
@@ -265,9 +221,15 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     if isinstance(error, CrankshaftError):
         return error
     kinds, text = _kinds(error), str(error)
+    if kinds.intersection(_INVALID) and "Detected Infinity or NaN in output" in text:
+        from ..engine.hooks import numerics
+
+        return NonfiniteError(numerics.explain(error))
+    if kinds.intersection(_INVALID) and "assertion failed: " in text:  # whose operands TensorFlow puts in brackets
+        return UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]"))
     for row in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too
-        if kinds.intersection(row.kinds) and (match := re.search(row.words, text, re.DOTALL)):
-            return row.error(error, match)
+        if kinds.intersection(row.kinds) and (match := re.search(row.words, text)):
+            return row.error(row.line.format(*match.groups(), reason=reason(error)))
     frame_line = _users_frame(error)
     named = f"{type(error).__name__}: {reason(error)}"
     if frame_line is None and isinstance(error, OSError):

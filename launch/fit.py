@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,54 +114,15 @@ def fit(
       >>> len(run.history.history["loss"])
       3
     """
-    return _train(
-        Arguments(
-            model=model,
-            x=x,
-            y=y,
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            sample_weight=sample_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
-            hooks=hooks,
-            flags=flags,
-        )
-    )
+    return _train(Arguments(**locals()))
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """The arguments of `fit`."""
+class Arguments(types.SimpleNamespace):
+    """The arguments of `fit`, by their names."""
 
-    model: Any
-    x: Any
-    y: Any
-    batch_size: int | None
-    epochs: int
-    verbose: int | str
-    callbacks: Sequence[tf.keras.callbacks.Callback] | None
-    validation_split: float
-    validation_data: Any
-    shuffle: bool
-    class_weight: Mapping[int, float] | None
-    sample_weight: Any
-    initial_epoch: int
-    steps_per_epoch: int | None
-    validation_steps: int | None
-    validation_batch_size: int | None
-    validation_freq: int | Sequence[int]
-    hooks: Sequence
-    flags: Mapping[str, Any]
+    def replaced(self, **values: Any) -> Arguments:
+        """Returns these arguments with other values of some."""
+        return Arguments(**{**vars(self), **values})
 
     @property
     def is_model(self) -> bool:
@@ -195,7 +157,7 @@ def _train(arguments: Arguments) -> api.Run:
     """Trains the model by the arguments of `fit`."""
     for name in _ARGUMENTS.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
-    with explanations.explained_errors(_ARGUMENTS):
+    with explanations.explained_errors():
         _check(arguments)
         arguments = _limited(arguments)
         trainer_class = KerasTrainer.for_model(arguments.model)
@@ -246,10 +208,10 @@ def _limited(arguments: Arguments) -> Arguments:
     epochs, steps = tf.keras.config.max_epochs(), tf.keras.config.max_steps_per_epoch()
     if epochs and epochs < arguments.epochs:
         logging.warning("keras.config.set_max_epochs(%d) limits epochs", epochs)
-        arguments = dataclasses.replace(arguments, epochs=epochs)
+        arguments = arguments.replaced(epochs=epochs)
     if steps and steps < (arguments.steps_per_epoch or steps + 1):
         logging.warning("keras.config.set_max_steps_per_epoch(%d) limits steps_per_epoch", steps)
-        arguments = dataclasses.replace(arguments, steps_per_epoch=steps)
+        arguments = arguments.replaced(steps_per_epoch=steps)
     return arguments
 
 
@@ -302,11 +264,11 @@ def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
     if _makes_data(arguments.x):
         x = arguments.x()
         if not isinstance(x, tuple) or arguments.y is not None:
-            arguments = dataclasses.replace(arguments, x=x)
+            arguments = arguments.replaced(x=x)
         elif not 1 <= len(x) <= len(_COMPONENTS):
             raise UsageError(f"x returned {len(x)} values; return x, (x, y) or (x, y, weights)")
         else:
-            arguments = dataclasses.replace(arguments, **dict(zip(_COMPONENTS, x, strict=False)))
+            arguments = arguments.replaced(**dict(zip(_COMPONENTS, x, strict=False)))
     train = _train_split(arguments) if train is None else train
     flags = _data_flags(arguments, train)
     is_alone = arguments.flags.get("strategy") not in CLUSTERED  # others count the data

@@ -7,8 +7,7 @@
 After -- come flags of crankshaft train, or a script (or -m and a module) that calls `crankshaft.main`, and its flags.
 Every worker gets TF_CONFIG, its share of the cores, and a GPU of its own if there are enough; its output
 is shown with its name, and kept in run_dir/logs. When one dies, all start again from the newest snapshot or
-checkpoint. Ctrl-C or SIGTERM: all save and end; a second one kills them. A script gets Ctrl-C once it has called
-`crankshaft.main`.
+checkpoint. Ctrl-C or SIGTERM: all save and end; a second one kills them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LISTENING = {  # by whether sockets can be bound to loopback once they listen
 
 
 @dataclasses.dataclass(kw_only=True, frozen=True)
-class Flags:
+class LocalFlags:
     """The values of a command line, before the --."""
 
     workers: int = flag(Integer(1, 1000), 2, "Processes that train together.")
@@ -113,13 +112,13 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     values, _ = command_flags.read(
         argv[:cut],
-        Flags,
+        LocalFlags,
         help.module_doc(__name__),
         f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of train]",
         words="the command of the tasks comes after --",
         has_tasks=True,
     )
-    job = Flags(**values)
+    job = LocalFlags(**values)
     if job.evaluator and not job.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     if sys.platform != "linux":
@@ -135,7 +134,7 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     return supervisor.run()
 
 
-def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -> Supervisor:
+def _supervisor(job: LocalFlags, command: _Command, environment: Mapping[str, str]) -> Supervisor:
     rule = restarts.Servers if job.ps else restarts.Synchronous
     here = command.run_dir if command.run_dir and "://" not in command.run_dir else None
     return Supervisor(
@@ -153,7 +152,7 @@ def _supervisor(job: Flags, command: _Command, environment: Mapping[str, str]) -
     )
 
 
-def _read_command(job: Flags, arguments: list[str]) -> _Command:
+def _read_command(job: LocalFlags, arguments: list[str]) -> _Command:
     """Reads the words after --. Raises `UsageError`; the tasks explain mistakes in their own flags."""
     if not arguments:
         raise UsageError(
@@ -190,7 +189,7 @@ def _read_command(job: Flags, arguments: list[str]) -> _Command:
     return _Command(start, words[:cut], words[cut:], run_dir, compares, names_gpus, imports, debug, timeout)
 
 
-def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:
+def task_specs(job: LocalFlags, environment: Mapping[str, str], gpus: Sequence[str] | None) -> list[TaskSpec]:
     """Lists the tasks, each with its share of the machine. Raises `UsageError`.
 
     Args:
@@ -216,7 +215,7 @@ def task_specs(job: Flags, environment: Mapping[str, str], gpus: Sequence[str] |
     ]
 
 
-def _divide_gpus(job: Flags, tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
+def _divide_gpus(job: LocalFlags, tasks: list[tuple[str, int]], gpus: int) -> dict[tuple[str, int], str]:
     """Chooses --gpus of each task, {} without GPUs: one per worker, none for tasks that do not train.
 
     Synchronous workers all compute on the CPU if there are too few GPUs: a GPU can take part in a sum only once. With

@@ -36,7 +36,7 @@ from .host import process
 from .host.signals import interruptible
 
 if TYPE_CHECKING:
-    from .run.data.shards import Loaded
+    from .run.data.preparing import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _RESUMES = "complete shards are kept, and the same command continues"
@@ -45,7 +45,7 @@ _Written = Iterator[tuple[Shard, dict[str, int]]]
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class PrepareFlags:
     """The values of a command line."""
 
     input: str | None = flag(user_files.Module(), None, "Input to write, or a .py file with a function load.")
@@ -67,8 +67,8 @@ def main(argv: list[str]) -> None:
     try:
         usage = "crankshaft prepare --input=... --output_dir=... [flags]"
         with interruptible():
-            values, _ = command_flags.read(argv, Flags, help.module_doc(__name__), usage)
-            flags = Flags(**values)
+            values, _ = command_flags.read(argv, PrepareFlags, help.module_doc(__name__), usage)
+            flags = PrepareFlags(**values)
             if not flags.output_dir:
                 raise UsageError("--output_dir is missing; name a folder for the shards")
             code = _run(flags)
@@ -81,14 +81,14 @@ def main(argv: list[str]) -> None:
     sys.exit(code)
 
 
-def _run(flags: Flags) -> int:
+def _run(flags: PrepareFlags) -> int:
     entry = registry.find("input", flags.input)
     arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
     if flags.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"eval_data_dir is not read by input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
     with process.quiet_startup(quiet=False):
-        from .run.data import shards
+        from .run.data import preparing
 
     request = ShardRequest(
         input=flags.input,
@@ -100,7 +100,7 @@ def _run(flags: Flags) -> int:
         format=flags.format,
     )
     write_all = functools.partial(_write_all, request, flags.processes or max(1, int(cpus.usable_cores())))
-    summary = shards.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
+    summary = preparing.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
     words = shlex.join(parsing.to_words({"input": flags.format, "data_dir": flags.output_dir}))
     print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
     return 0
@@ -117,9 +117,9 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
     """
     processes = min(processes, len(left))
     if processes <= 1:
-        from .run.data import shards
+        from .run.data import preparing
 
-        yield from ((shard, shards.write(request, loaded, shard)) for shard in left)
+        yield from ((shard, preparing.write(request, loaded, shard)) for shard in left)
         return
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request,))
@@ -147,11 +147,11 @@ def _start_worker(request: ShardRequest) -> None:
 def _write(shard: Shard) -> dict[str, int]:
     """Writes a shard, in a process of the pool."""
     with process.quiet_startup(quiet=True):
-        from .run.data import shards
+        from .run.data import preparing
     try:
         if len(_task) == 1:
-            _task.append(shards.load(_task[0]))
-        return shards.write(_task[0], _task[1], shard)
+            _task.append(preparing.load(_task[0]))
+        return preparing.write(_task[0], _task[1], shard)
     except UnavailableError as error:
         raise OSError(str(error)) from None
     except UsageError as error:

@@ -61,19 +61,14 @@ class _Fitted(PythonFormatter):
         return fitted(super().format(record), sys.stderr)
 
 
-class _Stderr:
-    """Standard error as it is at each use: a progress bar replaces it, so that lines go above the bar."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stderr, name)
-
-    def __eq__(self, other: object) -> bool:  # absl writes to standard error too if its stream is another
-        return other is sys.stderr
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def fit_log() -> None:
-    """Fits later log lines of a command into the terminal too."""
+    """Fits later log lines of a command, on standard error, into the terminal too."""
     get_absl_handler().setFormatter(_Fitted())
-    get_absl_handler().python_handler.setStream(_Stderr())
+    get_absl_handler().python_handler.setStream(sys.stderr)  # absl has the stream of when it was imported
+
+
+def redirect_log(before: TextIO, after: TextIO) -> None:
+    """Sends later log lines to another stream, if they go to `before`."""
+    handler = get_absl_handler().python_handler
+    if handler.stream is before:
+        handler.setStream(after)

@@ -12,10 +12,9 @@ import contextlib
 import gc
 import os
 import shlex
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -65,69 +64,79 @@ def main(
     terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
         program = _Program(trainer_class, data, hooks, may_change, output)
-        code = program.exit_code(lambda: program.start(argv))
+        with program.failures_reported():
+            program.start(argv)
     # An iterator over a dataset that calls Python blocks for ever if it is freed as the interpreter ends.
     gc.collect()
-    sys.exit(code)
+    sys.exit(program.code)
 
 
 class _Program:
-    """One call of `main`, in its process and in the tasks that it forks."""
+    """One call of `main`, in its process and in the tasks that it forks.
+
+    Attributes:
+      code: exit code of the process.
+    """
 
     def __init__(self, trainer_class, data, hooks, may_change, output: process.SturdyStream):
         self._trainer_class, self._data, self._hooks, self._may_change = trainer_class, data, hooks, may_change
         self._output = output
+        self.code = 0
         self._has_debug = False
         self._leaves = False  # TensorFlow's end would not come
 
-    def start(self, argv: list[str] | None) -> int:
-        """Executes a command line, and returns the exit code."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a script is a task that starts with it blocked
+    def start(self, argv: list[str] | None) -> None:
+        """Executes a command line: plans, or runs in this process or in forks of it."""
         user_files.check_trainer(self._trainer_class)
-        if argv is None:  # UTF-8, whatever encoding the locale has
-            argv = [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
-        given = parse(argv)
+        given = parse(process.arguments() if argv is None else argv)
         self._has_debug = given.get("debug", False)
         if plan := planner.get():
-            return plan(given, self._trainer_class, self._data)
+            self.code = plan(given, self._trainer_class, self._data)
+            return
         config = configs.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
         for name, value in config.script_flags.items():  # of the run that is read, for the script
             flags.FLAGS[name].value = value
         checks.check(config)
         check_baseline(config)
         if config.max_restarts and agent.can_fork(config):
-            return agent.run(config, lambda attempt: self.exit_code(lambda: self._execute(attempt)))
-        return self._execute(config)
+            self.code = agent.run(config, self._attempt)
+        else:
+            self._run(config)
 
-    def _execute(self, config: configs.Config) -> int:
+    def _attempt(self, config: configs.Config) -> int:
+        """Makes one attempt at a run, in a fork, and returns its exit code."""
+        with self.failures_reported():
+            self._run(config)
+        return self.code
+
+    def _run(self, config: configs.Config) -> None:
         self._leaves = config.coordinates  # a worker may be down
-        code = assembly.run_to_end(config, self._data, self._hooks).code
-        if code != errors.EXIT_REGROUP and config.writes_run and config.progress != "off":
+        self.code = assembly.run_to_end(config, self._data, self._hooks).code
+        if self.code != errors.EXIT_REGROUP and config.writes_run and config.progress != "off":
             run_dir = config.configured_run_dir
             board = RunDir(run_dir).tensorboard
             command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
             print(f"The run's files: {run_dir}\nTensorBoard:     {command}")
-        return code
 
-    def exit_code(self, work: Callable[[], int]) -> int:
-        """Does the work, and returns its exit code; every failure is printed as one line."""
+    @contextlib.contextmanager
+    def failures_reported(self) -> Iterator[None]:
+        """Prints a failure within as one line, and sets its exit code."""
         try:
             with interruptible():
-                code = work()
+                yield
         except KeyboardInterrupt:  # before the first step or after the last: else the loop saves and ends
-            code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
+            self.code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
         except Exception as error:  # the border of the program: every failure becomes one line here
             if self._has_debug:
                 traceback.print_exception(error)
-            code = errors.fail(*explanations.explain(error))
+            self.code = errors.fail(*explanations.explain(error))
             self._leaves |= isinstance(error, (LostPeerError, StuckStreamError))  # threads wait in TensorFlow for ever
         self._output.flush()
         if self._output.lost:
             line = f"a part of the output is lost: {self._output.lost.strerror}"
-            code = code or errors.fail(errors.EXIT_FAILED, line)
+            self.code = self.code or errors.fail(errors.EXIT_FAILED, line)
         if self._leaves:
-            exits.leave(code)
-        return code
+            exits.leave(self.code)
 
 
 def parse(argv: list[str]) -> dict[str, Any]:

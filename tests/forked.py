@@ -44,7 +44,7 @@ class Forked:
         reading, report = os.pipe()
         keeper.adopt_orphans()  # as the fork is first
         try:
-            self.stdin, self.stdout, self.stderr = template.fork(command, env, ((), (), 0.0), report, **how)
+            self.stdin, self.stdout, self.stderr = template.fork(command, env, ((), 0.0), report, **how)
         finally:
             os.close(report)
             with open(reading) as file:

@@ -26,12 +26,12 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 OF_TRAIN = {name for names in GROUPS.values() for name in names} | {"flagfile", "help", "helpshort"}
 OF_COMMAND = {
     "train": OF_TRAIN,
-    "local": set(fields(local.Flags)),
-    "plan": set(fields(plan.Flags)) | OF_TRAIN,
-    "prepare": set(fields(prepare.Flags)),
-    "monitor": set(fields(server.Flags)),
-    "report": set(fields(report.Flags)),
-    "ask": set(fields(ask.Flags)),
+    "local": set(fields(local.LocalFlags)),
+    "plan": set(fields(plan.PlanFlags)) | OF_TRAIN,
+    "prepare": set(fields(prepare.PrepareFlags)),
+    "monitor": set(fields(server.MonitorFlags)),
+    "report": set(fields(report.ReportFlags)),
+    "ask": set(fields(ask.AskFlags)),
 }
 # Of the scripts that compare.
 OF_SCRIPTS = {

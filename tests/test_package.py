@@ -28,8 +28,8 @@ def test_names_are_there_and_others_are_not():
         _ = crankshaft.Trainr
 
 
-@pytest.mark.parametrize("name", ["__doc__", "Trainer", pytest.param("main", marks=pytest.mark.slow)])
-def test_tensorflow_starts_without_a_word_where_crankshaft_is_imported_first(name):
+@pytest.mark.parametrize("name", ["Trainer", pytest.param("main", marks=pytest.mark.slow)])
+def test_tensorflow_starts_without_a_word_where_crankshaft_imports_it(name):
     one = "*tf.data.Dataset.from_generator(lambda: [1], tf.int32).as_numpy_iterator()"
     code = f"from crankshaft import {name}; import tensorflow as tf; print({one}, '{name}')"
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}

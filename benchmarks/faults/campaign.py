@@ -179,7 +179,7 @@ def costs(happened: list[Happened], notes: list[tuple[float, str, int]]) -> list
 
     Args:
       happened: the faults, in their order.
-      notes: of the job's steps, see `Job.steps`.
+      notes: notes of the job's steps, see `Job.steps`.
     """
     found = []
     for each, end in zip(happened, [*(later.at for later in happened[1:]), math.inf], strict=True):

@@ -1,4 +1,4 @@
-"""One job that faults disturb: its processes, what they have left, and what its run comes to. Host code.
+"""One job that faults disturb: its processes, what they have left, and what its run comes to.
 
 The job's own supervisor restarts tasks; whoever starts the job here is its scheduler: a command that ends with an error
 is started again, as Slurm and Kubernetes do.
@@ -82,13 +82,13 @@ class Job:
     """The processes of a job, in a folder of its own.
 
     Args:
-      settings: of the training.
+      settings: the training's settings.
       injections: the faults that are planned.
       folder: in which everything is kept.
       data: the folder of the data's files.
 
     Attributes:
-      run_dir: of the run.
+      run_dir: the run's folder.
       data: a copy of the files, if the job reads any.
       lost: the tasks whose hosts are lost: they are not started again.
       slow_now: while this file exists, writes to run_dir are slow, if a fault needs that.
@@ -326,10 +326,23 @@ class Job:
             )
 
     def kinds_left(self) -> set[str]:
-        """Returns the kinds of files in the run_dir, and all temporary files."""
-        paths = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.is_file()]
-        found = {re.sub(r"\d+", "0", str(path)) for path in paths if path.parts[0] in ("run", "tmp")}
-        return found | ({f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()} if self.disk else set())
+        """Returns the kinds of files in the run_dir, and all temporary files that a kill may not leave."""
+        return kinds_of_files(self.folder) | (
+            {f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()} if self.disk else set()
+        )
+
+
+def kinds_of_files(folder: Path) -> set[str]:
+    """Returns the paths of files below run/ and tmp/ in a job's folder, with 0 for each number in them.
+
+    Leaves out the code that AutoGraph generates: it removes its files only as Python exits.
+    """
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {
+        re.sub(r"\d+", "0", str(path))
+        for path in paths
+        if path.parts[0] in ("run", "tmp") and not path.name.startswith("__autograph_generated_file")
+    }
 
 
 def is_metric(name: str) -> bool:

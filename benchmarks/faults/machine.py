@@ -1,4 +1,4 @@
-"""A machine of one's own for jobs: namespaces in which mounts and the network can fail. Linux, host code."""
+"""A machine of one's own for jobs: namespaces in which mounts and the network can fail. Linux."""
 
 from __future__ import annotations
 

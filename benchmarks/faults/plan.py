@@ -1,4 +1,4 @@
-"""What the tasks of a disturbed job and the one who watches it share: the data, and notes in a folder. Host code."""
+"""What the tasks of a disturbed job and the one who watches it share: the data, and notes in a folder."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Notes:
     """What the tasks of a job leave for the one who watches it, in the plan's folder.
 
     Attributes:
-      folder: of the plan.
-      path: of this task's lines: a clock (the same for all processes), what happened, and the step.
+      folder: the folder that has the plan.
+      path: the file of this task's lines, each with a clock (the same for all processes), what happened, and the step.
     """
 
     def __init__(self, folder: str | os.PathLike, task: str):

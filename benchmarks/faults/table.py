@@ -52,7 +52,7 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-      name: of it.
+      name: the fault's name.
       act: does it, and returns a function that is called some seconds later and mends it, or None. Takes the `Job` and
         the `Injection`; inside a task, its `Status` instead of the job.
       targets: the kinds of what it strikes: "task" (any one), "training task" (one that has hooks), "tasks" (all at
@@ -280,10 +280,10 @@ def sample(rng: random.Random, fault: Fault, tasks: tuple[str, ...], steps: int)
     """Returns where and when a fault happens, by the seed's generator.
 
     Args:
-      rng: of the seed.
+      rng: the seed's generator.
       fault: the row.
       tasks: the job's.
-      steps: of the training.
+      steps: the number of training steps.
     """
     kind = rng.choice(fault.targets)
     training = tasks[:1] if tasks[0] == "chief" else tasks

@@ -19,9 +19,9 @@ if __name__ == "__main__":  # before imports that take seconds, in which it may 
     if port := task_port():
         NOTES.write("listens", port)
 
-import crankshaft  # isort: skip  # first: it imports TensorFlow more quickly than TensorFlow itself does
 import tensorflow as tf
 
+import crankshaft
 from crankshaft.engine.hooks import Hook
 from crankshaft.engine.layers import parallel
 
@@ -73,7 +73,7 @@ class Faults(Hook):
     """Notes steps, and has faults happen in this process.
 
     Args:
-      notes: of this task.
+      notes: this task's notes.
       injections: all of the job's.
       pace_seconds: the least time of `NOTED_EVERY_STEPS` steps.
     """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .run_dir import RunDir
     from .shares import WritingProcess
     from .store import Checkpoints
-    from .weights import load_weights, read_newest
+    from .warm_start import load_weights, read_newest
 
 _HOMES = {
     "Checkpoints": "store",
@@ -20,8 +20,8 @@ _HOMES = {
     "Matching": "graph",
     "RunDir": "run_dir",
     "WritingProcess": "shares",
-    "load_weights": "weights",
-    "read_newest": "weights",
+    "load_weights": "warm_start",
+    "read_newest": "warm_start",
 }
 
 __all__ = ["Checkpoints", "Manifest", "Matching", "RunDir", "WritingProcess", "load_weights", "read_newest"]

@@ -20,15 +20,15 @@ class Catalogue:
 
     def __init__(self, directory: str):
         self.directory = directory
-        self._manifests = _Kept()
-        self._hashes = _Kept()
+        self._manifests = _FileCache()
+        self._hashes = _FileCache()
         self._last: Manifest | None = None
 
     def read_all(self) -> tuple[list[Manifest], dict[int, str]]:
         """Reads all manifests, as `manifest.read_all`."""
         contents = manifests.read_all(self.directory, self._read)
-        self._manifests.forget_the_gone()
-        self._hashes.forget_the_gone()
+        self._manifests.drop_removed()
+        self._hashes.drop_removed()
         return contents
 
     def serial_now(self, manifest: Manifest) -> int | None:
@@ -52,8 +52,8 @@ class Catalogue:
         return self._last
 
 
-class _Kept:
-    """Values made from files, kept as long as the files stay unchanged."""
+class _FileCache:
+    """Values made from files, cached while the files stay unchanged."""
 
     def __init__(self):
         self._made = {}
@@ -67,7 +67,7 @@ class _Kept:
             cached = self._made[path] = (identity, make())
         return cached[1]
 
-    def forget_the_gone(self) -> None:
+    def drop_removed(self) -> None:
         """Drops the values of files that no longer exist."""
         for path in [path for path in list(self._made) if _identity(path) is None]:
             self._made.pop(path, None)

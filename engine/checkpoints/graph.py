@@ -21,10 +21,10 @@ from .. import logging
 from ..errors import CheckpointError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
-from ..internals.variables import state_key
+from ..internals.variables import is_shard, state_key
 from ..internals.variables import tracked as tracked_by_path
 from ..layers.embeddings import Embedding
-from ..layers.embeddings.rehash import FREE, MOVED, Placement, rehash
+from ..layers.embeddings.rehash import FREE, MOVED, RowPlacement, rehash
 from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from . import slices
@@ -64,7 +64,7 @@ class Matching(NamedTuple):
       moved: where the checkpoint has a variable's values, by the prefix of the keys here.
       may_differ: prefixes of keys that either side may lack, such as an optimizer's.
       together: prefixes of keys that are read all or not at all, such as those of a variable's slots.
-      of_one_form: keys whose values have one shape on both sides, such as the counts of updates that slots depend on.
+      fixed_shape_keys: keys whose values have one shape on both sides, such as the update counts that slots need.
       initialize_new: called after the rest was read, with a function that returns whether a key's value was not read.
       reset_rows: called where ids got other rows, with a table's shard, rows without an id, and that function.
     """
@@ -72,7 +72,7 @@ class Matching(NamedTuple):
     moved: Mapping[str, Moved] = types.MappingProxyType({})
     may_differ: tuple[str, ...] = ()
     together: Sequence[str] = ()
-    of_one_form: Sequence[str] = ()
+    fixed_shape_keys: Sequence[str] = ()
     initialize_new: Callable[[Callable[[str], bool]], None] = lambda is_new: None
     reset_rows: Callable[[tf.Variable, tf.Tensor, Callable[[str], bool]], None] = lambda shard, rows, is_new: None
 
@@ -91,16 +91,58 @@ class _Table(NamedTuple):
     table: Embedding
     prefixes: tuple[str, ...]
     admissions: tuple[str, ...]
-    place: Callable[[], Placement]
+    place: Callable[[], RowPlacement]
     may_grow: bool
 
 
-class _Difference(NamedTuple):
-    """An entry that only one side has, or of another shape or type: its key here, else there, and a line for people."""
+class _Entry(NamedTuple):
+    """A variable here with its values in a checkpoint, or an entry that only the checkpoint has.
 
-    kind: str
+    Attributes:
+      key: the variable's key here, else the entry's there.
+      text: the variable's name, or the difference, for people.
+      stored: the checkpoint's keys that have the variable's values.
+      source: what `slices.read` reads it from.
+      difference: _MISSING, _EXTRA or _RESHAPED; "" for a variable that can be read.
+    """
+
     key: str
-    line: str
+    text: str
+    variable: Any = None
+    stored: Sequence[str] = ()
+    source: Key = ""
+    difference: str = ""
+
+
+class _Checkpoint:
+    """A checkpoint's entries and its graph of objects, without values.
+
+    Attributes:
+      reader: TensorFlow's reader.
+      forms: (shape, dtype) of each entry, by its key.
+    """
+
+    def __init__(self, prefix: str):
+        self.reader = tf.train.load_checkpoint(prefix)
+        dtypes = self.reader.get_variable_to_dtype_map()
+        self.forms = {key: (shape, dtypes[key]) for key, shape in self.reader.get_variable_to_shape_map().items()}
+        self._nodes = TrackableObjectGraph.FromString(self.reader.get_tensor(KEY)).nodes
+
+    def object_at(self, path: Sequence[str]) -> int | None:
+        """Returns the number of the object at a path of attributes from the root; None if there is none."""
+        number: int | None = 0
+        for name in path:
+            number = None if number is None else self.child(number, name)
+        return number
+
+    def child(self, number: int, name: str) -> int | None:
+        """Returns the number of an object's child; None if it has none of this name."""
+        return next((child.node_id for child in self._nodes[number].children if child.local_name == name), None)
+
+    def variable_key(self, number: int | None) -> str | None:
+        """Returns the key of an object's value; None if it has none."""
+        attributes = () if number is None else self._nodes[number].attributes
+        return next((attribute.checkpoint_key for attribute in attributes if attribute.name == _VALUE), None)
 
 
 def restore(
@@ -134,16 +176,18 @@ def restore(
     """
     matching = matching or Matching()
     try:
-        fitting, differences, moving = _compare(prefix, root, at, matching.moved, may_grow)
+        entries, moving = _compare(prefix, root, at, matching.moved, may_grow)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
+    fitting = [entry for entry in entries if not entry.difference]
+    differences = [entry for entry in entries if entry.difference]
     others = [
-        difference
-        for difference in differences
-        if not difference.key.startswith(matching.may_differ)
-        or (difference.kind == _RESHAPED and difference.key in matching.of_one_form)
+        entry
+        for entry in differences
+        if not entry.key.startswith(matching.may_differ)
+        or (entry.difference == _RESHAPED and entry.key in matching.fixed_shape_keys)
     ]
-    if others or all(key.startswith(matching.may_differ) for key in fitting):
+    if others or all(entry.key.startswith(matching.may_differ) for entry in fitting):
         raise CheckpointError(f"{why_not}: {_message(others)}")
     if differences and not allow_changed:
         raise CheckpointError(
@@ -151,25 +195,25 @@ def restore(
             f"({_message(differences)}); use the former variables, averages and optimizer, or set allow_changed_config "
             "to restore only what matches"
         )
-    lacking = [difference.key for difference in differences if difference.kind != _EXTRA]
+    lacking = [entry.key for entry in differences if entry.difference != _EXTRA]
     new = (*lacking, *(prefix for prefix in matching.together if any(key.startswith(prefix) for key in lacking)))
 
     def is_new(key: str) -> bool:
         return key.startswith(new)
 
-    entries = [value for key, value in fitting.items() if not is_new(key)]
-    slices.read(prefix, [(variable, key) for _, variable, key in entries])
+    restored = [entry for entry in fitting if not is_new(entry.key)]
+    slices.read(prefix, [(entry.variable, entry.source) for entry in restored])
     for there in moving:
         for number, (shard, values) in enumerate(zip(there.table.shards, there.place().values, strict=True)):
             for rows in there.table.initialize_rows(number, tf.constant(np.flatnonzero(values["keys"] == FREE))):
                 matching.reset_rows(shard, rows, is_new)
     matching.initialize_new(is_new)
-    return [name for name, _, _ in entries], _message(differences)
+    return [entry.text for entry in restored], _message(differences)
 
 
 def _compare(
     prefix: str, root, at: tuple[str, ...], moved: Mapping[str, Moved], may_grow: bool
-) -> tuple[dict[str, tuple[str, Any, Key]], list[_Difference], list[_Table]]:
+) -> tuple[list[_Entry], list[_Table]]:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
     Matches as TensorFlow will: the two graphs are walked together, by the names of children; variables in `moved` match
@@ -178,78 +222,80 @@ def _compare(
     listed.
 
     Returns:
-      The matching variables by their key here: (name, variable, its key in the checkpoint); the differences; and the
-      tables whose ids get other rows here.
+      The variables here and the entries that only the checkpoint has; and the tables whose ids get other rows here.
     """
-    reader = tf.train.load_checkpoint(prefix)
-    dtypes = reader.get_variable_to_dtype_map()
-    forms = {key: (shape, dtypes[key]) for key, shape in reader.get_variable_to_shape_map().items()}
-    stored = TrackableObjectGraph.FromString(reader.get_tensor(KEY)).nodes
-    walked, start = [*walk(root)], _stored_at(stored, at)
-    together = {}  # by the id of each object that both graphs have, the path by which it was found, and its stored node
-    if start is not None:
-        reached = _breadth_first(root, start, lambda number, name: _stored_children(stored, number).get(name))
-        together = {id(node): (path, number) for path, node, number in reached}
-    tables = _tables(reader, walked, together, stored, forms, may_grow)
-    moving = [there for there in tables.values() if there.admissions]
-    shards = {
-        id(shard): Moved(there.prefixes, number, len(there.table.shards), table=identity)
-        for identity, there in tables.items()
-        for number, shard in enumerate(there.table.shards)
-    }
-    placed = {
-        id(variable): functools.partial(_placed_value, there, shard, name, variable)
-        for there in moving
-        for shard, admission in enumerate(there.table.admissions)
+    checkpoint, walked, found = _Checkpoint(prefix), [*walk(root)], dict[int, tuple]()
+    if (start := checkpoint.object_at(at)) is not None:  # by the ids of objects that both have: path, and number there
+        found = {id(node): (path, number) for path, node, number in _breadth_first(root, start, checkpoint.child)}
+    tables = _tables(checkpoint, walked, found, may_grow)
+    moving = [table for table in tables.values() if table.admissions]
+    admitted = {
+        id(variable): functools.partial(_admission_value, table, shard, name, variable)
+        for table in moving
+        for shard, admission in enumerate(table.table.admissions)
         for name, variable in tracked_children(admission, is_root=False)
     }
-    beside = tuple(prefix for there in moving for prefix in there.admissions)
-    matched = {key for key in forms if key.startswith(beside)}
-    fitting: dict[str, tuple[str, Any, Key]] = {}
-    missing, reshaped = [], []
+    shards = {
+        id(shard): Moved(table.prefixes, number, len(table.table.shards), table=identity)
+        for identity, table in tables.items()
+        for number, shard in enumerate(table.table.shards)
+    }
+    entries = []
     for path, node in walked:
         if not is_variable(node):
             continue
-        path, stored_id = together.get(id(node), (path, None))
-        name, own_key = _readable(at + path), checkpoint_key(at + path)
-        if id(node) in placed:
-            fitting[own_key] = name, node, placed[id(node)]
+        path, number = found.get(id(node), (path, None))
+        name, key = _readable(at + path), checkpoint_key(at + path)
+        if id(node) in admitted:
+            entries.append(_Entry(key, name, node, source=admitted[id(node)]))
             continue
-        keys, source = _keys_in(own_key, stored_id, stored, shards.get(id(node)), moved)
-        keys = [key for key in keys if key in forms]
-        if not keys:
-            missing.append(_Difference(_MISSING, own_key, f"{name} {_form_here(node)}"))
-            continue
-        matched.update(keys)
-        table = tables.get(source.table)
-        grows, moves = (table.may_grow, bool(table.admissions)) if table else (False, False)
-        if source.positions is not None:
-            key: Key = functools.partial(_picked, reader, keys[0], source.positions)
-            shape, dtype = [len(source.positions)], forms[keys[0]][1]
-        elif len(keys) == source.number and not (grows or moves):
-            key = keys[source.shard]
-            shape, dtype = forms[key]
+        if place := shards.get(id(node)):
+            stored = [prefix + _ATTRIBUTE for prefix in place.prefixes]
+        elif beginning := next((prefix for prefix in moved if key.startswith(prefix)), None):
+            place = moved[beginning]
+            stored = [prefix + key.removeprefix(beginning) for prefix in place.prefixes]
         else:
-            sizes = tuple(forms[part][0][0] for part in keys)
-            key = ShardRows(tuple(keys), sizes, source.shard, source.number, table.place if moves else None)
-            shape, dtype = [node.shape[0] if moves else key.size_here, *forms[keys[0]][0][1:]], forms[keys[0]][1]
-        if per_replica.differs(node):  # a row per replica, or none for one replica
-            shape = _any_rows(shape[1:] if len(shape) > len(node.shape) else shape)
-        here, there = _form_here(node), _form(shape, dtype)
-        if grows and isinstance(key, ShardRows) and node.shape[0] > key.size_here:
-            name, there = f"{name} ({shape[0]:,} of {node.shape[0]:,} rows)", _form([node.shape[0], *shape[1:]], dtype)
-        is_shared = variable_sharding(node) or per_replica.differs(node)
-        if here == there and not (isinstance(key, ShardRows) and is_shared):
-            fitting[own_key] = name, node, key
-        else:
-            lost = " (a table can't lose rows)" if id(node) in shards and node.shape[0] < shape[0] else ""
-            line = f"{name}: {here} here, {there} in the checkpoint{lost}"
-            reshaped.append(_Difference(_RESHAPED, own_key, line))
-    left = sorted(key for key in forms.keys() - matched - {KEY, COUNTER_KEY} if key.startswith(key_prefix(at)))
-    extra = [_Difference(_EXTRA, key, f"{_readable_key(key)} {_form(*forms[key])}") for key in left]
+            place, stored = Moved(()), [checkpoint.variable_key(number) or ""]
+        entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.forms])
+        entries.append(_fit(entry, place, tables.get(place.table), checkpoint))
+    read = {key for entry in entries for key in entry.stored} | {KEY, COUNTER_KEY}
+    placed = tuple(prefix for table in moving for prefix in table.admissions)
+    for key in sorted(checkpoint.forms.keys() - read):
+        if key.startswith(key_prefix(at)) and not key.startswith(placed):
+            text = f"{_readable_key(key)} {_form(*checkpoint.forms[key])}"
+            entries.append(_Entry(key, text, difference=_EXTRA))
     optional = tuple(key_prefix((*at, *path)) + name for path, node in walked for name in _optional(node))
-    differences = [difference for difference in (*missing, *extra) if not difference.key.startswith(optional)]
-    return fitting, differences + reshaped, moving
+    return [e for e in entries if e.difference not in (_MISSING, _EXTRA) or not e.key.startswith(optional)], moving
+
+
+def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpoint) -> _Entry:
+    """Returns a variable's entry with its source, or its difference; `table` is the one whose shard or slot it is."""
+    variable, stored, here = entry.variable, entry.stored, _form_here(entry.variable)
+    if not stored:
+        return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
+    shape, dtype = checkpoint.forms[stored[0]]
+    moves, grows, name = bool(table and table.admissions), bool(table and table.may_grow), entry.text
+    if place.positions is not None:
+        source: Key = functools.partial(_picked, checkpoint.reader, stored[0], place.positions)
+        shape = [len(place.positions)]
+    elif len(stored) == place.number and not (grows or moves):
+        source = stored[place.shard]
+        shape, dtype = checkpoint.forms[source]
+    else:
+        sizes = tuple(checkpoint.forms[part][0][0] for part in stored)
+        source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if moves else None)
+        rows = variable.shape[0] if moves else source.size_here
+        if grows and rows < variable.shape[0]:
+            name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
+            rows = variable.shape[0]
+        shape = [rows, *shape[1:]]
+    if per_replica.differs(variable):  # a row per replica, or none for one replica
+        shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
+    is_shared = variable_sharding(variable) or per_replica.differs(variable)
+    if here == (there := _form(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
+        return entry._replace(text=name, source=source)
+    lost = " (a table can't lose rows)" if is_shard(variable) and variable.shape[0] < shape[0] else ""
+    return entry._replace(text=f"{name}: {here} here, {there} in the checkpoint{lost}", difference=_RESHAPED)
 
 
 def _optional(node) -> Sequence[str]:
@@ -257,14 +303,14 @@ def _optional(node) -> Sequence[str]:
     return ("",) if isinstance(node, tf.keras.metrics.Metric) else getattr(node, "optional_in_checkpoint", ())
 
 
-def _message(differences: Sequence[_Difference]) -> str:
+def _message(entries: Sequence[_Entry]) -> str:
     """Formats how a state and a checkpoint differ, on one line."""
-    entries = []
-    for kind in (_MISSING, _EXTRA, _RESHAPED):
-        if lines := [difference.line for difference in differences if difference.kind == kind]:
-            more = f" and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
-            entries.append(f"{kind} ({len(lines)}): {'; '.join(lines[:_LISTED])}{more}")
-    return "; ".join(entries)
+    parts = []
+    for difference in (_MISSING, _EXTRA, _RESHAPED):
+        if texts := [entry.text for entry in entries if entry.difference == difference]:
+            more = f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
+            parts.append(f"{difference} ({len(texts)}): {'; '.join(texts[:_LISTED])}{more}")
+    return "; ".join(parts)
 
 
 def _picked(reader, key: str, positions: Sequence[int | None]) -> np.ndarray:
@@ -273,32 +319,32 @@ def _picked(reader, key: str, positions: Sequence[int | None]) -> np.ndarray:
     return np.array([0 if at is None else there[at] for at in positions], there.dtype)
 
 
-def _tables(reader, walked, together, stored, forms, may_grow: bool) -> dict[int, _Table]:
+def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_grow: bool) -> dict[int, _Table]:
     """Returns where a checkpoint has the tables, by the ids of those here; not those that it lacks."""
 
     def numbered(variable: tf.Variable, ending: str = "") -> tuple[str, ...]:
         """Returns the keys' prefixes of all parts of a list, by a variable under its first one."""
-        _, first = together.get(id(variable), (None, None))
-        key = "" if first is None else _stored_key(stored[first]) or ""
+        _, first = found.get(id(variable), (None, None))
+        key = checkpoint.variable_key(first) or ""
         if not key.endswith(end := f"/0/{ending}{_ATTRIBUTE}"):
             return ()  # absent, or under another attribute than the table's
         prefixes = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
-        return tuple(itertools.takewhile(lambda prefix: prefix + ending + _ATTRIBUTE in forms, prefixes))
+        return tuple(itertools.takewhile(lambda prefix: prefix + ending + _ATTRIBUTE in checkpoint.forms, prefixes))
 
     tables: dict[int, _Table] = {}
     for table in [node for _, node in walked if isinstance(node, Embedding) and node.shards]:
         if not (prefixes := numbered(table.shards[0])):
             continue
-        sizes = [forms[prefix + _ATTRIBUTE][0][0] for prefix in prefixes]
+        sizes = [checkpoint.forms[prefix + _ATTRIBUTE][0][0] for prefix in prefixes]
         admissions = numbered(table.admissions[0].keys, "keys/") if table.admissions else ()
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
-        place = functools.cache(functools.partial(_place, reader, table, admissions))
+        place = functools.cache(functools.partial(_place, checkpoint.reader, table, admissions))
         tables[id(table)] = _Table(table, prefixes, admissions, place, may_grow and table.ids_are_rows)
     return tables
 
 
-def _place(reader, table: Embedding, admissions: Sequence[str]) -> Placement:
+def _place(reader, table: Embedding, admissions: Sequence[str]) -> RowPlacement:
     """Reads which ids have rows in a checkpoint, and gives them rows here."""
     former = {
         name: [reader.get_tensor(prefix + name + "/" + _ATTRIBUTE) for prefix in admissions]
@@ -314,43 +360,14 @@ def _place(reader, table: Embedding, admissions: Sequence[str]) -> Placement:
     return placement
 
 
-def _placed_value(there: _Table, shard: int, name: str, variable: tf.Variable) -> np.ndarray:
+def _admission_value(moving: _Table, shard: int, name: str, variable: tf.Variable) -> np.ndarray:
     """Returns the value of an admission's variable; 0 if it begins again."""
-    return there.place().values[shard].get(name, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
-
-
-def _keys_in(
-    own_key: str, stored_id, stored, source: Moved | None, moved: Mapping[str, Moved]
-) -> tuple[list[str], Moved]:
-    """Returns the keys of a checkpoint that a variable reads from, and which of their values."""
-    if source is not None:
-        return [prefix + _ATTRIBUTE for prefix in source.prefixes], source
-    for beginning, source in moved.items():
-        if own_key.startswith(beginning):
-            return [prefix + own_key.removeprefix(beginning) for prefix in source.prefixes], source
-    key = None if stored_id is None else _stored_key(stored[stored_id])
-    return [] if key is None else [key], Moved(())
+    return moving.place().values[shard].get(name, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
 
 
 def has(prefix: str, at: Sequence[str]) -> bool:
     """Returns whether a checkpoint has an object at a path of attributes from its root."""
-    graph = tf.train.load_checkpoint(prefix).get_tensor(KEY)
-    return _stored_at(TrackableObjectGraph.FromString(graph).nodes, at) is not None
-
-
-def _stored_at(stored, at: Sequence[str]) -> int | None:
-    number: int | None = 0
-    for name in at:
-        number = _stored_children(stored, number).get(name) if number is not None else None
-    return number
-
-
-def _stored_children(stored, number: int) -> dict[str, int]:
-    return {child.local_name: child.node_id for child in stored[number].children}
-
-
-def _stored_key(node) -> str | None:
-    return next((attribute.checkpoint_key for attribute in node.attributes if attribute.name == _VALUE), None)
+    return _Checkpoint(prefix).object_at(at) is not None
 
 
 def serialized(nodes: Sequence[tuple[tuple[str, ...], Any]]) -> bytes:

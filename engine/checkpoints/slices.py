@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.variables import tf_variable
-from ..layers.embeddings.rehash import Placement
+from ..layers.embeddings.rehash import RowPlacement
 from ..mesh import shards
 from ..mesh.shards import Box
 from ..reduction import per_replica
@@ -78,7 +78,7 @@ class ShardRows(NamedTuple):
     sizes: tuple[int, ...]
     shard: int
     number: int
-    place: Callable[[], Placement] | None = None
+    place: Callable[[], RowPlacement] | None = None
 
     @property
     def size_here(self) -> int:

@@ -142,7 +142,7 @@ def _check_arrays(name: str, split: Any) -> None:
 
 
 def _to_float32_weights(name: str, weights: Any, rules: Rules) -> Any:
-    if any(isinstance(array, host_arrays.Ragged) for array in tf.nest.flatten(weights)):
+    if any(isinstance(array, host_arrays.RaggedArray) for array in tf.nest.flatten(weights)):
         raise UsageError(f"the weights of the {name} data, its third part, are ragged; give dense arrays")
     check_weights(name, ArraySource(weights).element_spec, rules)
     weights = tf.nest.map_structure(lambda array: np.asarray(array, np.float32), weights)
@@ -161,7 +161,7 @@ def _check_array(name: str, key: str, array) -> None:
         raise UsageError(
             f"{title} holds a {type(array).__name__} ({key}); give NumPy arrays whose first axis is examples"
         )
-    values = array.values if isinstance(array, host_arrays.Ragged) else array
+    values = array.values if isinstance(array, host_arrays.RaggedArray) else array
     objects = np.ravel(values) if array.dtype == object else ()
     if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):
         raise UsageError(

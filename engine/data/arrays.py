@@ -104,7 +104,7 @@ class _Rows(Mapped):
         return other
 
 
-class Ragged(_Rows):
+class RaggedArray(_Rows):
     """A ragged array [examples, length, ...] in memory, of which `[...]` reads an array of the examples' arrays.
 
     Args:
@@ -177,7 +177,7 @@ class ArraySource(Source):
     def __init__(self, arrays: Any):
         self._arrays = arrays
         self.element_spec = tf.nest.map_structure(
-            lambda array: Spec(array.shape[1:], array.dtype, isinstance(array, Ragged)), arrays
+            lambda array: Spec(array.shape[1:], array.dtype, isinstance(array, RaggedArray)), arrays
         )
 
     def __len__(self) -> int:
@@ -218,19 +218,19 @@ def is_sparse(array) -> bool:
 
 
 def as_dense(array) -> Any:
-    """Converts anything like an array, also a sparse one, to a dense NumPy array, and a ragged one to a `Ragged`."""
-    return Sparse(array)[:] if is_sparse(array) else Ragged(array) if is_ragged(array) else np.asarray(array)
+    """Converts anything like an array, to a NumPy array, a ragged one to a `RaggedArray`."""
+    return Sparse(array)[:] if is_sparse(array) else RaggedArray(array) if is_ragged(array) else np.asarray(array)
 
 
 def is_ragged(array) -> bool:
-    """Returns whether an array is a `tf.RaggedTensor` that a `Ragged` can hold."""
+    """Returns whether an array is a `tf.RaggedTensor` that a `RaggedArray` can hold."""
     return isinstance(array, tf.RaggedTensor) and array.ragged_rank == 1
 
 
 def wrap(array):
     """Wraps an array in a file, a sparse or a ragged one, as a `Mapped`; other arrays stay."""
     if is_ragged(array):
-        return Ragged(array)
+        return RaggedArray(array)
     if is_sparse(array):
         return Sparse(array)
     has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _mapped_file(array)

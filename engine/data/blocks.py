@@ -36,7 +36,7 @@ class Blocks:
         self._end = 0  # the step after it
         self.num_read = 0  # since the iterator was opened
 
-    def reach(self, step: int, limit: int) -> int:
+    def max_steps_per_call(self, step: int, limit: int) -> int:
         _, offset, length = self._order.block_at(step)
         return min(limit, length - offset)
 
@@ -64,7 +64,7 @@ class Blocks:
             self._number = number
             self.num_read += 1
             self._end = step - offset + length
-        return self._block, offset, offset + self.reach(step, limit)
+        return self._block, offset, offset + self.max_steps_per_call(step, limit)
 
     def close(self) -> None:
         if self._iterator is None:

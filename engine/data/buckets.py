@@ -19,7 +19,7 @@ _WINDOW_BATCHES = 16  # of a stream
 
 
 @dataclasses.dataclass(frozen=True)
-class Buckets:
+class LengthBuckets:
     """The lengths by which examples are batched.
 
     Attributes:
@@ -67,7 +67,7 @@ class BucketedOrder(Order):
       lengths: the sizes of each example's unknown dimensions, [num_examples, dimensions] int.
     """
 
-    buckets: Buckets = Buckets(0, (1,))
+    buckets: LengthBuckets = LengthBuckets(0, (1,))
     lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.ones([1, 1], np.int64))
 
     def __post_init__(self):
@@ -221,7 +221,7 @@ class BucketedOrder(Order):
 _NO_BUCKET = "bucket_by has no boundary that long; add one, or leave such examples out"
 
 
-def in_windows(examples: tf.data.Dataset, buckets: Buckets, batch_size: int, seed: int | None, epoch: tf.Tensor):
+def in_windows(examples: tf.data.Dataset, buckets: LengthBuckets, batch_size: int, seed: int | None, epoch: tf.Tensor):
     """Batches a stream's examples by length, within windows of some batches; an epoch's last may be smaller.
 
     A window's examples are sorted by length and divided into batches, which are permuted by (seed, epoch, window).

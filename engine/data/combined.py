@@ -80,9 +80,6 @@ class _UndividedStream(WrappedStream):
 
     divides = False
 
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return None
-
 
 def first(split: Any) -> Any:
     """Returns the split that defines epochs: of several inputs the first."""
@@ -191,20 +188,20 @@ class CombinedFeed(Feed):
     def pipeline(self) -> str:  # type: ignore[override]
         return json.dumps({name: feed.pipeline for name, feed in self.feeds.items()})
 
-    def reach(self, step: int, limit: int) -> int:
-        return min(feed.reach(step, limit) for feed in self._members)
+    def max_steps_per_call(self, step: int, limit: int) -> int:
+        return min(feed.max_steps_per_call(step, limit) for feed in self._members)
 
     def call_input(self, step: int, limit: int) -> CallInput:
-        steps = self.reach(step, limit)
+        steps = self.max_steps_per_call(step, limit)
         inputs = [feed.call_input(step, steps) for feed in self._members]
         for name, member in self.feeds.items():  # a stream that is not counted shows only now how many it has
             if member.order.replicates_batch(step, self.shares):
                 raise UsageError(_too_few(name, member.order.batch_size_at(step), self.shares))
         return self._side_by_side(inputs)
 
-    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         for feed in self._members:
-            call = functools.partial(feed.run_with_timeout, call, moved)
+            call = functools.partial(feed.run_with_timeout, call, progress)
         return call()
 
     def retain_last_batch(self) -> None:
@@ -283,8 +280,8 @@ def _check_sizes(name: str, order: Order, shares: int) -> None:
     if (least := min(map(order.batch_size_at, (order.origin.step, last)))) >= shares:
         return
     fitting = [size for size in range(order.batch_size, shares - 1, -1) if not 0 < order.num_examples % size < shares]
-    cure = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shares} examples"
-    raise UsageError(f"{_too_few(name, least, shares)}; {cure}")
+    fix = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shares} examples"
+    raise UsageError(f"{_too_few(name, least, shares)}; {fix}")
 
 
 def _too_few(name: str, examples: int, shares: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -92,14 +91,14 @@ class ExternalFeed(Feed):
         varies = unknown_dimensions(split.element_spec) > 0  # each batch is padded to its own longest example
         self._most_steps = 1 if varies else max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
 
-    def reach(self, step: int, limit: int) -> int:
+    def max_steps_per_call(self, step: int, limit: int) -> int:
         if not self.split.by_index:
             return 1
         in_epoch = (step - self.order.first_step) % self.order.steps_per_epoch
         return max(1, min(limit, self.order.whole_steps - in_epoch, self._most_steps))
 
     def call_input(self, step: int, limit: int) -> CallInput:
-        steps = self.reach(step, limit)
+        steps = self.max_steps_per_call(step, limit)
         if not self.split.by_index:
             examples = self._next()
             batch_size = tf.nest.flatten(examples)[0].shape[0]
@@ -127,9 +126,6 @@ class ExternalFeed(Feed):
             return tf.TensorSpec([None, *spec.shape], x.dtype)
 
         return tf.nest.map_structure(any_number, examples, self.split.element_spec), batch_size
-
-    def most_steps(self, operands) -> float:
-        return math.inf
 
     def batch_number(self, step: tf.Tensor) -> tf.Tensor:
         return step  # programs take any number of steps, and evaluations begin at 0

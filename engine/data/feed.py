@@ -37,9 +37,10 @@ class FeedStats(NamedTuple):
 class Feed(abc.ABC):
     """One split of the data, on its way to the replicas.
 
-    It has a host side of eight methods (`reach`: how far the next call of the inner loop can go; `call_input`: the
-    call's input), a side in the compiled loop (`most_steps`: a call's largest number of steps; `next_operands`: a
-    step's input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s and its `part`'s.
+    It has a host side of eight methods (`max_steps_per_call`: how far the next call of the inner loop can go;
+    `call_input`: the call's input), a side in the compiled loop (`most_steps`: a call's largest number of steps;
+    `next_operands`: a step's input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s
+    and its `part`'s.
 
     Attributes:
       order: assigns examples to steps: sizes, seed, shuffle.
@@ -64,7 +65,7 @@ class Feed(abc.ABC):
     last_step: int | None = None
     saved_states: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
 
-    def reach(self, step: int, limit: int) -> int:
+    def max_steps_per_call(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on one call can take; at least 1."""
         return limit
 
@@ -72,12 +73,12 @@ class Feed(abc.ABC):
     def call_input(self, step: int, limit: int) -> CallInput:
         """Returns the operands for at most `limit` steps from `step` on."""
 
-    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         """Runs a call that may wait for input in the loop (`reads_in_loop`), and returns its result.
 
         Args:
           call: runs the loop.
-          moved: returns another value when input has arrived.
+          progress: returns another value when input has arrived.
         """
         return call()
 

@@ -29,7 +29,7 @@ from .feed import CallInput, Feed, FeedStats
 from .form import zeros
 from .lengths import Padding
 from .order import Order, even_range, replica_range
-from .reader import Reader, unmasked
+from .reader import Reader, raising_source_error
 from .replay import Replay, ReplayPosition
 from .source import Source, Spec, unknown_dimensions
 from .streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
@@ -56,8 +56,8 @@ class ResidentFeed(Feed):
         self._arrays: Any = None
         self._indices = devices.indices(order)
 
-    def reach(self, step: int, limit: int) -> int:
-        return self._indices.reach(step, limit)
+    def max_steps_per_call(self, step: int, limit: int) -> int:
+        return self._indices.max_steps_per_call(step, limit)
 
     def call_input(self, step: int, limit: int) -> CallInput:
         if self._arrays is None:
@@ -135,8 +135,10 @@ class ReadFeed(Feed):
         read = (reader.shares_read - self._shares_before) // self._shares_a_block
         return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.num_read))
 
-    def reach(self, step: int, limit: int) -> int:
-        return self._blocks.reach(step, limit if self.last_step is None else min(limit, self.last_step - step))
+    def max_steps_per_call(self, step: int, limit: int) -> int:
+        return self._blocks.max_steps_per_call(
+            step, limit if self.last_step is None else min(limit, self.last_step - step)
+        )
 
     def call_input(self, step: int, limit: int) -> CallInput:
         if self._reader is None:
@@ -144,8 +146,8 @@ class ReadFeed(Feed):
         if self.last_step is not None and step >= self.last_step:  # to look at a batch; those read end before it
             self._blocks.close()
             self.last_step = None
-        limit = self.reach(step, limit)
-        with unmasked(self._reader):
+        limit = self.max_steps_per_call(step, limit)
+        with raising_source_error(self._reader):
             block, start, stop = self._blocks.call_input(step, limit)
         self._next_step = step + stop - start
         return CallInput((block,), start, stop)
@@ -300,7 +302,7 @@ class StreamedFeed(Feed):
             default=str,
         )
 
-    def reach(self, step: int, limit: int) -> int:
+    def max_steps_per_call(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
         is_any_length = self._num_shares * len(self.part.counts) > 1 and unknown_dimensions(
             self.part.stream.element_spec
@@ -311,15 +313,15 @@ class StreamedFeed(Feed):
         if step != self._next_step:
             self.close()  # the iterator may have a cache open that the next one will write
             self._iterator = self._open(step)
-        limit = self.reach(step, limit)
+        limit = self.max_steps_per_call(step, limit)
         self._next_step = step + limit
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_read += (self._example_bytes or 0) * examples // len(self.part.counts)
         return CallInput((self._iterator,), 0, limit)
 
-    def run_with_timeout(self, call: Callable[[], Any], moved: Callable[[], Any]) -> Any:
+    def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         with naming_files(self.part.stream):
-            return self._stream_timeout.call(call, moved)
+            return self._stream_timeout.call(call, progress)
 
     @property
     def form(self) -> Any:
@@ -454,12 +456,12 @@ class StreamedFeed(Feed):
         if replayed is None and (not stream.shuffles or (is_first and self._is_seeded and not was_counted)):
             return
         why = "no position is kept there, and its Dataset.shuffle has another order at each reading"
-        cure = "leave that shuffle out, since the run shuffles (shuffle_buffer), or give a Source"
+        fix = "leave that shuffle out, since the run shuffles (shuffle_buffer), or give a Source"
         if not self._is_seeded:
-            why, cure = "its Dataset.shuffle has no seed", f"give it one, or {cure}"
+            why, fix = "its Dataset.shuffle has no seed", f"give it one, or {fix}"
         elif replayed and replayed.shuffles != self._shuffles:
             why = "its Dataset.shuffle has changed"
-        raise _other_order(step, why, cure)
+        raise _other_order(step, why, fix)
 
     def _batches(self, first_epoch: int, replay: Replay | None = None):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
@@ -528,9 +530,9 @@ class StreamedFeed(Feed):
         return dataset if seed is None else shuffled(dataset, self._shuffle_buffer, epoch_seed(seed, epoch))
 
 
-def _other_order(step: int, why: str, cure: str) -> UsageError:
+def _other_order(step: int, why: str, fix: str) -> UsageError:
     return UsageError(
-        f"the training data can't be read again from step {step}: {why}; {cure}, and begin in another run_dir, with "
+        f"the training data can't be read again from step {step}: {why}; {fix}, and begin in another run_dir, with "
         "init_from to keep the weights"
     )
 

@@ -19,7 +19,7 @@ from .. import logging
 from ..errors import SourceError, UsageError
 from ..machine.files import make_file, replacing
 from . import form
-from .buckets import BucketedOrder, Buckets
+from .buckets import BucketedOrder, LengthBuckets
 from .form import Padded
 from .order import Order, even_range, plain_order
 from .reader import blank, checked, fits
@@ -149,7 +149,7 @@ class VaryingStream(WrappedStream):
       stream: stream whose `element_spec` has unknown dimensions.
     """
 
-    divides = False
+    divides = False  # each worker's batches would be padded to lengths of their own
 
     def __init__(self, stream: Stream):
         super().__init__(stream)
@@ -169,9 +169,6 @@ class VaryingStream(WrappedStream):
             return tf.nest.map_structure(add_lengths, element, self._stream.element_spec)
 
         return self._stream.examples(seed, epoch).map(example)
-
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return None  # each worker's batches would be padded to lengths of their own
 
 
 def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.ndarray:
@@ -234,7 +231,7 @@ def _stored(path: str, examples: int) -> np.ndarray | None:
     return None
 
 
-def bucketed(split: Split, buckets: Buckets) -> Split:
+def bucketed(split: Split, buckets: LengthBuckets) -> Split:
     """Sets the buckets of a split; returns it. Raises `UsageError` if its examples have no such dimension."""
     if buckets.axis >= (number := unknown_dimensions(split.element_spec)):
         raise UsageError(
@@ -328,7 +325,7 @@ def source_order(
     needs_lengths = source.buckets or buckets_before or shares > 1
     lengths = measured(source, processes, watch) if needs_lengths else None
 
-    def bucketed_order(buckets: Buckets) -> Order:
+    def bucketed_order(buckets: LengthBuckets) -> Order:
         return BucketedOrder(examples, batch_size, 1, seed, buckets=buckets, lengths=lengths)
 
     before = bucketed_order(buckets_before) if buckets_before else order

@@ -137,32 +137,40 @@ class Order:
         if not saved_data or "resumed" not in saved_data:
             return self
         resumed = saved_data["resumed"]
-        step, origin, changed = resumed["step"], resumed["origin"], dict(resumed.get("reordered", {}))
-        before = dataclasses.replace(before or self, batch_size=resumed["batch_size"], origin=origin)
-        if has_other_data := "num_examples" in resumed:
-            before = dataclasses.replace(before, num_examples=resumed["num_examples"])
-        if before.batch_size != self.batch_size:
-            changed = {"global_batch_size": before.batch_size, **changed}
-        epoch, index = before.position(step)
-        if changed and (index or (step and not self.has_epochs)):
-            began = " and ".join(
-                f"without {name}" if value is None else f"with {name}={value}" for name, value in changed.items()
-            )
-            cure = f"up to step {before.epoch_from(step)}, where the epoch ends" if self.has_epochs else "again"
-            raise UsageError(
-                f"epoch {epoch + 1} began {began}, and this run would repeat some examples and skip "
-                f"others; resume {began} {cure}"
-            )
+        step, has_other_data = resumed["step"], "num_examples" in resumed
+        changes = {name: resumed[name] for name in ("batch_size", "origin", "num_examples") if name in resumed}
+        before = dataclasses.replace(before or self, **changes)
         is_same_size = before.batch_size == self.batch_size
-        if not step or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):
-            return dataclasses.replace(self, origin=origin)
+        epoch, index = before.position(step)
+        if index or (step and not self.has_epochs):
+            reordered = {} if is_same_size else {"global_batch_size": before.batch_size}
+            before._check_same_order(epoch, step, reordered | resumed.get("reordered", {}))
+        if step == 0 or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):
+            return dataclasses.replace(self, origin=before.origin)
         if has_other_data and index:
             epoch, index = epoch + 1, 0
-        # The schedule's unit: an epoch, if its length is known.
-        unit = (before.steps_per_epoch, before.epoch_examples) if self.has_epochs else (1, before.batch_size)
-        unit = (0, 0) if is_same_size and has_other_data else unit
-        unit = (origin.rate_steps, origin.rate_examples) if origin.rate_steps else unit
+        # From here on the learning-rate schedule counts examples, so many of them as this number of its steps:
+        if before.origin.rate_steps:
+            unit = before.origin.rate_steps, before.origin.rate_examples
+        elif is_same_size and has_other_data:
+            unit = 0, 0  # it counts the run's steps
+        elif self.has_epochs:
+            unit = before.steps_per_epoch, before.epoch_examples
+        else:
+            unit = 1, before.batch_size
         return dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *unit))
+
+    def _check_same_order(self, epoch: int, step: int, reordered: Mapping[str, Any]) -> None:
+        """Raises UsageError if settings, in `reordered` with their values before a step, are others within an epoch."""
+        if reordered:
+            began = " and ".join(
+                f"without {name}" if value is None else f"with {name}={value}" for name, value in reordered.items()
+            )
+            fix = f"up to step {self.epoch_from(step)}, where the epoch ends" if self.has_epochs else "again"
+            raise UsageError(
+                f"epoch {epoch + 1} began {began}, and this run would repeat some examples and skip others; resume "
+                f"{began} {fix}"
+            )
 
     def rate_step(self, step):
         """Returns the learning-rate schedule's position at a step; each an int or an int64 tensor."""

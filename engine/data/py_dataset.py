@@ -15,7 +15,7 @@ import tensorflow as tf
 from .. import logging
 from ..errors import CrankshaftError, SourceError
 from . import form
-from .arrays import Ragged, as_dense
+from .arrays import RaggedArray, as_dense
 from .frames import as_float32
 from .reader import fits
 from .source import Source, Spec
@@ -52,7 +52,7 @@ def _spec(*batches: Any) -> Any:
             raise SourceError(f"batches have arrays of {' and '.join(map(str, ranks))} axes; make as many in each")
         sizes = zip(*(array.shape[1:] for array in arrays), strict=True)
         shape = tuple(one if all(other == one for other in others) else None for one, *others in sizes)
-        is_ragged = isinstance(arrays[0], Ragged)
+        is_ragged = isinstance(arrays[0], RaggedArray)
         has_lengths = is_ragged or len(arrays[0]) == 1 or None not in shape
         return Spec(shape, arrays[0].dtype, is_ragged, has_lengths)
 
@@ -225,9 +225,6 @@ class GeneratorStream(Stream):
         dataset = rows_as_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return None
-
     def fault(self) -> CrankshaftError | None:
         if self._fault is not None or next(self._batches, None) is not None:
             return self._fault
@@ -243,7 +240,7 @@ class GeneratorStream(Stream):
                 raise self._fault
             size = len(tf.nest.flatten(batch)[0])
             self._num_read, self._ended_short = self._num_read + 1, size < self.batch_examples
-            yield tf.nest.map_structure(lambda x: x.as_tensor() if isinstance(x, Ragged) else x, batch)
+            yield tf.nest.map_structure(lambda x: x.as_tensor() if isinstance(x, RaggedArray) else x, batch)
 
     def _mistake(self, batch: Any) -> str:
         """Describes the problem of a batch, in itself or beside the first; "" if it can be used."""

@@ -232,7 +232,7 @@ def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, 
 
 
 @contextlib.contextmanager
-def unmasked(reader: Reader) -> Iterator[None]:
+def raising_source_error(reader: Reader) -> Iterator[None]:
     """Raises the source's exception instead of TensorFlow's, which has its text."""
     try:
         yield
@@ -273,7 +273,7 @@ def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.
 
     traced = piece.get_concrete_function(tf.TensorSpec([None], tf.int64))  # once, whatever a piece's size
     for start in range(first, stop, at_once):
-        with unmasked(reader):
+        with raising_source_error(reader):
             examples = traced(tf.range(start, min(start + at_once, stop), dtype=tf.int64))
         yield tf.nest.map_structure(lambda x: x.numpy()[0], examples)
 

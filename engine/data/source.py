@@ -60,23 +60,23 @@ def unknown_dimensions(spec: Any) -> int:
 
 
 # Errors of disks and networks that may be temporary.
-_PASSING = {
+_TRANSIENT = {
     *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED),
     *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOLINK, errno.ESHUTDOWN),
 }
 
 # Of remote files in TensorFlow: its statuses, and libcurl's text for a name that isn't known yet, a FailedPrecondition.
-_PASSING_IN_TENSORFLOW = ("UnavailableError", "DeadlineExceededError", "AbortedError")
+_TRANSIENT_IN_TENSORFLOW = ("UnavailableError", "DeadlineExceededError", "AbortedError")
 _UNRESOLVED = "Could not resolve host"
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Returns whether an error of the system, or of a library whose message quotes it, may be temporary."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _PASSING
-    if type(error).__name__ in _PASSING_IN_TENSORFLOW:
+        return error.errno in _TRANSIENT
+    if type(error).__name__ in _TRANSIENT_IN_TENSORFLOW:
         return True
-    return any(text in str(error) for text in (_UNRESOLVED, *map(os.strerror, _PASSING)))
+    return any(text in str(error) for text in (_UNRESOLVED, *map(os.strerror, _TRANSIENT)))
 
 
 class Split(abc.ABC):
@@ -86,7 +86,7 @@ class Split(abc.ABC):
       element_spec: nest of `Spec`, one example in one of the forms of `engine.data.form`.
       by_index: whether examples can be read by index; otherwise they come in sequence.
       batch_examples: the default batch size of runs on it; None: no default.
-      buckets: the lengths by which examples are batched (`engine.data.buckets.Buckets`); None: batches have any.
+      buckets: the lengths by which examples are batched (`engine.data.buckets.LengthBuckets`); None: batches have any.
     """
 
     element_spec: Any

@@ -23,7 +23,7 @@ from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
 from .order import Order, PerWorkerOrder
-from .source import Spec, Split, may_pass, unknown_dimensions
+from .source import Spec, Split, is_transient, unknown_dimensions
 from .timeouts import StreamTimeout
 
 _PARSED_AT_ONCE = 256  # records: parsing 64 alone costs twenty times as much as among thousands
@@ -71,9 +71,9 @@ class Stream(Split):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         """Returns an epoch's examples in an order that depends on (seed, epoch); in their own order if seed is None."""
 
-    @abc.abstractmethod
     def shard_files(self, workers: int, worker: int) -> Stream | None:
-        """Returns a stream of a worker's files; None, on all workers, if there are fewer files than workers."""
+        """Returns a stream of a worker's files; None, on all workers, if it can't be divided or has too few files."""
+        return None
 
     def fault(self) -> CrankshaftError | None:
         """Searches for the problem of its files, which TensorFlow's error does not name; None if unknown."""
@@ -175,7 +175,7 @@ class FileStream(Stream):
                     read += 1
             except tf.errors.OpError as error:
                 why = reason(error).replace(path, "").strip("; ")
-                kind = UnavailableError if may_pass(error) else SourceError
+                kind = UnavailableError if is_transient(error) else SourceError
                 return kind(f"{path}, after {read:,} examples: {why}; restore the file, and resume the run")
         return None
 
@@ -186,7 +186,7 @@ class FileStream(Stream):
 
 
 class WrappedStream(Stream):
-    """A stream that wraps another and reads from it."""
+    """A stream that wraps another and reads from it. Files are not divided, since an example may depend on others."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -196,9 +196,6 @@ class WrappedStream(Stream):
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._stream.examples(seed, epoch)
-
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return self._stream.shard_files(workers, worker)
 
     def identity(self) -> str:
         return self._stream.identity()
@@ -222,9 +219,6 @@ class Endless(WrappedStream):
         super().__init__(stream)
         self.length, self.ends = tf.data.INFINITE_CARDINALITY, False
         self.epoch_examples = epoch_examples
-
-    def shard_files(self, workers: int, worker: int) -> Stream | None:
-        return None
 
 
 def specs(dataset: tf.data.Dataset) -> Any:

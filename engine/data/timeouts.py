@@ -19,23 +19,23 @@ _COMPUTING = 0.01  # of the timeout: a stream that computes for less is stuck
 
 
 def wait_for_result(
-    future: Future, timeout_seconds: float, moved: Callable[[], Any], stuck: Callable[[float], Exception]
+    future: Future, timeout_seconds: float, progress: Callable[[], Any], stuck: Callable[[float], Exception]
 ) -> Any:
     """Waits for a future and returns its result, or raises its exception.
 
     Args:
       future: the future to wait for.
       timeout_seconds: limit on time without progress, not counting time while the process is stopped; 0 waits for ever.
-      moved: returns another value after any progress.
+      progress: returns another value after any progress.
       stuck: returns the error to raise after so many seconds without progress.
     """
     poll_seconds = min(_POLL_SECONDS, timeout_seconds / 4) if timeout_seconds else None
-    idle, progress, before = 0.0, moved(), time.monotonic()
+    idle, seen, before = 0.0, progress(), time.monotonic()
     while not wait([future], poll_seconds).done:
         now = time.monotonic()
         idle, before = idle + min(now - before, 2 * poll_seconds), now
-        if (new_progress := moved()) != progress:
-            idle, progress = 0.0, new_progress
+        if (newest := progress()) != seen:
+            idle, seen = 0.0, newest
         elif idle > timeout_seconds:
             raise stuck(idle)
     return future.result()
@@ -60,12 +60,12 @@ class StreamTimeout:
     def __init__(self, files: Sequence[str] = (), timeout_seconds: float = 0.0):
         self._files, self._timeout = files, timeout_seconds
 
-    def call(self, function: Callable[[], Any], moved: Callable[[], Any] = lambda: None) -> Any:
+    def call(self, function: Callable[[], Any], progress: Callable[[], Any] = lambda: None) -> Any:
         """Returns a function's result, or raises its exception.
 
         Args:
           function: waits for the stream.
-          moved: returns another value after any progress of the data, see `wait_for_result`.
+          progress: returns another value after any progress of the data, see `wait_for_result`.
 
         Raises:
           StuckStreamError: no data for too long.
@@ -74,10 +74,10 @@ class StreamTimeout:
             return function()
         future = threads.call("crankshaft-stream", function, daemon=True)
 
-        def progress() -> tuple[Any, int]:  # also grows while this process computes
-            return moved(), int(time.process_time() / (_COMPUTING * self._timeout))
+        def data_and_time() -> tuple[Any, int]:  # also grows while this process computes
+            return progress(), int(time.process_time() / (_COMPUTING * self._timeout))
 
-        return wait_for_result(future, self._timeout, progress, self._stuck)
+        return wait_for_result(future, self._timeout, data_and_time, self._stuck)
 
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(

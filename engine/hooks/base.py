@@ -39,7 +39,7 @@ class Status:
       evaluation: the metrics of an evaluation at this step, if a hook has made one.
       off_schedule: whether it was made only because the run ends here.
       stop: the reason to end the run, set by a hook, on any worker: all end at one step, this one if something is due
-        at it, else one or two calls later.
+        at it, else one or two calls later. A `Stop` has an exit code too; once all have agreed it is text.
       agreed_stop: why the run ends, and the worker that requested it, once all know.
       seconds_left: estimate to the run's end, with what hooks take when they are due, such as evaluations and
         checkpoints, once they were; None if the end or the rate is unknown.
@@ -63,7 +63,7 @@ class Status:
     meter: Meter
     evaluation: dict[str, float] | None = None
     off_schedule: bool = False
-    stop: str | None = None
+    stop: Stop | str | None = None
     agreed_stop: Stop | None = None
     seconds_left: float | None = None
     in_memory: bool = False

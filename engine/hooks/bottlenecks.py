@@ -20,16 +20,16 @@ class InputBound(Hook):
     No window includes the first call, which compiles and reads without read-ahead.
 
     Args:
-      cure: what to change, the end of the message.
+      fix: what to change, the end of the message.
       share: the fraction above which it warns.
       window_seconds: minimum time of a window's steps.
     """
 
     name = "input_bound"
 
-    def __init__(self, cure: str, share: float = 0.1, window_seconds: float = 5.0):
+    def __init__(self, fix: str, share: float = 0.1, window_seconds: float = 5.0):
         super().__init__()
-        self._cure, self._share, self._window_seconds = cure, share, window_seconds
+        self._fix, self._share, self._window_seconds = fix, share, window_seconds
         self._began = self._has_warned = False
 
     def attach(self, state: TrainState, meter: Meter) -> None:
@@ -50,7 +50,7 @@ class InputBound(Hook):
                 status.step,
                 100 * waits,
                 f"{totals.speeds['examples_per_sec']:,.0f}",
-                self._cure,
+                self._fix,
             )
 
 

@@ -35,7 +35,7 @@ class Past:
     cause: str | None = None
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def see(self, event: Mapping[str, Any]) -> None:
+    def replay(self, event: Mapping[str, Any]) -> None:
         """Processes an event, in order."""
         kind = event["event"]
         self.step = max(self.step, event["step"])

@@ -114,7 +114,7 @@ def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = 
 def _check_paths(trainer, title: str, paths: Iterable[str]) -> None:
     """Raises `NonfiniteError`, see `check_weights`, by the `_nonfinite_weight` of all processes."""
     if path := next(filter(None, paths), None):
-        line = f"{title}: variable {path} is not finite; {_cure(trainer.run_context.options)}"
+        line = f"{title}: variable {path} is not finite; {_fix(trainer.run_context.options)}"
         raise NonfiniteError(line)
 
 
@@ -233,7 +233,7 @@ class NanGuard(Hook):
             path = first_nonfinite_variable(status.state)
             which = f"the first such variable is {path}" if path else "all variables are finite"
             value = "nan" if math.isnan(total) else "inf"
-            line = f"{_steps(first, last)}: {name} is {value}, {which}; {_cure(options)}"
+            line = f"{_steps(first, last)}: {name} is {value}, {which}; {_fix(options)}"
             raise NonfiniteError(line)
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
@@ -243,7 +243,7 @@ class NanGuard(Hook):
         if self.skipped_in_a_row >= self.max_skipped:
             raise NonfiniteError(
                 f"step {last}: the gradients of the last {self.skipped_in_a_row} steps were not finite, so nothing is "
-                f"learned; {_cure(options)}"
+                f"learned; {_fix(options)}"
             )
         if skipped and self._clock() - self._warned_at >= self._warn_seconds:
             self._warned_at = self._clock()
@@ -262,16 +262,16 @@ class NanGuard(Hook):
         self.skipped_in_a_row = values.get("skipped_in_a_row", 0)
 
 
-def _cure(options: StepOptions) -> str:
-    """Returns the cure for non-finite numbers, except what these options already do."""
-    cures = {
+def _fix(options: StepOptions) -> str:
+    """Returns what to change after non-finite numbers, except what these options already do."""
+    fixes = {
         "lower the learning rate": True,
         "use precision=bfloat16, which has the range of float32": options.precision == "float16",
         "set clip_norm": not options.clip_norm,
         "leave such updates out with on_nonfinite=skip": not options.may_skip,
         "name the op with check_numerics": not options.check_numerics,
     }
-    chosen = ", ".join(cure for cure, is_of_use in cures.items() if is_of_use)
+    chosen = ", ".join(fix for fix, is_of_use in fixes.items() if is_of_use)
     return f"{chosen}, or look in the data for nan and for labels out of range"
 
 

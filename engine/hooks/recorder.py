@@ -21,10 +21,10 @@ from ..machine.events import VERSION, EventLog
 from ..machine.pauses import Pauses
 from ..meter import Meter, Totals
 from ..state import TrainState
+from .background import BackgroundThread
 from .base import Hook, Status
 from .figures import Figures
 from .goodput import Goodput, Past
-from .writing import Writing
 
 _WINDOW_SECONDS = 1.0
 _WINDOWS = 1000  # about so many while a run's age grows e-fold: about 7,000 in a week
@@ -40,8 +40,8 @@ class Recorder(Hook):
 
     Args:
       log: the log to which events are written.
-      writing: the thread, which waits for calls' results.
-      looking: a thread that never waits for them, for `Strategy.silent`.
+      writer: the thread, which waits for calls' results.
+      poller: a thread that never waits for them, for `Strategy.silent`.
       around: values of the events `start`, `config` and `cluster`, by event.
       began: when this process began to work on the run, by `time.monotonic`.
       pauses: the process's pauses, recorded by the second thread; such time is `down`.
@@ -57,14 +57,14 @@ class Recorder(Hook):
     def __init__(
         self,
         log: EventLog,
-        writing: Writing,
-        looking: Writing,
+        writer: BackgroundThread,
+        poller: BackgroundThread,
         around: Mapping[str, Mapping[str, Any]],
         began: float,
         pauses: Pauses,
     ):
         self._pauses, self._paused_before = pauses, 0.0
-        self._log, self._writing, self._looking, self._around, self._began = log, writing, looking, around, began
+        self._log, self._writer, self._poller, self._around, self._began = log, writer, poller, around, began
         self._goodput = Goodput()
         self._kept: dict[str, float] | None = None
         self._is_open = False
@@ -82,7 +82,7 @@ class Recorder(Hook):
         self._window = meter.window()
 
     def begin(self, status: Status) -> None:
-        self._log.cut(status.step, self.past.see)
+        self._log.cut(status.step, self.past.replay)
         now = time.monotonic()
         age = now - self._began
         self._goodput.resume(self.past, self._kept, status.step, time.time() - age)
@@ -99,14 +99,14 @@ class Recorder(Hook):
         self._log.write("start", status.step, **start, seconds={"start": age}, spent=self._goodput.spent)
         for event in ("config", "cluster"):
             self._log.write(event, status.step, **self._around.get(event, {}))
-        self._writing.open()
-        self._looking.open(self._record_silence)
+        self._writer.open()
+        self._poller.open(self._record_silence)
         self._is_open = True
         logging.logger.addFilter(self._record_warning)
 
     def rewind(self, status: Status) -> None:
         self._end_window(self._status)
-        self._writing.flush()
+        self._writer.flush()
         self._log.cut(status.step, lambda event: None)
         self._begin_window(status, time.monotonic())
 
@@ -123,7 +123,7 @@ class Recorder(Hook):
     def before_save(self, status: Status) -> None:
         if self._window.calls and not status.in_memory:  # a long record would have a window for each snapshot
             self._end_window(status)
-        self._writing.flush(0.0 if status.in_memory else None)  # at once, but a snapshot does not wait for the disk
+        self._writer.flush(0.0 if status.in_memory else None)  # at once, but a snapshot does not wait for the disk
 
     def end(self, status: Status) -> None:
         if self._window.calls:
@@ -133,8 +133,8 @@ class Recorder(Hook):
         logging.logger.removeFilter(self._record_warning)
         if self._is_open:
             self._is_open = False
-            self._looking.close(self._record_silence)
-            self._writing.close()
+            self._poller.close(self._record_silence)
+            self._writer.close()
             self._pauses.close()
 
     def host_state(self) -> dict:
@@ -146,7 +146,7 @@ class Recorder(Hook):
     def write(self, event: str, **values: Any) -> None:
         """Queues an event of the present step."""
         step = self._status.step if self._status else 0
-        self._writing.submit(functools.partial(self._log.write, event, step, time=time.time(), **values))
+        self._writer.submit(functools.partial(self._log.write, event, step, time=time.time(), **values))
 
     def checkpoint(self, best: bool, path: str, step: int, seconds: float, size: int) -> None:
         """Records a checkpoint that has been written; in any thread."""
@@ -167,7 +167,7 @@ class Recorder(Hook):
         """Returns how the run's time was spent so far; see `Goodput.report`."""
         if self._is_open:
             self._end_window(self._status)
-            self._writing.flush()
+            self._writer.flush()
         return self._goodput.report()
 
     @property
@@ -214,7 +214,7 @@ class Recorder(Hook):
         totals = self._window.take()
         figures = {**self._figures.read(), **status.strategy.activity()} if totals.calls else {}
         work = functools.partial(self._write_window, status, totals, now - self._cut_at, aside, figures)
-        self._writing.submit(functools.partial(work, now - self._loop_began, time.time()))
+        self._writer.submit(functools.partial(work, now - self._loop_began, time.time()))
         self._begin_window(status, now)
 
     def _write_window(

@@ -17,12 +17,12 @@ import tensorflow as tf
 from ..checkpoints import manifest
 from ..errors import reason
 from ..machine.requests import Request, Requests, stacks
+from .background import BackgroundThread
 from .base import Hook, Status
-from .writing import Writing
 
 PROFILED_STEPS = 10
 _LEAST_TRACE_MS = 200  # of another task, so that its beginning and end hardly matter
-_LAST_LOOK_SECONDS = 5.0  # for requests at the run's end
+_LAST_POLL_SECONDS = 5.0  # for requests at the run's end
 _REQUEST_BITS = {"checkpoint": 1, "profile": 2}  # a bit each; `snapshots` has the next
 _STOPPED = "crankshaft ask stop"
 
@@ -33,7 +33,7 @@ class RequestHandler(Hook):
     Args:
       requests: the requests to this task; with parameter servers, those to the coordinator, also for profiles of other
         tasks.
-      looking: the thread that checks for them and answers what it can immediately, even while a call hangs.
+      poller: the thread that checks for them and answers what it can immediately, even while a call hangs.
       save: starts a checkpoint, unless this step has one; returns its manifest's path.
       stop: requests the run's end, with a reason, also between two calls.
       describe: returns the run's status, a line.
@@ -47,17 +47,17 @@ class RequestHandler(Hook):
     def __init__(
         self,
         requests: Requests,
-        looking: Writing,
+        poller: BackgroundThread,
         save: Callable[[Status], str],
         stop: Callable[[str], None],
         describe: Callable[[], str],
         folder: str,
         addresses: dict[str, str],
     ):
-        self._requests, self._looking, self._save, self._stop = requests, looking, save, stop
+        self._requests, self._poller, self._save, self._stop = requests, poller, save, stop
         self._describe, self._folder, self._addresses = describe, folder, addresses
         self._is_open = False
-        self._is_looking = threading.Lock()
+        self._is_polling = threading.Lock()
         self._wanted: list[Request] = []  # not started
         self._stopping: list[Request] = []
         self._saving: list[tuple[Request, str]] = []  # with the future path
@@ -68,7 +68,7 @@ class RequestHandler(Hook):
     def begin(self, status: Status) -> None:
         if not self._is_open:
             self._is_open = True
-            self._looking.open(self._look)
+            self._poller.open(self._poll)
 
     def rewind(self, status: Status) -> None:
         self._due = None
@@ -77,7 +77,7 @@ class RequestHandler(Hook):
         return self._due[0] if self._due and self._due[0] > step else None
 
     def __call__(self, status: Status) -> None:
-        self._look()
+        self._poll()
         if self._stopping:
             status.stop = status.stop or _STOPPED
         if self._due and status.step >= self._due[0]:
@@ -102,20 +102,20 @@ class RequestHandler(Hook):
             self._end_profile(status)
         for request in self._stopping:
             self._answer(request, f"the run has ended at step {status.step:,}, and is saved: {status.stop}")
-        self._looking.flush(_LAST_LOOK_SECONDS)
+        self._poller.flush(_LAST_POLL_SECONDS)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._looking.close(self._look)
+            self._poller.close(self._poll)
             for request in [*self._wanted, *self._profiling]:
                 self._answer(request, "the run has ended before it came to that")
             for request, path in self._saving:
                 self._answer(request, f"{path.removesuffix(manifest.SUFFIX)} could not be written; see the run's log")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Reads new requests, and answers those that it can. In the thread, and after each call."""
-        with self._is_looking:
+        with self._is_polling:
             self._read_requests()
 
     def _read_requests(self) -> None:

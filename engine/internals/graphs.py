@@ -12,11 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .tensorflow import function_graph, may_write
+from .tensorflow import function_graph, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_FOR_LAYERS = tuple(os.path.join(_ENGINE, *path) for path in (("internals", "keras.py"), ("layers", "")))
+_FOR_LAYERS = tuple(os.path.join(_ENGINE, path) for path in ("internals/keras.py", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Ops of `tf.random` that use a state of the process.
 STATEFUL_RANDOM = {
@@ -70,6 +70,28 @@ def operations(graph: tf.Graph) -> Iterator[tf.Operation]:
             queue += all_called(op)
 
 
+def lacked_by_xla(graph: tf.Graph) -> tf.Operation | None:
+    """Finds an op that XLA has no kernel for, or a list of any length, among those that a function's graph needs."""
+    kernels = xla_kernels() | {"Placeholder"}  # of the functions' inputs
+    for op in _needed(graph):
+        grows = op.type == "EmptyTensorList" and (tf.get_static_value(op.inputs[1]) or 0) < 0
+        if grows or op.type not in kernels:
+            return op
+    return None
+
+
+def _needed(graph: tf.Graph) -> Iterator[tf.Operation]:
+    """Yields the ops that a function's graph, and those that it calls, need for their results and effects."""
+    queue, seen = [*(x.op for x in graph.outputs), *graph.control_outputs], set()
+    for op in queue:
+        if op not in seen:
+            seen.add(op)
+            yield op
+            queue += [*(x.op for x in op.inputs), *op.control_inputs]
+            for inner in all_called(op):
+                yield from _needed(inner)
+
+
 def kinds(graph: tf.Graph) -> Counter[str]:
     """Counts the ops of each kind, such as "MatMul", in a graph and in those that it calls."""
     return Counter(op.type for op in operations(graph))
@@ -117,13 +139,10 @@ def program_line(op: tf.Operation) -> str | None:
 
 
 def writes() -> Counter[int]:
-    """Counts the ops of the traced graph, and of those around it, that may write a variable, by its handle's `id`."""
+    """Counts the ops of the traced graph, and of those around it, that may write a resource, by its handle's `id`."""
     counts, graph = Counter[int](), tf.compat.v1.get_default_graph()
     while isinstance(graph, tf.__internal__.FuncGraph):
-        for handle, inside in graph.captures:
-            if inside.dtype == tf.resource:
-                written = [op for op in inside.consumers() if any(inside is one for one in may_write(op))]
-                counts[id(handle)] += len(written)
+        counts.update(id(handle) for handle, _ in written(graph))
         graph = graph.outer_graph
     return counts
 

@@ -8,7 +8,6 @@ They find layers' state other than trained weights, and their additions to the l
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.losses import loss as loss_module
 from keras.src.utils import rng_utils
 
 from . import graphs
@@ -33,10 +31,6 @@ KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables", 
 # An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
 
-_divided_by_replicas = loss_module.scale_loss_for_distribution
-_times_replicas = loss_module.unscale_loss_for_distribution
-_replica_moments = tf.keras.layers.BatchNormalization._moments
-_undivided: contextvars.ContextVar[bool] = contextvars.ContextVar("undivided", default=False)
 _CAN_BE: dict[str, Callable[[Any], bool]] = {
     "floatx": lambda value: value in ("bfloat16", "float16", "float32", "float64"),
     "epsilon": lambda value: isinstance(value, (int, float)) and value >= 0,
@@ -48,51 +42,6 @@ _DEFAULTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "epsilon": (tf.keras.config.epsilon, tf.keras.config.set_epsilon),
     "image_data_format": (tf.keras.config.image_data_format, tf.keras.config.set_image_data_format),
 }
-
-
-def _divided(value):
-    """Replaces Keras's function by which each loss object divides its mean by the number of replicas."""
-    return value if _undivided.get() else _divided_by_replicas(value)
-
-
-def _whole(value):
-    """Replaces the inverse of that function, by which Keras records a loss in its metric."""
-    return value if _undivided.get() else _times_replicas(value)
-
-
-def _moments(layer: tf.keras.layers.BatchNormalization, inputs: tf.Tensor, mask: tf.Tensor | None):
-    """Replaces Keras's method, which ignores `synchronized` with a mask; sums all replicas' unmasked positions."""
-    replica = tf.distribute.get_replica_context()
-    if mask is None or not layer.synchronized or replica is None or replica.num_replicas_in_sync == 1:
-        return _replica_moments(layer, inputs, mask)
-    axes = layer._reduction_axes
-    unmasked = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
-
-    def total(values: tf.Tensor) -> tf.Tensor:
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(values, axes, keepdims=True))
-
-    count = total(tf.cast(unmasked, inputs.dtype)) + backend.epsilon()
-    mean = total(tf.where(unmasked, inputs, 0)) / count
-    variance = total(tf.square(tf.where(unmasked, inputs - mean, 0))) / count
-    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
-
-
-loss_module.scale_loss_for_distribution = _divided
-loss_module.unscale_loss_for_distribution = _whole
-tf.keras.layers.BatchNormalization._moments = _moments
-
-
-@contextlib.contextmanager
-def undivided_losses() -> Iterator[None]:
-    """Makes Keras's loss objects called within return means over examples, also on replicas.
-
-    Keras divides them by the number of replicas, since its optimizers sum over replicas; the engine divides by counts.
-    """
-    token = _undivided.set(True)
-    try:
-        yield
-    finally:
-        _undivided.reset(token)
 
 
 class _Seeds:
@@ -253,7 +202,7 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
     if not values:
         yield variables
         return
-    with _Scope(values) as scope:
+    with Scope(values) as scope:
         by_id = {id(variable): value for variable, value in values}
         sources = [by_id.get(id(variable), variable) for variable in variables]
         if tape is not None:
@@ -285,15 +234,15 @@ def with_states_of_zero(layers: Iterable[tf.keras.layers.Layer]) -> contextlib.A
     states = carried_states(layers)
     if not states:
         return contextlib.nullcontext()
-    return _Scope([(state, tf.zeros(state.shape, state.dtype)) for state in states])
+    return Scope([(state, tf.zeros(state.shape, state.dtype)) for state in states])
 
 
 def without_assignments() -> contextlib.AbstractContextManager:
     """Returns a context in which layers and metrics compute, and assign no variable."""
-    return _Scope(())
+    return Scope(())
 
 
-class _Scope(tf.keras.StatelessScope):
+class Scope(tf.keras.StatelessScope):
     """Keras's scope for computing with given values, which records assignments.
 
     Gradients pass an assigned value as they pass a variable that was assigned one: to the variable's given value, and

@@ -403,6 +403,13 @@ class Metric(NamedTuple):
         return self
 
 
+def _build(container: CompileMetrics, y_true, y_pred) -> None:
+    try:
+        container.build(y_true, y_pred)
+    except ValueError as error:  # its reason is not in its first line
+        raise UsageError(" ".join(str(error).split())) from error
+
+
 class Metrics:
     """The metrics of `compile`, by the names that Keras's logs have.
 
@@ -419,7 +426,7 @@ class Metrics:
         self._compile_metrics = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
         for container in (self._compile_metrics, model._compile_metrics):  # callbacks read the model's own
             if not container.built:
-                container.build(y_true, y_pred)
+                _build(container, y_true, y_pred)
         for is_weighted, of_outputs in (
             (False, self._compile_metrics._flat_metrics),
             (True, self._compile_metrics._flat_weighted_metrics),

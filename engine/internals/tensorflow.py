@@ -6,82 +6,24 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.util
-import itertools
-import linecache
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.autograph.pyct import loader
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
-from tensorflow.python.framework import auto_control_deps_utils, config, ops
+from tensorflow.python.framework import auto_control_deps_utils, config
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
+from tensorflow.python.util import pywrap_xla_ops
 
 from ..errors import UsageError
 
 # Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
-
-
-class _Generated(importlib.abc.ExecutionLoader):
-    """Loads a module of AutoGraph's generated code from memory; serves its source to tracebacks and `inspect`.
-
-    AutoGraph would write it to a temporary file, which it removes at the interpreter's end, but not after a kill or
-    `os._exit`, and its byte code never.
-    """
-
-    _numbers = itertools.count()
-
-    def __init__(self, source: str):
-        self._source = source
-
-    def get_filename(self, fullname: str) -> str:
-        return f"/{fullname}.py"  # of no file
-
-    def get_source(self, fullname: str) -> str:
-        return self._source
-
-    @classmethod
-    def load(cls, source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
-        """Replaces AutoGraph's `load_source`."""
-        name = f"__autograph_generated_file{next(cls._numbers)}"
-        spec = importlib.util.spec_from_loader(name, cls(source))
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        linecache.getlines(module.__file__, vars(module))  # cached: its functions have the globals of the user's module
-        return module, module.__file__
-
-
-loader.load_source = _Generated.load
-
-
-def bias_gradient(dy: tf.Tensor, data_format: str | bytes = "NHWC") -> tf.Tensor:
-    """Computes the gradient of a bias [channels] from the gradient of `tf.nn.bias_add`'s outputs.
-
-    Accumulates in float32: on CPUs TensorFlow's kernel accumulates 16-bit values in 16 bits, and sums 4,096 ones in
-    bfloat16 to 256.
-    """
-    if dy.dtype.size != 2:
-        return tf.raw_ops.BiasAddGrad(out_backprop=dy, data_format=data_format)
-    wide = tf.cast(dy, tf.float32)
-    return tf.cast(tf.raw_ops.BiasAddGrad(out_backprop=wide, data_format=data_format), dy.dtype)
-
-
-def _bias_add_gradients(op, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return dy, bias_gradient(dy, op.get_attr("data_format") or "NHWC")  # None for an eager op
-
-
-# Keras's layers add their biases by this op, too.
-ops.gradient_registry._registry["BiasAdd"]["type"] = _bias_add_gradients
 
 
 def has_started() -> bool:
@@ -491,6 +433,11 @@ def variables_read(graph: tf.Graph) -> list[tf.Variable]:
 def may_write(op: tf.Operation) -> list[tf.Tensor]:
     """Lists the handles among an op's inputs of which it may do more than read; a call does what its functions do."""
     return list(auto_control_deps_utils.get_read_write_resource_inputs(op)[1])
+
+
+def xla_kernels() -> set[str]:
+    """Returns the kinds of ops that XLA has a kernel for."""
+    return set(pywrap_xla_ops.get_cpu_kernel_names())
 
 
 def has_state_beside_variables(node: Any) -> bool:

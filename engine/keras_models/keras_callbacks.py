@@ -46,7 +46,7 @@ _IDLE_AT_BATCHES = {
     "TerminateOnNaN": lambda callback: True,  # called at the epoch's end, as weights stay nan until then
 }
 # The state of Keras's callbacks in checkpoints; of others, the results of get_state.
-_KEPT = {
+_STATE_ATTRIBUTES = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
     "History": ("epoch", "history"),
     "ModelCheckpoint": ("best", "_last_batch_seen", "_batches_seen_since_last_saving"),
@@ -484,8 +484,8 @@ class KerasCallbacks(Windowed):
 def _check(callbacks: Iterable[tf.keras.callbacks.Callback], instead: Mapping[str, str]) -> None:
     """Raises `UsageError` for a callback that can't be called here, with what to use `instead` by its class's name."""
     for callback in callbacks:
-        if cure := next((cure for name, cure in instead.items() if name in _kinds(callback)), None):
-            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; use {cure} instead")
+        if fix := next((fix for name, fix in instead.items() if name in _kinds(callback)), None):
+            raise UsageError(f"Keras callback {type(callback).__name__} is for Keras's own loop; use {fix} instead")
 
 
 def _unpacked(values: bytes, weights: Iterable[tf.keras.Variable]) -> list[np.ndarray]:
@@ -522,7 +522,7 @@ def _callback_state(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     if hasattr(callback, "get_state"):
         state = callback.get_state()
     else:
-        attributes = next((names for name, names in _KEPT.items() if name in _kinds(callback)), None)
+        attributes = next((names for name, names in _STATE_ATTRIBUTES.items() if name in _kinds(callback)), None)
         state = attributes and {name: vars(callback)[name] for name in attributes if name in vars(callback)}
     return {"kind": kind, "state": json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))}
 

@@ -45,7 +45,7 @@ class KerasMetric:
         if tf.inside_function():
             raise UsageError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric = metric
-        self._tried: set[tuple] = set()  # shapes and types
+        self._tried_forms: set[tuple] = set()  # shapes and types
         # TensorFlow unpacks named tuples and recreates them from their class, which must know the metric.
         methods = {"value": lambda sums: self._value(sums), "direction": keras_compile.metric_direction(metric)}
         self._kind = type("KerasSums", (KerasSums,), methods)
@@ -61,9 +61,9 @@ class KerasMetric:
             raise UsageError(f"KerasMetric of {self._metric.name} got a single number; pass one entry per example")
         if len(arguments) == 3:
             arguments[0] = keras_compile.without_missing(arguments[0], arguments[2])
-        if form not in self._tried:
+        if form not in self._tried_forms:
             trials.in_a_thread(lambda: self._try(form))
-            self._tried.add(form)
+            self._tried_forms.add(form)
         state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
 
         def weigh(examples):
@@ -108,15 +108,15 @@ class KerasMetric:
         random, name = np.random.default_rng(0), self._metric.name
         try:
             if not self._metric.variables:  # some of Keras's are created by the first batch
-                self._metric.update_state(*_drawn(form, 1, random))
+                self._metric.update_state(*_sample_batch(form, 1, random))
             has_state = bool(self._metric.variables)
             sums = has_state and all(self._is_additive(form, random) for _ in range(trials.TRIALS))
         except Exception as error:  # the metric's own code may raise anything
-            cure = "give it labels and predictions as its update_state takes them"
+            fix = "give it labels and predictions as its update_state takes them"
             if any(not shape for _, shape in form):
-                cure = _WITH_COLUMNS
+                fix = _WITH_COLUMNS
             raise UsageError(
-                f"Keras metric {name} can't be tried on batches of {_written(form)}: {reason(error)}; {cure}"
+                f"Keras metric {name} can't be tried on batches of {_describe(form)}: {reason(error)}; {fix}"
             ) from error
         if not has_state:
             raise UsageError(
@@ -124,26 +124,26 @@ class KerasMetric:
                 "its state; replace a Python list by variables from add_weight"
             )
         if not sums:
-            cure = "return pairs of crankshaft.mean, or compute it in a hook"
+            fix = "return pairs of crankshaft.mean, or compute it in a hook"
             if any(not shape for _, shape in form):
-                cure = f"{_WITH_COLUMNS}, or {cure}"
+                fix = f"{_WITH_COLUMNS}, or {fix}"
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
-                f"examples, so it can't be merged over batches and replicas; {cure}"
+                f"examples, so it can't be merged over batches and replicas; {fix}"
             )
 
     def _is_additive(self, form, random) -> bool:
-        first, second = (_drawn(form, examples, random) for examples in trials.EXAMPLES)
+        first, second = (_sample_batch(form, examples, random) for examples in trials.EXAMPLES)
         both = [tf.concat(pair, 0) for pair in zip(first, second, strict=True)]
         whole, one, other = (self._added(*batch) for batch in (both, first, second))
         after = self._updated(one, *second)
         states = zip(whole, one, other, after, strict=True)
-        return all(trials.alike(a, b + c) and trials.alike(a, d) for a, b, c, d in states)
+        return all(trials.is_close(a, b + c) and trials.is_close(a, d) for a, b, c, d in states)
 
 
-def _drawn(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
+def _sample_batch(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
     return [trials.sample(dtype, shape, examples, random, not i) for i, (dtype, shape) in enumerate(form)]
 
 
-def _written(form) -> str:
+def _describe(form) -> str:
     return " and ".join(f"{dtype.name} {[None, *shape]}" for dtype, shape in form)

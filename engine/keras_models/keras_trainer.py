@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,13 +23,12 @@ from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
 from ..step.context import StepContext, step_context
 from ..step.gathering import gather_together
-from ..step.options import CLIPS
 from ..trainer import Trainer
 from . import trials
 from .compiled_model import check, step_options
 from .keras_metrics import KerasMetric
 
-_KEPT = (
+_NOT_UPDATED = (
     "{} has the metric {}, which neither its layers' call nor compute_loss updates; pass it to compile(metrics=), or "
     "write a crankshaft.Trainer with build_model, loss and metrics"
 )
@@ -41,6 +40,22 @@ _PROCESS_STRATEGIES = (  # strategies that exist before a model does, or that a 
     tf.distribute.TPUStrategy,
 )
 _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class _Trace(NamedTuple):
+    """What a trace of a model and its losses shows.
+
+    Attributes:
+      outputs: the model's outputs in training.
+      updates: the arguments of each update of a metric that layers keep, or that `compute_loss` updates, by its name.
+      is_masked: whether a model with its own `compute_loss` masks outputs.
+      compared: the numbers to which losses compare labels.
+    """
+
+    outputs: Any
+    updates: dict[str, list[tuple]]
+    is_masked: bool
+    compared: set[float]
 
 
 class KerasTrainer(Trainer):
@@ -237,70 +252,84 @@ class KerasTrainer(Trainer):
         return [name for name, metric in by_name.items() if keras.is_unreset(metric.metric)]
 
     def _build_losses(self) -> None:
-        def trace(features, labels, of_examples):
-            zero = tf.constant(0, tf.int64)  # the step's number, and the batch's: layers may sample
-            with self._kept.noted() as updates, StepContext(step=zero, replica=tf.constant(0), batch_number=zero):
-                self.forward(features, training=False) if self._kept.kept else None
-                outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
-            labels, weights = self._weighed(labels)
-            _check_names(compiled, labels, outputs, names or ())
-            if self._own_loss is None and self._losses is None and not self.model.losses:
-                raise UsageError(
-                    f"{type(self.model).__name__} is compiled without a loss, and its layers add none; call "
-                    "model.compile(optimizer=..., loss=...)"
-                )
-            if self._own_loss is not None:
-                weights = of_examples if weights is None else weights
-                updates |= self._own_loss(features, labels, outputs, weights, True)[1]
-                masks.extend(mask for x in tf.nest.flatten(outputs) if (mask := keras_compile.mask_of(x)) is not None)
-            if self._losses is not None:  # so that Keras finds them here, not in a step
-                try:
-                    self._losses.total(labels, outputs, None, lambda whole: whole.total)
-                except (KeyError, TypeError, ValueError) as error:
-                    if all(x is not None for x in tf.nest.flatten(labels)):
-                        raise
-                    raise UsageError(
-                        f"{type(self.model).__name__}: y is None for an output that has a loss ({reason(error)}); give "
-                        "its labels, or compile with None as its loss"
-                    ) from error
-                if weights is not None:
-                    self._losses.total(labels, outputs, weights, lambda whole: whole.total)
-            noted.update(updates)
-            compared.update(graphs.compared_with([x for x in tf.nest.flatten(labels, True) if x is not None]))
-            return outputs
-
-        compiled, names = keras_compile.arguments(self.model), getattr(self.model, "output_names", None)
-        example = form.values(form.element_spec(self.run_context.example))
-        features, labels, of_examples = form.fields(example)
-        self._losses = self._metrics = None
+        """Makes the losses and metrics that the model is compiled with, by a trace of both on one batch."""
+        compiled = keras_compile.arguments(self.model)
+        fields = form.fields(form.values(form.element_spec(self.run_context.example)))
+        specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), fields)
         self._kept = keras_compile.KeptMetrics(self.model)
         is_own = keras.overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
-        noted, masks, compared = dict[str, list[tuple]](), list[tf.Tensor](), set[float]()
-        if compiled["loss"] is not None and self._own_loss is None:
-            if labels is None:
-                raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
-            loss = compiled["loss"]
-            if isinstance(loss, dict):  # Keras asks for labels of an output whose loss is None
-                loss = {name: value for name, value in loss.items() if value is not None}
-            self._losses = keras_compile.Losses(loss, compiled["loss_weights"], output_names=names)
-        self._of_whole_batch: list[str] = []
-        specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), (features, labels, of_examples))
+        self._losses = None if is_own else self._compiled_losses(compiled, specs.labels is not None)
+        traces: list[_Trace] = []
+
+        def trace(*batch):
+            traces.append(self._trace(compiled, *batch))
+            return traces[-1].outputs
+
         outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
         self._num_outputs = len(tf.nest.flatten(outputs))
-        sums = self._sums_of_updates(noted)
-        if self._losses is not None or self._own_loss is not None:
-            # A mask's count can't be seen in the result of `compute_loss`.
-            self._of_whole_batch = [_OWN] if masks else self._tried(specs, outputs, compared)
-        if (compiled["metrics"] or compiled["weighted_metrics"]) and labels is not None:
-            self._metrics = keras_compile.Metrics(
-                self.model,
-                *tf.nest.map_structure(
-                    lambda x: None if x is None else keras.symbol(x), (self._weighed(specs[1])[0], outputs)
-                ),
-            )
+        sums = self._sums_of_updates(traces[-1].updates)
+        if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
+            self._whole_batch_losses = [_OWN]
+        else:
+            self._whole_batch_losses = self._find_whole_batch_losses(specs, outputs, traces[-1].compared)
+        self._metrics = None
+        if (compiled["metrics"] or compiled["weighted_metrics"]) and specs.labels is not None:
+            labels_and_outputs = self._weighed(specs.labels)[0], outputs
+            symbols = tf.nest.map_structure(lambda x: None if x is None else keras.symbol(x), labels_and_outputs)
+            self._metrics = keras_compile.Metrics(self.model, *symbols)
             sums |= {name: KerasMetric(metric.metric) for name, metric in self._metrics.by_name.items()}
         self._sums = sums
+
+    def _compiled_losses(self, compiled: Mapping[str, Any], has_labels: bool) -> keras_compile.Losses | None:
+        loss = compiled["loss"]
+        if loss is None:
+            return None
+        if not has_labels:
+            raise UsageError("the model is compiled with a loss, and the data has no labels; pass them as y")
+        if isinstance(loss, dict):  # Keras asks for labels of an output whose loss is None
+            loss = {name: value for name, value in loss.items() if value is not None}
+        return keras_compile.Losses(
+            loss, compiled["loss_weights"], output_names=getattr(self.model, "output_names", None)
+        )
+
+    def _trace(self, compiled: Mapping[str, Any], features, labels, of_examples) -> _Trace:
+        """Calls the model and its losses on a batch, in a graph."""
+        zero = tf.constant(0, tf.int64)  # the step's number, and the batch's: layers may sample
+        with self._kept.noted() as updates, StepContext(step=zero, replica=tf.constant(0), batch_number=zero):
+            if self._kept.kept:
+                self.forward(features, training=False)
+            outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
+        labels, weights = self._weighed(labels)
+        _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
+        is_masked = False
+        if self._own_loss is not None:
+            weights = of_examples if weights is None else weights
+            updates |= self._own_loss(features, labels, outputs, weights, True)[1]
+            is_masked = any(keras_compile.mask_of(x) is not None for x in tf.nest.flatten(outputs))
+        elif self._losses is not None:
+            self._check_losses(labels, outputs, weights)
+        elif not self.model.losses:
+            raise UsageError(
+                f"{type(self.model).__name__} is compiled without a loss, and its layers add none; call "
+                "model.compile(optimizer=..., loss=...)"
+            )
+        compared = graphs.compared_with([x for x in tf.nest.flatten(labels, True) if x is not None])
+        return _Trace(outputs, updates, is_masked, compared)
+
+    def _check_losses(self, labels, outputs, weights) -> None:
+        """Computes the losses, so that Keras finds mistakes here, not in a step."""
+        try:
+            self._losses.total(labels, outputs, None, lambda whole: whole.total)
+        except (KeyError, TypeError, ValueError) as error:
+            if all(x is not None for x in tf.nest.flatten(labels)):
+                raise
+            raise UsageError(
+                f"{type(self.model).__name__}: y is None for an output that has a loss ({reason(error)}); give its "
+                "labels, or compile with None as its loss"
+            ) from error
+        if weights is not None:
+            self._losses.total(labels, outputs, weights, lambda whole: whole.total)
 
     def _sums_of_updates(self, updates: dict[str, list[tuple]]) -> dict[str, KerasMetric]:
         """Returns the metrics that layers and `compute_loss` update with values by example, as sums.
@@ -310,7 +339,7 @@ class KerasTrainer(Trainer):
         """
         sums: dict[str, KerasMetric] = {}
         if missing := self._kept.kept - updates.keys():
-            raise UsageError(_KEPT.format(type(self.model).__name__, min(missing)))
+            raise UsageError(_NOT_UPDATED.format(type(self.model).__name__, min(missing)))
         for name, update in updates.items():
             metric, of_one = (
                 self._kept.metrics[name],
@@ -327,21 +356,20 @@ class KerasTrainer(Trainer):
                 )
         return sums
 
-    def _tried(self, specs, outputs, compared) -> list[str]:
+    def _find_whole_batch_losses(self, specs, outputs, compared) -> list[str]:
         """Returns the names of losses that are not means over examples."""
         features, labels, of_examples = specs
         labels, weights = self._weighed(labels)
         own_sums = self._own_loss and functools.partial(_own_sums, self._own_loss)
         replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
+        if (replicas == 1 and steps == 1) or not (own_sums or self._losses):
+            return names
         try:
-            if replicas > 1 or steps > 1:
-                batch = (features, labels, outputs, of_examples if weights is None else weights)
-                sums = own_sums or functools.partial(_loss_sums, self._losses)
-                is_keras = own_sums is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
-                trials.in_a_thread(
-                    lambda: names.extend(trials.not_additive(sums, batch, None if is_keras else compared))
-                )
+            batch = (features, labels, outputs, of_examples if weights is None else weights)
+            sums = own_sums or functools.partial(_loss_sums, self._losses)
+            is_keras = own_sums is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
+            trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, None if is_keras else compared)))
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
@@ -352,10 +380,9 @@ class KerasTrainer(Trainer):
     def train_step(self, batch) -> dict[str, Any]:
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
-        # As in Keras, there is no update without weights to train, and so nothing to scale or clip.
-        step_context().applied.mark(*CLIPS, "scaling", "unscaling", "skipping", "ending")
+        # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
-            _, metrics = self._loss_to_minimize(batch)
+            _, _, metrics = self._forward_losses(batch, training=True)
             return metrics()
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
@@ -438,11 +465,11 @@ class KerasTrainer(Trainer):
         size, fields, steps = _size(batch), form.fields(batch), self.run_context.options.accumulate_steps
         features, (labels, example_weights), share = fields.features, self._weighed(fields.labels), None
         weights = example_weights if weights is None else weights
-        if self._of_whole_batch:
+        if self._whole_batch_losses:
             if step_context().is_training and steps > 1:
                 raise UsageError(
-                    f"accumulate_steps: {self._of_whole_batch[0]} is a loss of a batch as a whole, not a mean over its "
-                    "examples, so it can't be computed of a micro-batch; use 1"
+                    f"accumulate_steps: {self._whole_batch_losses[0]} is a loss of a batch as a whole, not a mean over "
+                    "its examples, so it can't be computed of a micro-batch; use 1"
                 )
             features = features if self._own_loss else None
             features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
@@ -452,7 +479,7 @@ class KerasTrainer(Trainer):
             return size * loss, {name: self._updated(name, update, size, share) for name, update in updates.items()}
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
-            if self._of_whole_batch:  # the same on each replica
+            if self._whole_batch_losses:  # the same on each replica
                 return size * (loss.total if loss.count is None else tf.math.divide_no_nan(loss.total, loss.count))
             examples, count = size, loss.count
             if not loss.is_even:
@@ -487,15 +514,12 @@ class KerasTrainer(Trainer):
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
         return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
-    def _loss_to_minimize(self, batch) -> tuple[list[Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+    def _forward_losses(
+        self, batch, training: bool
+    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
         with self._kept.noted() as updates:
-            losses, metrics = super()._loss_to_minimize(batch)
-        return losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
-
-    def _evaluate(self, batch) -> tuple[dict[str, Any], Any]:
-        with self._kept.noted() as updates:
-            metrics, rows = super()._evaluate(batch)
-        return {**self._layer_pairs(updates, batch), **metrics}, rows
+            outputs, losses, metrics = super()._forward_losses(batch, training)
+        return outputs, losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}

@@ -36,7 +36,7 @@ def _random_per_example(shape: Sequence, random: np.random.Generator) -> np.ndar
     return random.uniform(0.1, 1, [shape[0], *(1 for _ in shape[1:])]).astype(np.float32)
 
 
-def alike(a, b) -> bool:
+def is_close(a, b) -> bool:
     """Returns whether arrays are equal up to rounding, or both NaN."""
     return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-5, equal_nan=True))
 
@@ -72,7 +72,7 @@ def not_additive(
     def differing(batches) -> set[str]:
         whole, first, second = map(sums, (tf.nest.map_structure(joined, *batches), *batches))
         triples = {name: zip(values, first[name], second[name], strict=True) for name, values in whole.items()}
-        return {name for name, triple in triples.items() if not all(alike(a, b + c) for a, b, c in triple)}
+        return {name for name, triple in triples.items() if not all(is_close(a, b + c) for a, b, c in triple)}
 
     names = set[str]()
     entries = sum(math.prod(size or 2 for size in x.shape[1:]) for x in tf.nest.flatten(specs) if x is not None)

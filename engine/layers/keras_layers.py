@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.tensorflow import bias_gradient
+from ..internals.patches import bias_gradient
 from ..machine import cpus
 
 # Smaller kernels gain nothing: their products take microseconds anyway.

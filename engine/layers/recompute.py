@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals import keras
+from ..internals import graphs, keras
 from ..step.context import step_context
 
 
@@ -28,12 +28,13 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
       **arguments: further arguments of the call, without gradients.
 
     Raises:
-      UsageError: the block adds to the loss, by add_loss or an activity regularizer.
+      UsageError: the block adds to the loss, by add_loss or an activity regularizer; or it changes what is none of its
+        Keras variables.
     """
     context = step_context()
     if not context.is_training:
         return layer(*inputs, **arguments)
-    context.applied.mark("recompute")
+    context.applied.mark("recomputed")
     flat = tf.nest.flatten(inputs)
     trained = keras.values(layer.trainable_variables)
     fixed = keras.values(layer.non_trainable_variables)
@@ -52,7 +53,14 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
 
         return first.outputs(tensors[: len(flat)], tensors[len(flat) :]), gradient
 
+    written = graphs.writes()
     outputs = compute(*flat, *trained)
+    own = {id(variable) for variable in layer.variables}
+    if graphs.writes() != written or any(id(variable) not in own for variable, _ in first.assigned):
+        raise UsageError(
+            f"recompute calls {layer.name} twice, and it changes a variable, table or generator that is not its own by "
+            "add_weight, which would be changed twice; make it so, or call the layer without recompute"
+        )
     for variable, value in first.assigned:
         variable.assign(value)
     return tf.nest.pack_sequence_as(first.structure, tf.nest.flatten(outputs))
@@ -83,16 +91,16 @@ class _Call:
 
     def outputs(self, flat: Sequence[tf.Tensor], trained: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Calls the layer; returns its outputs, flat, and records their structure and the assignments."""
-        layer, others = self._layer, self._layer.non_trainable_variables
-        values = [*zip(layer.trainable_variables, trained, strict=True), *zip(others, self._fixed, strict=True)]
+        layer = self._layer
+        trained_pairs = zip(layer.trainable_variables, trained, strict=True)
+        values = [*trained_pairs, *zip(layer.non_trainable_variables, self._fixed, strict=True)]
         inputs = tf.nest.pack_sequence_as(self._inputs, flat)
-        with tf.keras.StatelessScope(values, collect_losses=True, initialize_variables=False) as scope:
+        with keras.Scope(values) as scope:
             self.structure = layer(*inputs, **self._arguments)
         if scope.losses:
             raise UsageError(
                 f"recompute calls {layer.name} twice, and it adds to the loss (add_loss, activity_regularizer); leave "
                 "one of them out"
             )
-        moved = [scope.get_current_value(variable) for variable in others]
-        self.assigned = [(v, new) for v, new, old in zip(others, moved, self._fixed, strict=True) if new is not old]
+        self.assigned = [*scope.assigned.values()]
         return tf.nest.flatten(self.structure)

@@ -118,7 +118,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "metrics": EventKey(_numbers, "means over the window"),
         "learning_rate": EventKey(_number, "of the last update; `learning_rate/NAME` of several optimizers"),
         "loss_scale": EventKey(_number, "of float16"),
-        "tables/NAME/rows_given": EventKey(_number, "with `admit_after`; likewise `rows_freed` and `turned_away`"),
+        "tables/NAME/rows_given": EventKey(_number, "with `admit_after`, as `rows_freed` and `turned_away`"),
         "steps_per_sec": EventKey(_number, "steps per second"),
         "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
         "input_wait_fraction": EventKey(_number, "the share of the time that steps waited for input"),
@@ -288,14 +288,14 @@ class EventLog:
             self._append("\n".join(lines))
             self._gap = Gap()
 
-    def cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
-        """Removes the events of steps past `step`; passes all events to `see` first.
+    def cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
+        """Removes the events of steps past `step`; passes all events to `replay` first.
 
         Lines that are not events are removed, too, and their number is logged.
         """
         with self._lock, self._attempt():
             self._cut_at = step
-            self._cut(step, see)
+            self._cut(step, replay)
 
     @contextlib.contextmanager
     def _attempt(self, *steps: int) -> Iterator[None]:
@@ -319,10 +319,10 @@ class EventLog:
                 content = content if file.read(1) == b"\n" else b"\n" + content  # ends a killed writer's line
             append(file.fileno(), content)
 
-    def _cut(self, step: int, see: Callable[[dict[str, Any]], Any]) -> None:
+    def _cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
         if self._path is not None and os.path.lexists(self._path):
             with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
-                ranges, skipped = _kept(file, step, see)
+                ranges, skipped = _kept(file, step, replay)
                 if ranges != [(0, file.tell())]:
                     with replacing(self._path, make_file) as temporary, open(temporary, "wb") as left:
                         for first, last in ranges:
@@ -335,14 +335,14 @@ class EventLog:
         self._cut_at = None
 
 
-def _kept(file: IO[bytes], step: int, see: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
+def _kept(file: IO[bytes], step: int, replay: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
     """Returns the byte ranges of a file to keep when truncating it to a step, and the number of lines without event."""
     ranges, skipped = [(0, 0)], 0
     for event, line in _lines(file):
         if event is None:
             skipped += 1
             continue
-        see(event)
+        replay(event)
         if event["step"] <= step or event["event"] in _PROCESS_EVENTS:
             last = file.tell()
             first = ranges.pop()[0] if ranges[-1][1] == last - len(line) else last - len(line)

@@ -180,7 +180,7 @@ class Mesh:
     Attributes:
       data: the axis of replicas that have the same shard of the model and get different examples.
       model: the axis of replicas that have different shards of it and get the same examples.
-      everyone: all replicas.
+      all_replicas: the axis of all replicas.
       shard_optimizer: whether replicas that have the same values of a variable each keep the slots of one piece of it
         and update that piece: see `engine.mesh.shards`.
     """
@@ -190,7 +190,7 @@ class Mesh:
     ):
         self.data: Axis = Axis(DATA)
         self.model: Axis = _One(MODEL)
-        self.everyone: Axis = Axis("everyone")
+        self.all_replicas: Axis = Axis("all_replicas")
         self._model_size = model
         self.shard_optimizer = shard_optimizer
         if distribution is None or (model == 1 and not shard_optimizer):
@@ -211,9 +211,9 @@ class Mesh:
         axes = {
             DATA: (data, lambda r: r // model, groups(data, model, lambda r: r % model)),
             MODEL: (model, lambda r: r % model, groups(model, data, lambda r: r // model)),
-            "everyone": (replicas, lambda r: r, groups(replicas, 1, lambda r: 0)),
+            "all_replicas": (replicas, lambda r: r, groups(replicas, 1, lambda r: 0)),
         }
-        self.data, self.model, self.everyone = (_Group(name, *axis, distribution) for name, axis in axes.items())
+        self.data, self.model, self.all_replicas = (_Group(name, *axis, distribution) for name, axis in axes.items())
 
     @property
     def shape(self) -> dict[str, int]:
@@ -229,7 +229,7 @@ class Mesh:
         """Returns which share of a batch a replica gets: (its number, how many there are)."""
         return replica // self._model_size, replicas // self._model_size
 
-    def once(self, count: tf.Tensor) -> tf.Tensor:
+    def zero_except_first_model_rank(self, count: tf.Tensor) -> tf.Tensor:
         """Returns the count on the first replica along `model` and 0 on the others, so that sums count it once.
 
         Replica code.

@@ -241,7 +241,7 @@ def plan_update_shard(variable, mesh: Mesh) -> UpdateShard | None:
     if not mesh.shard_optimizer:
         return None
     sharding, shape = variable_sharding(variable), tuple(tf_variable(variable).shape)
-    holders = mesh.data if sharding else mesh.everyone
+    holders = mesh.data if sharding else mesh.all_replicas
     axis = next((axis for axis, length in enumerate(shape) if length % holders.size == 0), None)
     if holders.size == 1 or axis is None or math.prod(shape) < LEAST_VALUES:
         return None

@@ -145,7 +145,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class OnDevice(Protocol[T_co]):
+class CallResult(Protocol[T_co]):
     """The result of a call of the inner loop; reading it waits for the device."""
 
     @property
@@ -155,7 +155,7 @@ class OnDevice(Protocol[T_co]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Known(Generic[T]):  # not a NamedTuple: Python 3.10 allows no generic ones
+class KnownResult(Generic[T]):  # not a NamedTuple: Python 3.10 allows no generic ones
     """A value on the host, instead of one on a device."""
 
     values: T
@@ -165,7 +165,7 @@ class Known(Generic[T]):  # not a NamedTuple: Python 3.10 allows no generic ones
         return self.values
 
 
-class Merged(Generic[T]):
+class LazyMerge(Generic[T]):
     """The results of several calls, merged when read. Override `_joined`.
 
     Adding does not wait for a device: it reads only calls that have long completed. Reading waits.
@@ -175,15 +175,15 @@ class Merged(Generic[T]):
     IN_FLIGHT = 2  # calls that a device may still be computing
 
     def __init__(self, values: T | None = None):
-        self._results: list[OnDevice[T]] = [] if values is None else [Known(values)]
+        self._results: list[CallResult[T]] = [] if values is None else [KnownResult(values)]
 
-    def add(self, result: OnDevice[T]) -> None:
+    def add(self, result: CallResult[T]) -> None:
         """Adds the result of a call, without reading it."""
         self._results.append(result)
         if len(self._results) >= self.COLLAPSE_AT:
             self._join(len(self._results) - self.IN_FLIGHT)
 
-    def extend(self, other: Merged[T]) -> None:
+    def extend(self, other: LazyMerge[T]) -> None:
         """Adds the results of later calls, without waiting for a device; `other` keeps them, too."""
         other._join(sum(1 for _ in itertools.takewhile(lambda result: result.is_read, other._results)))
         for result in other._results:
@@ -196,7 +196,7 @@ class Merged(Generic[T]):
     def _join(self, oldest: int) -> None:
         if oldest > 1:
             read = (result.read() for result in self._results[:oldest])
-            self._results[:oldest] = [Known(functools.reduce(self._joined, read))]
+            self._results[:oldest] = [KnownResult(functools.reduce(self._joined, read))]
 
     def _joined(self, older: T, newer: T) -> T:
         raise NotImplementedError
@@ -209,7 +209,7 @@ class _Sum(NamedTuple):
     error: tuple[Any, Any] = (0.0, 0.0)
 
 
-class Sums(Merged[Mapping[str, "_Sum | Pair"]]):
+class Sums(LazyMerge[Mapping[str, "_Sum | Pair"]]):
     """The sums of some steps, kept as the device returned them until they are read.
 
     Calls are added in twice the precision of float64, so that the sums do not depend on which are merged first: windows
@@ -248,9 +248,9 @@ class Sums(Merged[Mapping[str, "_Sum | Pair"]]):
         values = self.values()
         for name, pair in values.items():
             if isinstance(pair, ExactAuc):
-                everyones = map(ranking.Ranking.from_bytes, exchange_bytes(pair.total.to_bytes()))
-                values[name] = ExactAuc(functools.reduce(operator.add, everyones), 0.0)
-        self._results = [Known(values)]
+                rankings = map(ranking.Ranking.from_bytes, exchange_bytes(pair.total.to_bytes()))
+                values[name] = ExactAuc(functools.reduce(operator.add, rankings), 0.0)
+        self._results = [KnownResult(values)]
 
     def means(self) -> dict[str, float]:
         """Returns `values_by_name` of the values, NaN for None. Waits as `values`."""

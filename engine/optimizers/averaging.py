@@ -191,8 +191,8 @@ class Averaged(tf.keras.Model):
         if not same_count or any(variable.shape != shadow.shape for variable, shadow in pairs):
             raise UsageError(
                 f"Averaged: {model.name} has {len(model.weights)} weights, and its copy {len(self.model.weights)}, or "
-                "others; build the model first (crankshaft.build_layers), and pass a copy=self.build_model() that is "
-                "built likewise, if Keras can't clone it"
+                "others; build the model first (crankshaft.build_layers), and pass a copy=self.build_model(), "
+                "built for the same inputs, if Keras can't clone it"
             )
         self.built = True
         self._shadows = Shadows(pairs)

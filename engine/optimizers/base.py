@@ -6,6 +6,7 @@ the host in a strategy's scope, applied in replica code.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import re
@@ -364,7 +365,7 @@ class Optimizer(tf.Module):
             if target.decays and isinstance(gradient, tf.IndexedSlices) and is_shard(target.variable):
                 gradient = sum_duplicate_rows(gradient)
                 decay = functools.partial(_decay_rows, target)
-                _update_rows(target, decay, target.multiplied(factor), gradient.indices)
+                _update_rows(target, decay, factor=target.multiplied(factor), indices=gradient.indices)
             elif target.decays:
                 value = target.read()
                 tf.raw_ops.ResourceApplyGradientDescent(
@@ -377,10 +378,11 @@ class Optimizer(tf.Module):
 class FusedOptimizer(Optimizer):
     """A rule with one fused kernel per variable: its slots, a step's scalars, and two updates.
 
-    Slots and scalars have the names of the kernels' arguments (https://www.tensorflow.org/api_docs/python/tf/raw_ops).
-    Slots and variables are float32. A sparse gradient (tf.IndexedSlices) updates only the rows it touches, after
-    repeated rows are summed. XLA can't compile the sparse kernels, so with it momentum, adagrad and ftrl take only
-    dense gradients.
+    `dense` updates all of a variable; `sparse`, with `indices`, the rows that a sparse gradient (tf.IndexedSlices)
+    touches, after repeated rows are summed. Both get the kernels' arguments, by their names
+    (https://www.tensorflow.org/api_docs/python/tf/raw_ops): `var` and the slots are resource handles. Slots and
+    variables are float32. XLA can't compile the sparse kernels, so with it momentum, adagrad and ftrl take only dense
+    gradients.
 
     Gradients are sent to a variable on a parameter server as `reduce_dtype`.
 
@@ -389,8 +391,8 @@ class FusedOptimizer(Optimizer):
 
     is_elementwise = True
     slots: dict[str, dict[str, tf.Variable]] | None = None
-    dense_kernel: Callable[..., None]
-    sparse_kernel: Callable[..., None]
+    dense: Callable[..., None]
+    sparse: Callable[..., None]
 
     def initial_slots(self):
         """Returns {slot: its initial value}."""
@@ -407,21 +409,6 @@ class FusedOptimizer(Optimizer):
           {argument: number or tensor, scalar or [variables]}; the kernels get float32 scalars.
         """
         return {"lr": learning_rate}
-
-    def dense(self, var, slots, gradient, scalars):
-        """Updates all of `var` (a resource handle, as are the slots)."""
-        self.dense_kernel(var=var, **slots, grad=gradient, **scalars, use_locking=self.use_locking)
-
-    def sparse(self, var, slots, gradient, indices, scalars):
-        """Updates rows `indices`, each of which occurs once, from gradient [len(indices), ...]."""
-        self.sparse_kernel(
-            var=var,
-            **slots,
-            grad=gradient,
-            indices=indices,
-            **scalars,
-            use_locking=self.use_locking,
-        )
 
     def _row_slots(self, target):
         slots, values = self.slots.get(target.key, {}), self.initial_slots()  # none of a frozen variable
@@ -460,25 +447,23 @@ class FusedOptimizer(Optimizer):
             by_server.setdefault(server_device(target.variable), []).append((gradient, target))
         for server, group in by_server.items():
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in group]
-            if server is None:
-                self._run_kernels(group, values, scalars)
-            else:
-                self._run_kernels_on_server(server, group, values, scalars)
+            here = scalars
+            if server is not None:
+                here, values = self._send(server, group, values, scalars)
+            with contextlib.nullcontext() if server is None else tf.device(server):
+                by_variable = {name: tf.unstack(value) for name, value in here.items() if value.shape.rank}
+                for (gradient, target), value in zip(group, values, strict=True):
+                    arguments = {**here, **{name: column[target.position] for name, column in by_variable.items()}}
+                    arguments |= {name: slot.handle for name, slot in self.slots[target.key].items()}
+                    arguments |= {"var": target.handle, "use_locking": self.use_locking}
+                    if isinstance(gradient, tf.IndexedSlices):
+                        update = functools.partial(self.sparse, **arguments)
+                        _update_rows(target, update, grad=value, indices=gradient.indices)
+                    else:
+                        self.dense(grad=value, **arguments)
 
-    def _run_kernels(self, pairs, values, scalars):
-        """Updates each variable by its kernel; `values` are the gradients', of touched rows or all."""
-        by_variable = {name: tf.unstack(value) for name, value in scalars.items() if value.shape.rank}
-        for (gradient, target), value in zip(pairs, values, strict=True):
-            slots = {name: slot.handle for name, slot in self.slots[target.key].items()}
-            arguments = {**scalars, **{name: column[target.position] for name, column in by_variable.items()}}
-            if isinstance(gradient, tf.IndexedSlices):
-                update = functools.partial(self.sparse, target.handle, slots, scalars=arguments)
-                _update_rows(target, update, value, gradient.indices)
-            else:
-                self.dense(target.handle, slots, value, arguments)
-
-    def _run_kernels_on_server(self, server, pairs, values, scalars):
-        """Sends gradients and scalars to a server, in as few messages as possible, and runs the kernels there."""
+    def _send(self, server: str, pairs, values: list, scalars: dict) -> tuple[dict, list]:
+        """Sends scalars and gradients' values to a server, in as few messages as possible; returns those there."""
         with tf.device(server):
             shapes = [
                 tf.concat([tf.shape(gradient.indices), target.variable.shape[1:]], 0)  # the number of rows varies
@@ -487,24 +472,25 @@ class FusedOptimizer(Optimizer):
                 for gradient, target in pairs
             ]
         exact, values = wire.send(list(scalars.values()), values, shapes, server, self.reduce_dtype)
-        with tf.device(server):
-            self._run_kernels(pairs, values, dict(zip(scalars, exact, strict=True)))
+        return dict(zip(scalars, exact, strict=True)), values
 
 
-def _update_rows(target: _Target, update: Callable[..., None], *terms: tf.Tensor) -> None:
-    """Calls `update(*terms)`, on a server unless rows of the variable were freed since the step began.
+def _update_rows(target: _Target, update: Callable[..., None], **terms: tf.Tensor) -> None:
+    """Calls `update(**terms)`, on a server unless rows of the variable were freed since the step began.
 
     Then the step is one that another worker has done instead, and ids may have other rows by now.
     """
     if id(target.variable) not in (freed := step_context().readings.freed):
-        update(*terms)
+        update(**terms)
         return
     before, count = freed[id(target.variable)]
     with on_server(target.variable):
-        here = [tf.identity(x) for x in terms]
-        with tf.control_dependencies(here):  # so that nothing waits for another host between this and the update
+        here = {name: tf.identity(x) for name, x in terms.items()}
+        with tf.control_dependencies(
+            [*here.values()]
+        ):  # so that nothing waits for another host between this and the update
             now = tf.raw_ops.ReadVariableOp(resource=count.handle, dtype=count.dtype)
-        tf.cond(tf.equal(now, before), lambda: update(*here), lambda: None)
+        tf.cond(tf.equal(now, before), lambda: update(**here), lambda: None)
 
 
 def _decay_rows(target: _Target, factor: tf.Tensor, indices: tf.Tensor) -> None:

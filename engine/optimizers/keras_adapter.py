@@ -125,12 +125,12 @@ class KerasOptimizer(Optimizer):
         optimizer = self._make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
             raise UsageError(f"{optimizer!r} is not an optimizer; {_KINDS}")
-        for option, cure in _ENGINE_OPTIONS.items():
+        for option, fix in _ENGINE_OPTIONS.items():
             value = getattr(optimizer, option, None)
             if value and option in self._refused:
                 raise UsageError(
                     f"Keras optimizer {optimizer.name} has {option}={value}, which the engine "
-                    f"does; leave it out and {cure}"
+                    f"does; leave it out and {fix}"
                 )
         if keras.is_multi_optimizer(optimizer):
             raise UsageError(

@@ -51,13 +51,11 @@ class SGD(FusedOptimizer):
     def __init__(self, learning_rate=0.01, **arguments):
         super().__init__(learning_rate, **arguments)
 
-    def dense(self, var, slots, gradient, scalars):
-        tf.raw_ops.ResourceApplyGradientDescent(
-            var=var, alpha=scalars["lr"], delta=gradient, use_locking=self.use_locking
-        )
+    def dense(self, var, lr, grad, use_locking):
+        tf.raw_ops.ResourceApplyGradientDescent(var=var, alpha=lr, delta=grad, use_locking=use_locking)
 
-    def sparse(self, var, slots, gradient, indices, scalars):
-        tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=scalars["lr"] * gradient)
+    def sparse(self, var, lr, grad, indices, **_):
+        tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=lr * grad)
 
 
 class Momentum(FusedOptimizer):
@@ -80,10 +78,10 @@ class Momentum(FusedOptimizer):
     def scalars(self, learning_rate, step):
         return {"lr": learning_rate, "momentum": self.momentum}
 
-    def dense_kernel(self, **arguments):
+    def dense(self, **arguments):
         tf.raw_ops.ResourceApplyKerasMomentum(use_nesterov=self.nesterov, **arguments)
 
-    def sparse_kernel(self, **arguments):
+    def sparse(self, **arguments):
         tf.raw_ops.ResourceSparseApplyKerasMomentum(use_nesterov=self.nesterov, **arguments)
 
 
@@ -119,18 +117,18 @@ class Adam(FusedOptimizer):
             "epsilon": self.epsilon,
         }
 
-    def dense_kernel(self, sparse_lr, **arguments):
+    def dense(self, sparse_lr, **arguments):
         # The kernel would correct the rate by powers in float32, in which 1 - 0.999 keeps four digits.
         tf.raw_ops.ResourceApplyAdam(beta1_power=0.0, beta2_power=0.0, **arguments)
 
-    def sparse(self, var, slots, gradient, indices, scalars):
-        m = _gather(slots["m"], indices)
-        v = _gather(slots["v"], indices)
-        m += (gradient - m) * (1.0 - self.beta_1)
-        v += (tf.square(gradient) - v) * (1.0 - self.beta_2)
-        _scatter(slots["m"], indices, m)
-        _scatter(slots["v"], indices, v)
-        change = m * scalars["sparse_lr"] / (tf.sqrt(v) + scalars["epsilon"])
+    def sparse(self, var, m, v, sparse_lr, epsilon, grad, indices, **_):
+        m_rows = _gather(m, indices)
+        v_rows = _gather(v, indices)
+        m_rows += (grad - m_rows) * (1.0 - self.beta_1)
+        v_rows += (tf.square(grad) - v_rows) * (1.0 - self.beta_2)
+        _scatter(m, indices, m_rows)
+        _scatter(v, indices, v_rows)
+        change = m_rows * sparse_lr / (tf.sqrt(v_rows) + epsilon)
         tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
 
 
@@ -148,8 +146,8 @@ class Adagrad(FusedOptimizer):
     at initial_accumulator_value + epsilon. Sparse updates equal dense ones.
     """
 
-    dense_kernel = staticmethod(tf.raw_ops.ResourceApplyAdagrad)
-    sparse_kernel = staticmethod(tf.raw_ops.ResourceSparseApplyAdagrad)
+    dense = staticmethod(tf.raw_ops.ResourceApplyAdagrad)
+    sparse = staticmethod(tf.raw_ops.ResourceSparseApplyAdagrad)
 
     def __init__(self, learning_rate=0.001, initial_accumulator_value=0.1, epsilon=1e-7, **arguments):
         super().__init__(learning_rate, **arguments)
@@ -196,25 +194,25 @@ class RMSprop(FusedOptimizer):
             "epsilon": self.epsilon * ratio,
         }
 
-    def dense_kernel(self, sparse_lr, **arguments):
+    def dense(self, sparse_lr, **arguments):
         if self.centered:
             tf.raw_ops.ResourceApplyCenteredRMSProp(**arguments)
         else:
             tf.raw_ops.ResourceApplyRMSProp(**arguments)
 
-    def sparse(self, var, slots, gradient, indices, scalars):
-        ms = _gather(slots["ms"], indices)
-        ms += (tf.square(gradient) - ms) * (1.0 - self.rho)
-        _scatter(slots["ms"], indices, ms)
-        variance = ms + self.epsilon
+    def sparse(self, var, ms, mom, sparse_lr, momentum, grad, indices, mg=None, **_):
+        ms_rows = _gather(ms, indices)
+        ms_rows += (tf.square(grad) - ms_rows) * (1.0 - self.rho)
+        _scatter(ms, indices, ms_rows)
+        variance = ms_rows + self.epsilon
         if self.centered:
-            mg = _gather(slots["mg"], indices)
-            mg += (gradient - mg) * (1.0 - self.rho)
-            _scatter(slots["mg"], indices, mg)
-            variance -= tf.square(mg)
-        change = scalars["sparse_lr"] * gradient * tf.math.rsqrt(variance)
-        change += scalars["momentum"] * _gather(slots["mom"], indices)
-        _scatter(slots["mom"], indices, change)
+            mg_rows = _gather(mg, indices)
+            mg_rows += (grad - mg_rows) * (1.0 - self.rho)
+            _scatter(mg, indices, mg_rows)
+            variance -= tf.square(mg_rows)
+        change = sparse_lr * grad * tf.math.rsqrt(variance)
+        change += momentum * _gather(mom, indices)
+        _scatter(mom, indices, change)
         tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
 
 
@@ -226,8 +224,8 @@ class Ftrl(FusedOptimizer):
     zero.
     """
 
-    dense_kernel = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
-    sparse_kernel = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
+    dense = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
+    sparse = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
 
     def __init__(
         self,

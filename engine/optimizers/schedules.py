@@ -12,6 +12,7 @@ import tensorflow as tf
 from ..arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
 from ..data.order import Order, Origin, PerWorkerOrder
 from ..errors import UsageError
+from ..step.options import SCHEDULES
 
 _keras = tf.keras.optimizers.schedules
 ARGUMENTS = {
@@ -117,7 +118,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
     """
     schedule_name = name.lower()
     if schedule_name not in _SCHEDULES:
-        raise unknown("schedule", name, NAMES)
+        raise unknown("schedule", name, SCHEDULES)
     if warmup_steps < 0:
         raise UsageError(f"warmup_steps={warmup_steps} is negative; use 0 for no warm-up")
     if warmup_steps >= total_steps:
@@ -179,12 +180,5 @@ def _piecewise(learning_rate, remaining_steps, boundaries=(), values=None):
     return _keras.PiecewiseConstantDecay(boundaries, [float(value) for value in values])
 
 
-_SCHEDULES = {
-    "constant": _constant,
-    "cosine": _cosine,
-    "cosine_restarts": _cosine_restarts,
-    "exponential": _exponential,
-    "polynomial": _polynomial,
-    "piecewise": _piecewise,
-}
-NAMES = tuple(_SCHEDULES)
+_MAKERS = (_constant, _cosine, _cosine_restarts, _exponential, _polynomial, _piecewise)
+_SCHEDULES: dict[str, Callable] = dict(zip(SCHEDULES, _MAKERS, strict=True))

@@ -82,7 +82,7 @@ def terms(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf
         counts &= tf.equal(step.mesh.model.rank, 0)
     if is_only_replica():  # each computes the same examples
         counts &= tf.equal(step.mesh.data.rank, 0)
-    is_first = tf.equal(step.mesh.everyone.rank, 0)
+    is_first = tf.equal(step.mesh.all_replicas.rank, 0)
 
     def term(variable, by) -> tf.Tensor:
         value = read_local(tf_variable(variable))
@@ -248,14 +248,14 @@ def check(
     by_own = f"each of {replicas} replicas assigns it by its own examples"
     summed = "the batch's result of tf.distribute.get_replica_context().all_reduce('sum', ...)"
     for variable in undeclared:
-        cure = (
+        fix = (
             "and it declares no aggregation of these values; make it with aggregation='sum' if the replicas' additions "
             f"add up, 'mean', or 'only_first_replica', or assign {summed}"
         )
-        doubts.check(assignments, variable, UsageError(f"{_described(variable)}: {by_own}, {cure}"))
+        doubts.check(assignments, variable, UsageError(f"{_described(variable)}: {by_own}, {fix}"))
     for variable in trained:
-        cure = f"and a trained variable has to be equal on all of them; assign {summed}"
-        doubts.check(assignments, variable, UsageError(f"{_described(variable)}: {by_own}, {cure}"))
+        fix = f"and a trained variable has to be equal on all of them; assign {summed}"
+        doubts.check(assignments, variable, UsageError(f"{_described(variable)}: {by_own}, {fix}"))
     for variable, by in state:
         if by == MEAN and not variable.dtype.is_floating:
             raise UsageError(

@@ -73,7 +73,7 @@ class LocalSgd(Reduction):
         variables: Sequence = (),
     ) -> tuple[Gradients, tf.Tensor]:
         """Returns this replica's own (gradients, count); zeros if it has no examples."""
-        step_context().applied.mark(*self.changed)
+        step_context().applied.mark("Reduction.sum")
         local, has_examples = Gradients(gradients), step_context().has_examples
         self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._example_count(count))

@@ -27,7 +27,6 @@ from .wire import from_halves, move_as_int32, to_halves
 # 16-bit values are gathered: a replica keeps what all have sent until it has summed them. At most this many bytes at
 # once; as float32, for the sum, they take twice as many.
 GATHERED_BYTES = 64 << 20
-WIRE_DTYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
 class Reduction(tf.Module):
@@ -57,16 +56,17 @@ class Reduction(tf.Module):
     restores_statistics = False
     # Whether a forward pass has summed statistics across replicas that are traced in threads of one process: from then
     # on layers may have another replica's values.
-    sums_midway = False
+    layers_may_mix_replicas = False
     # The figures that `pop_figures` returns.
     watched: tuple[str, ...] = ()
 
     def __init__(self, reduce_dtype: str = "float32", bucket_bytes: int = 4 << 20):
         super().__init__(name="reduction")
-        self.reduce_dtype = WIRE_DTYPES[reduce_dtype]
+        self.reduce_dtype = tf.as_dtype(reduce_dtype)
         self.bucket_bytes = bucket_bytes
         self._figures = threading.local()  # each replica is traced in a thread of its own
         self._state: Callable[[], Sequence[Aggregated]] = tuple
+        self.averaged = set[int]()  # the `id`s of variables that steps have averaged themselves
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Reduction(tf.Module):
 
     def alone(self) -> bool:
         """Returns whether a replica is updated by its own gradients. Replica code."""
-        return step_context().mesh.everyone.size == 1
+        return step_context().mesh.all_replicas.size == 1
 
     def sum(
         self,
@@ -126,7 +126,7 @@ class Reduction(tf.Module):
           if the mesh shards the optimizer, are made dense. If a variable's update is sharded (`engine.mesh.shards`), it
           is the shard that this replica updates.
         """
-        step_context().applied.mark("reduce_dtype")
+        step_context().applied.mark("Reduction.sum")
         return self._sum(gradients, count, self._aggregated_state(averages), variables, shards_updates=True)
 
     def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
@@ -150,7 +150,7 @@ class Reduction(tf.Module):
         self, gradients: Sequence, count, state: Sequence[Aggregated], variables: Sequence, shards_updates: bool
     ) -> tuple[Gradients, tf.Tensor]:
         mesh = step_context().mesh
-        if mesh.everyone.size == 1:
+        if mesh.all_replicas.size == 1:
             return Gradients(gradients), count
         gradients, count = list(gradients), self._example_count(count)
         if gradients:
@@ -170,7 +170,7 @@ class Reduction(tf.Module):
         """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
         if averages is None:
             return self._state()
-        step_context().applied.averaged.update(id(tf_variable(variable)) for variable in averages)
+        self.averaged.update(id(tf_variable(variable)) for variable in averages)
         return [Aggregated(variable) for variable in averages]
 
     def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shards_updates: bool):
@@ -184,32 +184,33 @@ class Reduction(tf.Module):
                 "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
                 "for each gradient"
             )
-        count_once, summed = mesh.once(count), gradients
-        pieces = [plan_update_shard(v, mesh) if shards_updates else None for v in variables] or [None] * len(summed)
-        shardings = [variable_sharding(v) for v in variables] or [None] * len(summed)
+        count_once = mesh.zero_except_first_model_rank(count)
+        pieces = [plan_update_shard(v, mesh) if shards_updates else None for v in variables] or [None] * len(gradients)
+        shardings = [variable_sharding(v) for v in variables] or [None] * len(gradients)
+        summed, dense = dict[int, Any](), dict[int, tf.Tensor]()
         for i, gradient in enumerate(gradients):
-            if isinstance(gradient, tf.IndexedSlices):
-                by_rows = not shardings[i] and not mesh.shard_optimizer
-                summed[i] = self._gather_slices(gradient, count_once) if by_rows else tf.convert_to_tensor(gradient)
-        sharded = [i for i, sharding in enumerate(shardings) if sharding and isinstance(summed[i], tf.Tensor)]
-        copied = [i for i, sharding in enumerate(shardings) if not sharding and isinstance(summed[i], tf.Tensor)]
+            if isinstance(gradient, tf.IndexedSlices) and not shardings[i] and not mesh.shard_optimizer:
+                summed[i] = self._gather_slices(gradient, count_once)
+            elif gradient is not None:
+                dense[i] = tf.convert_to_tensor(gradient)
 
-        def reduce(axis: Axis, indices: list[int], count: tf.Tensor, more: Sequence[Item] = ()) -> list[tf.Tensor]:
-            items = [Item(zero_without_examples(summed[i], count), exact=False, piece=pieces[i]) for i in indices]
-            sums = self._sum_in_buckets(axis, [*items, *more])
-            for i, total in zip(indices, sums, strict=False):
-                summed[i] = total
+        def sum_of(is_sharded: bool, in_pieces: bool, exact: Sequence[Item] = ()) -> list[tf.Tensor]:
+            """Sums the dense gradients of a kind, and some exact items, whose sums it returns."""
+            axis, counted = (mesh.data, count) if is_sharded else (mesh.all_replicas, count_once)
+            indices = [i for i in dense if bool(shardings[i]) == is_sharded and bool(pieces[i]) == in_pieces]
+            items = [Item(zero_without_examples(dense[i], counted), exact=False, piece=pieces[i]) for i in indices]
+            sums = self._sum_in_buckets(axis, [*items, *exact])
+            summed.update(zip(indices, sums, strict=False))
             return sums[len(indices) :]
 
-        for axis, indices, counted in ((mesh.data, sharded, count), (mesh.everyone, copied, count_once)):
-            reduce(axis, [i for i in indices if pieces[i]], counted)
-        reduce(mesh.data, [i for i in sharded if not pieces[i]], count)
+        sum_of(is_sharded=True, in_pieces=True)
+        sum_of(is_sharded=False, in_pieces=True)
+        sum_of(is_sharded=True, in_pieces=False)
         exact = [*aggregation_items(state, count_once), Item(count_once, exact=True)]
-        *totals, total = reduce(mesh.everyone, [i for i in copied if not pieces[i]], count_once, exact)
+        *totals, total = sum_of(is_sharded=False, in_pieces=False, exact=exact)
         assign_aggregated(state, totals, total)
-        return Gradients(
-            summed, shardings=[p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
-        ), total
+        shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
+        return Gradients([summed.get(i) for i in range(len(gradients))], shardings=shardings), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums a layer's statistics of its examples across the replicas that make an update together.
@@ -238,24 +239,24 @@ class Reduction(tf.Module):
         """Records that replicas exchange values within a step, before their gradients."""
         context = tf.distribute.get_replica_context()
         one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # TPU replicas share a trace
-        self.sums_midway = one_by_one and len(context.strategy.extended.worker_devices) > 1
+        self.layers_may_mix_replicas = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
     def pop_figures(self) -> dict[str, tf.Tensor]:
         """Returns the `watched` figures of this replica's step, scalar float32; 0 for what it did not measure.
 
         reduce_seconds: from the time when all of this replica's values were computed until their sums were, by the
           host's clock; excludes what is sent during the backward pass.
-        gradient_norm: the norm of the mean gradient over this replica's examples alone, before the sum; 0 at a step not
-          observed.
+        gradient_norm: the norm of the mean gradient over this replica's examples alone, before the sum; 0 at a step
+          that collects no norm.
         """
         figures = vars(self._figures)
         return {name: tf.cast(figures.pop(name, 0.0), tf.float32) for name in self.watched}
 
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
-        observed = step_context().observed
-        if observed is not None and "gradient_norm" in self.watched:
+        collect_norm = step_context().collect_norm
+        if collect_norm is not None and "gradient_norm" in self.watched:
             self._figures.gradient_norm = tf.cond(
-                observed, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
+                collect_norm, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
             )
 
     def _example_count(self, count: tf.Tensor) -> tf.Tensor:
@@ -332,7 +333,7 @@ class Reduction(tf.Module):
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
     def _gather_slices(self, gradient, count):
-        if not isinstance(gradient, tf.IndexedSlices) or step_context().mesh.everyone.size == 1:
+        if not isinstance(gradient, tf.IndexedSlices) or step_context().mesh.all_replicas.size == 1:
             return gradient
         values, indices, has_examples = gradient.values, gradient.indices, step_context().has_examples
         if has_examples is not None:
@@ -342,7 +343,7 @@ class Reduction(tf.Module):
         values = zero_without_examples(tf.cast(values, tf.float32), count)
         if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
-        values, indices = step_context().mesh.everyone.gather_rows([values, indices])
+        values, indices = step_context().mesh.all_replicas.gather_rows([values, indices])
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

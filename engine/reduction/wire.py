@@ -11,7 +11,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..mesh import collectives
-from ..step.context import step_context
 
 BUCKET_BYTES = 1 << 29  # a message may be twice as large, half of the limit of gRPC and protocol buffers
 
@@ -52,7 +51,6 @@ def send(
     Returns:
       (exact, rounded), float32, on the server.
     """
-    step_context().applied.mark("reduce_dtype")
     layout = WireLayout([tensor.shape for tensor in exact], shapes, reduce_dtype, bucket_bytes)
     buckets = layout.join(exact, rounded)
     with tf.device(server):
@@ -161,7 +159,6 @@ def fetch(rows: tf.Tensor, server: str, reduce_dtype: tf.DType) -> tf.Tensor:
     """Fetches a server's float32 values in `reduce_dtype`; their gradient is not rounded."""
     if reduce_dtype == tf.float32:
         return rows
-    step_context().applied.mark("reduce_dtype")
 
     def rounded(rows):
         with tf.device(server):

@@ -21,7 +21,6 @@ from ..internals.tensorflow import is_in_function
 from ..internals.variables import assign_local
 from ..mesh.mesh import Mesh
 from .options import Applied
-from .undo import UndoLog
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
 
@@ -83,7 +82,7 @@ class StepContext:
       shard: scalar int32, by which layers sharded over a mesh sample: the same for replicas that have the same shard
         and the same examples.
       has_examples: scalar bool, whether this replica has any; None if it always has.
-      observed: scalar bool, whether this step's costly figures (the gradients' norm) will be read; None is never.
+      collect_norm: scalar bool, whether this step's gradient norm, which is costly, will be read; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
       run_seed: the run's seed, see `seed`.
       updates_before: see `RunContext`.
@@ -97,7 +96,7 @@ class StepContext:
       applied: the record in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
       outside: the counts so far of ids and labels out of range: (the metric's name, its pair).
-      undo_log: the log of the rows that a step writes even if it is skipped; None if it can't be.
+      note_write: called with a variable and the indices of rows that are written next, also if the step is skipped.
     """
 
     graph: tf.Graph | None = None
@@ -105,7 +104,7 @@ class StepContext:
     replica: tf.Tensor | None = None
     shard: tf.Tensor | None = None
     has_examples: tf.Tensor | None = None
-    observed: tf.Tensor | None = None
+    collect_norm: tf.Tensor | None = None
     batch_number: tf.Tensor | None = None
     run_seed: int = 0
     updates_before: tf.Variable | None = None
@@ -119,7 +118,7 @@ class StepContext:
     applied: Applied = dataclasses.field(default_factory=Applied)
     counts_ids: bool = False
     outside: list[tuple] = dataclasses.field(default_factory=list)
-    undo_log: UndoLog | None = None
+    note_write: Callable[[tf.Variable, tf.Tensor], None] = lambda *_: None
 
     def __enter__(self) -> StepContext:
         self._token = _entered.set(self)
@@ -262,14 +261,13 @@ class StepContext:
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
         """Multiplies a loss by the loss scale, for a backward pass in float16; `Gradients.unscaled` undoes it."""
         scale = self.readings.loss_scale
-        self.applied.mark("scaling")
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
-    def _check_traced_here(self, call: str, cure: str) -> None:
+    def _check_traced_here(self, call: str, fix: str) -> None:
         """Raises UsageError for a call in a `tf.function`: one trace serves calls in other micro-batches and steps."""
         if self.graph is not None and is_in_function(self.graph):
             raise UsageError(
-                f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {cure}"
+                f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {fix}"
             )
 
     def _seed(self, replica: int | tf.Tensor, *use) -> tf.Tensor:

@@ -7,7 +7,6 @@ in a resumed run, sums that lose digits. Replica code, except `warn_of_rounded`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -224,19 +223,17 @@ def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]
         inputs = [x for x in op.inputs if x.name in examples]
         if not inputs or op.type in _BY_SHAPES:
             continue
-        wide_inputs = [x for x in inputs if x.name in columns]
-        for size, narrow in itertools.product((wide.shape[0] for wide in wide_inputs), inputs):
-            if narrow.shape.rank == 1 and any(
-                x.shape.rank == 2 and size == narrow.shape[0] == x.shape[0] == x.shape[1] for x in op.outputs
-            ):
-                return True
+        column_sizes = {x.shape[0] for x in inputs if x.name in columns}
+        sizes = column_sizes & {x.shape[0] for x in inputs if x.shape.rank == 1}
+        if any(x.shape.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] in sizes for x in op.outputs):
+            return True
         for called in all_called(op):
             # A branch does not take the condition, the first input.
             arguments = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
             if _broadcasts(called.get_operations(), [inner for outer, inner in arguments if outer.name in examples]):
                 return True
         examples.update(x.name for x in op.outputs)
-        columns.update(x.name for x in op.outputs if wide_inputs and _is_column(x))
+        columns.update(x.name for x in op.outputs if column_sizes and _is_column(x))
     return False
 
 

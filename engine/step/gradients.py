@@ -17,7 +17,6 @@ from ..metrics.sums import without_details
 from . import batches, diagnosis
 from .batches import zero_unless
 from .context import step_context
-from .options import CLIPS
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
@@ -64,7 +63,7 @@ class Gradients(Sequence):
     def unscaled(self) -> Gradients:
         """Divides by the step's loss scale, if it has one; overflows stay inf or nan."""
         scale = step_context().readings.loss_scale
-        step_context().applied.mark("unscaling")
+        step_context().applied.mark("Gradients.unscaled")
         return self if scale is None else self.times(1.0 / scale)
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
@@ -139,7 +138,7 @@ def _norms_on_mesh(groups) -> list[tf.Tensor]:
     If several replicas have the same shard or copy, only the first of them counts its squares.
     """
     mesh = step_context().mesh
-    replica = mesh.everyone.rank
+    replica = mesh.all_replicas.rank
 
     def counts(sharding: Sharding | None) -> bool:
         return sharding.is_first_holder(replica) if sharding else replica == 0
@@ -153,7 +152,7 @@ def _norms_on_mesh(groups) -> list[tf.Tensor]:
         sums = [2.0 * tf.nn.l2_loss(values) for values in held]
         return tf.add_n(sums) if sums else tf.constant(0.0)
 
-    return tf.unstack(tf.sqrt(mesh.everyone.all_reduce(tf.stack([squares(group) for group in groups]))))
+    return tf.unstack(tf.sqrt(mesh.all_replicas.all_reduce(tf.stack([squares(group) for group in groups]))))
 
 
 class Update:
@@ -184,18 +183,20 @@ class Update:
     """
 
     def __init__(self, trainer, gradients: Sequence, variables: Sequence):
-        options, observed, gradients = trainer.run_context.options, step_context().observed, Gradients(gradients)
-        pairs, updates = zip(gradients.values, variables, strict=True), trainer.inventory.freezing.updates
+        options, collect_norm = trainer.run_context.options, step_context().collect_norm
+        gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates
+        pairs = zip(gradients.values, variables, strict=True)
         gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
-        sums_up = bool(gradients.shardings) and observed is not None  # across replicas, which may not be in a condition
-        if options.needs_norm or sums_up:
+        # The norm of shards is a sum across replicas, which may not be in a condition.
+        if options.needs_norm or (gradients.shardings and collect_norm is not None):
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
-        elif observed is None:
+        elif collect_norm is None:
             self.norm, self._has_norm = tf.constant(0.0), tf.constant(0.0)
         else:  # it is one more pass over all gradients
-            self.norm, self._has_norm = tf.cond(observed, gradients.norm, lambda: 0.0), tf.cast(observed, tf.float32)
+            self.norm = tf.cond(collect_norm, gradients.norm, lambda: 0.0)
+            self._has_norm = tf.cast(collect_norm, tf.float32)
         self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
-        step_context().applied.mark(*CLIPS)
+        step_context().applied.mark("Update")
         if options.clip_norm:
             gradients = gradients.times(options.clip_norm / tf.maximum(self.norm, options.clip_norm))
         elif options.clip_value:
@@ -210,7 +211,7 @@ class Update:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [variable_path(v) for v in variables if id(tf_variable(v)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
-        step_context().applied.mark("skipping")
+        step_context().applied.mark("Update.apply")
         values = [self.gradients.values[self._positions[id(tf_variable(variable))]] for variable in variables]
         gradients = self.gradients.with_values(values)
         if self.finite is None:
@@ -226,7 +227,7 @@ class Update:
           `skipped`. A skipped step leaves moving statistics unchanged, and counts in no other metric, unless only the
           loss scale was too high: its losses are finite.
         """
-        step_context().applied.mark("ending")
+        step_context().applied.mark("Update.end")
         norm = {"gradient_norm": Mean(self.norm, self._has_norm)}
         if self.finite is None:
             return {**metrics, **norm}
@@ -321,13 +322,13 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
       replace, see `_assign_next_values`.
     """
     options, reduction, updates = trainer.run_context.options, trainer.reduction, trainer.inventory.freezing.updates
-    is_whole = options.accumulate_steps == options.parallel_micro_batches == 1
+    is_whole, alone = options.accumulate_steps == options.parallel_micro_batches == 1, reduction.alone()
     updated = [[variable for variable in group if updates(variable)] for group in variables]
     has_frozen = sum(map(len, updated)) < sum(map(len, variables))
 
     def compute(batch):
         """Computes the losses of a batch or micro-batch, their gradients and the metrics."""
-        context, alone = step_context().up_to_date(), reduction.alone()
+        context = step_context().up_to_date()
         with (
             tf.GradientTape(
                 persistent=not is_whole or len(variables) > 1, watch_accessed_variables=not has_frozen
@@ -338,24 +339,13 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
                 tape.watch(list(map(tf_variable, sources)))
             with diagnosis.numbers_out_of_range() as outside:
                 pairs, metrics = losses(batch)
-            if is_whole:  # each sum of means as one pair with the same gradient in the global batch
-                pairs = [
-                    Mean(tf.reduce_sum(pair.total[:, 0] * _count_ratios(_counts(pair), reduction)), pair.count)
-                    if isinstance(pair, SumOfMeans)
-                    else pair
-                    for pair in pairs
-                ]
-            totals: list[list[tf.Tensor]] = []  # to differentiate: of each loss one, or one for each of its means
-            for pair in pairs:
-                if isinstance(pair, SumOfMeans):
-                    totals.append(tf.unstack(context.scaled(pair.total[:, 0])))
-                else:
-                    total = context.scaled(pair.total)
-                    totals.append([tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total])
+            if is_whole:
+                pairs = [_as_one_mean(pair, reduction) for pair in pairs]
+            totals = [_totals(pair, alone) for pair in pairs]
         gradients: list = []
-        sources = iter(sources)
+        rest = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
-            group_sources = [next(sources) if updates(variable) else None for variable in group]
+            group_sources = [next(rest) if updates(variable) else None for variable in group]
             diagnosis.check_gradients_pass(pair_totals, group, group_sources)
             columns = [_gradients_by(group_sources, tape, total) for total in pair_totals]
             check_reached([gradient for column in columns for gradient in column], type(trainer).__name__)
@@ -366,7 +356,7 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
                 gradients.append(summed if is_whole else list(summed))
         return gradients, {**without_details(metrics()), **outside}
 
-    step_context().applied.mark("accumulate_steps")
+    step_context().applied.mark("compute_gradients")
     with step_context().up_to_date(is_once=False):
         gradients, metrics = batches.accumulate(
             compute,
@@ -378,6 +368,24 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
     summed = [pair.summed(reduction) if isinstance(pair, _MeansLoss) else Gradients(pair) for pair in gradients]
     summed = [_assign_next_values(group, total, is_whole) for group, total in zip(variables, summed, strict=True)]
     return summed, metrics
+
+
+def _totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
+    """Returns the (scaled) scalars whose gradients a loss needs: its total; of several means that of each.
+
+    Of one mean on one replica, which is `alone`, it is the mean itself, see `Gradients`.
+    """
+    if isinstance(pair, SumOfMeans):
+        return tf.unstack(step_context().scaled(pair.total[:, 0]))
+    total = step_context().scaled(pair.total)
+    return [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total]
+
+
+def _as_one_mean(pair: Mean | SumOfMeans, reduction) -> Mean:
+    """Returns a loss of a whole batch as one mean, with the same gradient in the global batch as the sum of several."""
+    if not isinstance(pair, SumOfMeans):
+        return pair
+    return Mean(tf.reduce_sum(pair.total[:, 0] * _count_ratios(_counts(pair), reduction)), pair.count)
 
 
 def _gradients_by(sources: Sequence, tape: tf.GradientTape, total: tf.Tensor) -> list:

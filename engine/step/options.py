@@ -1,6 +1,6 @@
 """The options of a step, and which of them a run's steps apply: an option that is set and never applied is an error.
 
-Code that applies an option marks it while a step is traced; reading one marks nothing.
+The few functions that apply options note that a step calls them while it is traced; reading an option notes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from ..data.order import Order
 
-PRECISIONS = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16")  # in which layers compute, and in which gradients are sent
+SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
 ON_NONFINITE = ("raise", "skip")
 CLIPS = ("clip_norm", "clip_variable_norm", "clip_value")  # at most one of them
 RATE_OPTIONS = ("learning_rate", "learning_rate_schedule", "learning_rate_schedule_arg", "warmup_steps")
@@ -169,10 +170,15 @@ class RunContext:
         return self.options.seed if before is None else seed_after(self.options.seed, int(before.numpy()))
 
 
-# Options that are applied in several places, with the marks of these; any other is marked by its own name.
-_MARKS = {
-    "on_nonfinite=skip": ("skipping", "ending"),
-    "precision=float16": ("scaling", "unscaling", "skipping", "ending"),
+# The calls that together apply an option. An option of none is noted by its own name.
+_APPLIED_BY = {
+    **dict.fromkeys(CLIPS, ("Update",)),
+    "accumulate_steps": ("compute_gradients",),
+    "on_nonfinite=skip": ("Update.apply", "Update.end"),
+    "precision=float16": ("compute_gradients", "Gradients.unscaled", "Update.apply", "Update.end"),
+    **dict.fromkeys(("reduce_dtype", "sync_every_steps"), ("Reduction.sum",)),
+    **dict.fromkeys(("freeze", "reduce_lr", "shard_optimizer"), ("Optimizer.apply",)),
+    "recompute": ("recomputed",),
 }
 _UPDATE_OPTIONS = ("clip_norm", "clip_variable_norm", "clip_value", "accumulate_steps", "on_nonfinite", "precision")
 _SUM_OPTIONS = ("reduce_dtype", "sync_every_steps")
@@ -193,26 +199,26 @@ class Applied:
     Traces add up: a `tf.function` that a step calls is traced once, in the step's first trace.
 
     Attributes:
-      names: the names of options, or of the places of an option that is applied in several.
+      names: the names of the calls in `_APPLIED_BY`, and of options that are applied otherwise.
       optimizers: the `id`s of the engine's optimizers that made an update.
-      averaged: the `id`s of the tf.Variables that a user's step has averaged across replicas itself.
     """
 
     def __init__(self):
         self.names: set[str] = set()
         self.optimizers: set[int] = set()
-        self.averaged: set[int] = set()
 
     def mark(self, *names: str) -> None:
-        """Marks options as applied."""
+        """Notes calls of a step, or options that it has applied."""
         self.names.update(names)
 
     def mark_update(self, optimizer: Any) -> None:
-        """Marks that one of the engine's optimizers makes an update, and all that it applies in each."""
+        """Notes that one of the engine's optimizers makes an update, and the options that it has for each."""
         self.optimizers.add(id(optimizer))
-        self.mark("freeze", "reduce_lr", "shard_optimizer")
+        self.mark("Optimizer.apply")
         if optimizer.weight_average is not None:
             self.mark("ema_decay", "ema_warmup")
+        if optimizer.reduce_dtype.size == 2:  # as it sends gradients to parameter servers
+            self.mark("Reduction.sum")
 
     def check(self, trainer, has_sharded_optimizer: bool = False) -> None:
         """Raises UsageError for the options that are set and never applied.
@@ -223,19 +229,25 @@ class Applied:
         """
         sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
         wanted = {**trainer.run_context.options.changed, **trainer.reduction.changed, **sharded}
-        names = self.names | trainer.inventory.options_applied_by(self.optimizers)
-        missing = [
-            name for name, value in wanted.items() if not names.issuperset(_MARKS.get(f"{name}={value}", (name,)))
-        ]
+        inventory = trainer.inventory
+        if not (inventory.all_weights or inventory.trainable_variables):  # then there is no update, as in Keras
+            wanted = {name: value for name, value in wanted.items() if name not in _UPDATE_OPTIONS}
+        names = self.names | inventory.options_applied_by(self.optimizers)
+
+        def is_applied(name: str, value: Any) -> bool:
+            calls = _APPLIED_BY.get(name) or _APPLIED_BY.get(f"{name}={value}", (name,))
+            return names.issuperset(calls)
+
+        missing = [name for name, value in wanted.items() if not is_applied(name, value)]
         if not missing:
             return
         has_optimizer = bool(trainer.inventory.optimizers)
         causes = {name: self._cause(name, wanted[name], has_optimizer) for name in missing}
-        why, cure = causes[missing[0]]
-        shown = [*_named_options({name: wanted[name] for name in missing if causes[name] == (why, cure)})]
+        why, fix = causes[missing[0]]
+        shown = [*_named_options({name: wanted[name] for name in missing if causes[name] == (why, fix)})]
         have = "has" if len(shown) == 1 else "have"
         owner = type(trainer).__name__
-        raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {cure}, or leave the option out")
+        raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {fix}, or leave the option out")
 
     def _cause(self, name: str, value: Any, has_optimizer: bool) -> tuple[str, str]:
         """Returns why an option is not applied, and the cure; equal for options that go together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,14 +12,14 @@ import tensorflow as tf
 from ..data import form
 from ..errors import UsageError
 from ..internals import graphs, keras
-from ..internals.tensorflow import is_only_replica, replica_id
+from ..internals.patches import undivided_losses
+from ..internals.tensorflow import TemporaryVariable, is_only_replica, replica_id, temporary_variable
 from ..internals.variables import assign_local, read_local, server_device
 from ..mesh.mesh import Mesh
 from ..metrics.sums import without_details
 from .batches import check_weighed, dense, pad_empty_batch, zero_unless
 from .context import Readings, StepContext, step_context
 from .options import Applied
-from .undo import UndoLog
 
 
 class StepRunner:
@@ -38,20 +38,15 @@ class StepRunner:
         self._mesh = mesh or Mesh()
         self._applied = Applied()
 
-    @property
-    def averaged(self) -> Collection[int]:
-        """The `id`s of variables that a traced step has itself averaged over replicas."""
-        return self._applied.averaged
-
-    def train_step(
-        self, batch, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None, jit: bool = False
+    def train_batch(
+        self, batch, step: tf.Tensor, collect_norm: tf.Tensor, readings: Readings | None = None, jit: bool = False
     ) -> dict:
         """Runs `Trainer.train_step` on this replica's share of a batch, which may have no examples.
 
         Args:
           batch: nest of tensors whose first axis is examples.
           step: see `StepContext`.
-          observed: see `StepContext`.
+          collect_norm: see `StepContext`.
           readings: the values read for the step; it reads the rest.
           jit: whether XLA compiles the step; its kernels do not raise for ids out of range, so they are counted.
 
@@ -62,7 +57,7 @@ class StepRunner:
           UsageError: there is no loss among them.
         """
         batch, has_examples = pad_empty_batch(batch)
-        with self.training(step, observed, has_examples, readings) as context:
+        with self.training(step, collect_norm, has_examples, readings) as context:
             context.counts_ids |= jit
             restore = self._state_restorer(has_examples)
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
@@ -81,38 +76,36 @@ class StepRunner:
             self._applied.check(self._trainer, self._mesh.shard_optimizer)
             return zero_unless(self._counts(has_examples), metrics)
 
-    def eval_step(
-        self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
-    ) -> dict:
-        """Runs `Trainer.eval_step` on this replica, and returns the metrics."""
-        return self._evaluate(batch, batch_number, step, observed, readings)[0]
+    def evaluate_batch(
+        self,
+        batch,
+        batch_number: tf.Tensor,
+        step: tf.Tensor,
+        readings: Readings | None = None,
+        returns_predictions: bool = False,
+    ) -> dict | tuple[dict, Any]:
+        """Runs `Trainer.eval_step` on this replica's share of a batch, which may have no examples.
 
-    def eval_step_with_rows(
-        self, batch, batch_number: tf.Tensor, step: tf.Tensor, observed: tf.Tensor, readings: Readings | None = None
-    ) -> tuple[dict, Any]:
-        """Runs `Trainer.eval_step` on this replica; returns the metrics, and the predictions for `compute_metrics`.
+        Returns:
+          The metrics; with `returns_predictions` (metrics, the predictions for `compute_metrics`).
 
         Raises:
-          UsageError: the step returns no predictions.
+          UsageError: the step returns no predictions, and they are asked for.
         """
-        metrics, predictions = self._evaluate(batch, batch_number, step, observed, readings)
-        if not isinstance(predictions, dict) or not predictions:
-            owner = type(self._trainer).__name__
-            raise UsageError(
-                f"{owner}.compute_metrics: {owner}.eval_step returns no predictions for it; return (metrics, "
-                "predictions), the latter tensors [examples, ...] by name"
-            )
-        return metrics, predictions
-
-    def _evaluate(self, batch, batch_number, step, observed, readings) -> tuple[dict, Any]:
         batch, has_examples = pad_empty_batch(batch)
-        with self._evaluation(step, has_examples, observed, batch_number, readings):
-            result = self._trainer.eval_step(batch)
+        with self._evaluation(step, has_examples, batch_number, readings):
+            result, owner = self._trainer.eval_step(batch), type(self._trainer).__name__
             metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
-            metrics = check_weighed(metrics, batch, self._trainer)
             counted = self._counts(has_examples)
-            owner = f"{type(self._trainer).__name__}.predictions"
-            return zero_unless(counted, metrics), _rows(predictions, batch, counted, owner)
+            metrics = zero_unless(counted, check_weighed(metrics, batch, self._trainer))
+            if not returns_predictions:
+                return metrics
+            if not isinstance(predictions, dict) or not predictions:
+                raise UsageError(
+                    f"{owner}.compute_metrics: {owner}.eval_step returns no predictions for it; return (metrics, "
+                    "predictions), the latter tensors [examples, ...] by name"
+                )
+            return metrics, _rows(predictions, batch, counted, f"{owner}.predictions")
 
     def outputs(
         self,
@@ -127,7 +120,7 @@ class StepRunner:
         Of replicas with the same examples, only the first one's have rows.
         """
         batch, has_examples = pad_empty_batch(batch)
-        with self._evaluation(step, has_examples, None, batch_number, readings):
+        with self._evaluation(step, has_examples, batch_number, readings):
             return _rows(compute(form.features(batch)), batch, self._counts(has_examples), "predict")
 
     def _state_restorer(self, has_examples: tf.Tensor | None) -> Callable[[dict], None]:
@@ -148,7 +141,10 @@ class StepRunner:
         before = [(variable, read_local(variable)) for variable in variables.values()]
         tables = inventory.tables.values() if may_skip else ()
         written = [v for table in tables for admission in table.admissions for v in admission.undoable]
-        log = step_context().undo_log = UndoLog(written, step_context().step) if written else None
+        log = _UndoLog(written, step_context().step) if written else None
+
+        if log is not None:
+            step_context().note_write = log.add
 
         def restore(metrics: dict) -> None:
             if log is not None and "skipped" in metrics:
@@ -170,7 +166,7 @@ class StepRunner:
     def training(
         self,
         step: tf.Tensor,
-        observed: tf.Tensor,
+        collect_norm: tf.Tensor,
         has_examples: tf.Tensor | None = None,
         readings: Readings | None = None,
     ) -> Iterator[StepContext]:
@@ -178,13 +174,13 @@ class StepRunner:
 
         Args:
           step: see `StepContext`.
-          observed: see `StepContext`.
+          collect_norm: see `StepContext`.
           has_examples: see `StepContext`.
           readings: the values read for the step.
         """
         scale = self._inventory.loss_scale
         readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
-        with self._context(step, has_examples, observed, readings=readings) as context:
+        with self._context(step, has_examples, collect_norm, readings=readings) as context:
             context.seed_layers()
             readings.accumulators.update(self._trainer.reduction.values_at_start())
             for table in self._inventory.tables.values():
@@ -193,14 +189,14 @@ class StepRunner:
             yield context
 
     @contextlib.contextmanager
-    def _evaluation(self, step, has_examples, observed, batch_number, readings=None) -> Iterator[None]:
-        with self._context(step, has_examples, observed, batch_number, readings) as context:
+    def _evaluation(self, step, has_examples, batch_number, readings) -> Iterator[None]:
+        with self._context(step, has_examples, None, batch_number, readings) as context:
             context.seed_layers(assigns=not context.readings.replaces_variables)
             with keras.computing_with(context.values):
                 yield
 
     @contextlib.contextmanager
-    def _context(self, step, has_examples, observed, batch_number=None, readings=None) -> Iterator[StepContext]:
+    def _context(self, step, has_examples, collect_norm, batch_number=None, readings=None) -> Iterator[StepContext]:
         """Enters a step's context. Replicas with the same examples sample the same, by their data coordinate."""
         is_alone = is_only_replica()
         with tf.name_scope(graphs.REPLICA_SCOPE):
@@ -212,7 +208,7 @@ class StepRunner:
             replica=replica,
             shard=shard,
             has_examples=has_examples,
-            observed=observed,
+            collect_norm=collect_norm,
             batch_number=batch_number,
             run_seed=self._trainer.run_context.options.seed,
             updates_before=self._trainer.run_context.updates_before,
@@ -224,15 +220,13 @@ class StepRunner:
             counts_ids=self._counts_ids,
         )
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
-        with context, keras.undivided_losses(), seeds:
+        with context, undivided_losses(), seeds:
             yield context
         self._inventory.note_traced_values()
 
 
 def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):
     """Returns outputs of a batch, checked to have a row for each example; no rows if they don't count."""
-    if outputs is None:
-        return None
     examples = tf.shape(tf.nest.flatten(batch)[0])[0]
 
     def example_rows(path, x):
@@ -264,3 +258,47 @@ def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf
     for does_count in counts:
         moved = tf.where(does_count, moved, value)
     assign(moved)
+
+
+class _UndoLog:
+    """The rows of variables before a step's writes.
+
+    It is in temporary variables, since the writes may be in conditions and loops, and costs what they do.
+
+    Args:
+      variables: this replica's variables, in a host's memory.
+      step: the step of the `StepContext`.
+    """
+
+    def __init__(self, variables: Iterable[tf.Variable], step: tf.Tensor):
+        # No rows, which TensorFlow's optimization of the graph must not know: it takes the first shape for all.
+        none = tf.reshape(tf.where([step < 0]), [-1])
+        self._rows: dict[int, tuple[tf.Variable, TemporaryVariable, TemporaryVariable]] = {}
+        for variable in variables:
+            values = temporary_variable(_gather(variable, none), [None, *variable.shape[1:]])
+            self._rows[id(variable)] = variable, temporary_variable(none, [None]), values
+
+    def add(self, variable: tf.Variable, indices: tf.Tensor) -> None:
+        """Notes rows that are written next, by their indices [n], int64; does nothing for other variables."""
+        if id(variable) not in self._rows:
+            return
+        _, *notes = self._rows[id(variable)]
+        for note, more in zip(notes, (indices, _gather(variable, indices)), strict=True):
+            value = tf.concat([_read(note), more], 0)
+            tf.raw_ops.AssignVariableOp(resource=note.handle, value=value)
+
+    def undo(self) -> None:
+        """Restores the rows."""
+        for variable, *notes in self._rows.values():
+            indices, values = map(_read, notes)
+            unique, positions = tf.unique(indices)
+            first = tf.math.unsorted_segment_min(tf.range(tf.size(indices)), positions, tf.size(unique))
+            tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=unique, updates=tf.gather(values, first))
+
+
+def _gather(variable: tf.Variable, indices: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ResourceGather(resource=variable.handle, indices=indices, dtype=variable.dtype)
+
+
+def _read(variable: TemporaryVariable) -> tf.Tensor:
+    return tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype), variable.shape)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -24,20 +23,18 @@ from ..data.source import WithoutBadRecords
 from ..errors import UsageError, free_frames
 from ..mesh.mesh import Mesh
 from ..metrics.predictions import in_order
-from ..metrics.sums import LoopSums, RowSpec, Sums
+from ..metrics.sums import Sums
 from ..state import TrainState
 from ..trainer import Trainer, computes_metrics
-from .pacing import Pace
-
-_ROWS_BYTES = 64 << 20  # of a program's rows, across processes, that are collected and exchanged at once
-_STEPS_PER_COLLECTION = 16  # whose rows are collected and exchanged at once, if the rows' sizes are unknown
+from .inner_loop import LoopResult, Program
 
 
 class Stop(NamedTuple):
-    """Why a run stops, and which worker requested it; "" for a single process."""
+    """Why a run stops, which worker requested it ("" for a single process), and the exit code that this calls for."""
 
     reason: str
     worker: str = ""
+    exit_code: int = 0
 
     def __str__(self) -> str:
         return f"{self.reason} at {self.worker}" if self.worker else self.reason
@@ -105,17 +102,17 @@ class Processes:
         """
         return contextlib.nullcontext()
 
-    def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
+    def agree_to_stop(self, stop: Stop | str | None, together: bool = False) -> Stop | None:
         """Returns why the run ends, the same in all processes at the same step; None to continue.
 
         A reason, once agreed, stays.
 
         Args:
-          reason: why this process wants the run to end, or None.
+          stop: why this process wants the run to end, or None.
           together: whether all processes make this call at this step. Reasons are then exchanged at once; otherwise
             with the next call of the inner loop.
         """
-        return Stop(reason) if reason else None
+        return stop if stop is None or isinstance(stop, Stop) else Stop(stop)
 
     def agree_on_requests(self, requests: int, mask: int) -> int:
         """Returns the requests of all processes, a bit each, the same in all at the same step; each request once.
@@ -129,27 +126,6 @@ class Processes:
         return requests
 
 
-class LoopResult(NamedTuple):
-    """The result of one call: its metrics (unread), its steps, their seconds of input wait.
-
-    Also, with several workers, their reports (`engine.strategies.workers.WorkerRows`), whether a program was compiled
-    for it, and of a program with `prediction_specs`, what `metrics.predictions.in_order` takes.
-    """
-
-    sums: LoopSums
-    steps: int
-    input_seconds: float
-    workers: Any = None
-    compiles: bool = False
-    rows: Sequence[Sequence[Any]] = ()
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Seconds of a step, by the first worker's clock in the call. Waits for the call; None if it timed no step."""
-        first = self.workers.read()[0] if self.workers else {}
-        return first["seconds"] / first["steps"] if "seconds" in first and first["steps"] else None
-
-
 @dataclasses.dataclass(frozen=True)
 class Prediction:
     """The step that computes each example's outputs: `compute` maps features to a nest of tensors [examples, ...]."""
@@ -157,79 +133,9 @@ class Prediction:
     compute: Callable[[Any], Any]
 
 
-# The trainer's own training or evaluation step, a prediction, or replica code: (batch, step, observed) -> metrics;
-# `step` is a scalar int64, `observed` a scalar bool, true at steps at which something is due.
+# The trainer's own training or evaluation step, a prediction, or replica code: (batch, step, collect_norm) ->
+# metrics; `step` is a scalar int64, `collect_norm` a scalar bool, true at steps at which something is due.
 Step = Literal["train", "eval"] | Prediction | Callable[[Any, tf.Tensor, tf.Tensor], dict]
-
-
-class Program:
-    """A compiled step on a feed: `Strategy.program` makes it, `Strategy.run` executes it.
-
-    Args:
-      feed: feed of the steps' batches.
-      state: state that steps change, and whose step they advance; None for an evaluation, which counts its own.
-
-    Attributes:
-      step: the next step.
-      jit: whether XLA compiles a whole call.
-      unrolls: whether several small steps are one iteration, which takes longer to trace.
-      evaluation_pace: the pace of an evaluation: its steps per call, in each of the processes that compute.
-      prediction_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return
-        nothing, None if they are not traced.
-    """
-
-    jit = unrolls = False
-    prediction_specs: Any = ()
-
-    def __init__(self, feed: Feed, state: TrainState | None = None):
-        self.feed, self.state = feed, state
-        self._done = 0
-        self.evaluation_pace = Pace(target_seconds=0.5)
-
-    @property
-    def step(self) -> int:
-        return self.state.step if self.state else self._done
-
-    def restart(self) -> None:
-        """Restarts an evaluation at its first step."""
-        self._done = 0
-
-    def advance(self, steps: int) -> None:
-        """Counts steps that no compiled call counts."""
-        if self.state:
-            self.state.advance(steps)
-        self._done += steps
-
-    @contextlib.contextmanager
-    def moving_to(self, step: int) -> Iterator[None]:
-        """Advances to a step around a compiled call, which counts the state's steps itself."""
-        with self.state.moving_to(step) if self.state else contextlib.nullcontext():
-            yield
-        self._done = step
-
-    @property
-    def steps_per_call(self) -> float:
-        """The most steps of a call: one if their rows may differ in size, inf if only the feed limits it."""
-        shapes = [spec.shape[1:] for spec in tf.nest.flatten(self.prediction_specs or ())]
-        return math.inf if all(shape.is_fully_defined() for shape in shapes) else 1
-
-    @property
-    def steps_per_collection(self) -> float:
-        """The steps whose rows are collected at once: all if there are none, one if they are not traced."""
-        if self.prediction_specs is None or self.steps_per_call == 1:
-            return 1 if self.prediction_specs is None else _STEPS_PER_COLLECTION
-        row_bytes = sum(
-            x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.prediction_specs)
-        )
-        return max(1, _ROWS_BYTES // (row_bytes * self.feed.order.batch_size)) if row_bytes else math.inf
-
-    def trace(self) -> Sequence[RowSpec]:
-        """Traces its step, if possible before its first call, and describes its rows of metrics."""
-        return ()
-
-    def close(self) -> None:
-        """Frees the feed's read-ahead; running the program again reopens it."""
-        self.feed.close()
 
 
 class Strategy(Processes, abc.ABC):

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
-from ..errors import LostPeerError
+from ..errors import LostPeerError, UsageError
 from ..health.watchdog import Arrivals, Watchdog
 from ..internals.tensorflow import broadcast_from_first_worker, own_initial_values, receive_in_chunks
 from ..mesh import collectives
@@ -21,9 +21,9 @@ from ..mesh.mesh import Mesh
 from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
-from .base import LoopResult, Stop
+from .base import Stop
 from .feed_options import FeedOptions
-from .inner_loop import InnerLoop
+from .inner_loop import InnerLoop, LoopResult
 from .replicated import Replicated
 from .workers import LOCAL, WorkersLoop
 
@@ -78,8 +78,8 @@ class MultiWorker(Replicated):
     ):
         super().__init__("multi_worker", distribution, feed_options, steps_per_loop, mesh=mesh)
         self.host, self.host_names = task.worker, task.names
-        self._stop: Stop | None = None
-        self._stop_reason = ""  # why this worker wants to stop
+        self._stop: Stop | None = None  # that all have agreed on
+        self._own_stop: Stop | None = None  # why this worker wants to stop
         self._stop_requested = False  # whether any worker wants to stop, once all know
         self._requests = self._published = self._agreed = 0  # this worker's new ones, its sent ones, and any worker's
         self._before: tuple[WorkersLoop, LoopResult] | None = None
@@ -183,18 +183,17 @@ class MultiWorker(Replicated):
                     raise LostPeerError(line) from error
                 raise
 
-    def agree_to_stop(self, reason: str | None, together: bool = False) -> Stop | None:
-        self._stop_reason = self._stop_reason or reason or ""
+    def agree_to_stop(self, stop: Stop | str | None, together: bool = False) -> Stop | None:
+        self._own_stop = self._own_stop or super().agree_to_stop(stop)
         if self._stop is None and (together or self._stop_requested):
-            reasons = self.exchange_text(self._stop_reason)
-            if any(reasons):
-                first = next(worker for worker, reason in enumerate(reasons) if reason)
-                is_agreed = len(set(reasons)) == 1
-                self._stop = Stop(reasons[first], "" if is_agreed else self.host_names[first])
+            stops = [Stop(*values) if values else None for values in self.exchange_json(self._own_stop)]
+            if first := next(filter(None, stops), None):
+                is_agreed = len(set(stops)) == 1
+                self._stop = first._replace(worker="" if is_agreed else self.host_names[stops.index(first)])
         return self._stop
 
     def resume_work(self) -> None:
-        self._stop_reason, self._stop_requested, self._stop = "", False, None
+        self._own_stop, self._stop_requested, self._stop = None, False, None
 
     def agree_on_requests(self, requests: int, mask: int) -> int:
         self._requests |= requests & ~self._published
@@ -207,7 +206,7 @@ class MultiWorker(Replicated):
     def run(self, program: WorkersLoop, limit: int) -> LoopResult:  # type: ignore[override]
         if (pace := program.pace) is None:
             return super().run(program, limit)
-        from_host = tf.constant([bool(self._stop_reason) + 2 * self._requests, pace.steps], tf.float64)
+        from_host = tf.constant([bool(self._own_stop) + 2 * self._requests, pace.steps], tf.float64)
         self._requests = 0
         pace.steps = program.agreed_steps
         result = super().run(program, limit, from_host)
@@ -244,7 +243,7 @@ class MultiWorker(Replicated):
             num_workers=self.num_hosts,
             arrivals=self._arrivals,
             watchdog=self._watchdog,
-            **{**more, "unrolls": False},
+            **more,
         )
 
 
@@ -266,10 +265,18 @@ def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.Mult
     # TensorFlow sends buffers in pieces of 4 KiB; larger ones double the rate of a ring over gRPC.
     receive_in_chunks(_WIRE_CHUNK)
     implementation = tf.distribute.experimental.CommunicationImplementation[communication.upper()]
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        resolver(task, len(tf.config.get_visible_devices("GPU"))),
-        tf.distribute.experimental.CommunicationOptions(implementation=implementation),
-    )
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            resolver(task, len(tf.config.get_visible_devices("GPU"))),
+            tf.distribute.experimental.CommunicationOptions(implementation=implementation),
+        )
+    except RuntimeError as error:
+        if "must be configured at program startup" not in str(error):
+            raise
+        raise UsageError(
+            "this process has used TensorFlow before its run could join the other workers; make tensors and datasets "
+            "in the data function, or once the run is open"
+        ) from error
 
 
 def resolver(task: WorkerTask, gpus: int) -> tf.distribute.cluster_resolver.ClusterResolver:

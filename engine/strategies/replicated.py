@@ -25,11 +25,9 @@ from ..state import TrainState
 from ..step.context import StepContext
 from ..step.runner import StepRunner
 from ..trainer import computes_metrics
-from .base import LoopResult, Prediction, Step, Strategy
+from .base import Prediction, Step, Strategy
 from .feed_options import FeedOptions
-from .inner_loop import InnerLoop
-from .pacing import Pace
-from .syncs import Syncs
+from .inner_loop import InnerLoop, LoopResult, Pace, Syncs
 
 # Size of a streamed block, by device. On a CPU larger ones leave the last-level cache before they are used. A GPU
 # receives each as a whole, and a call ends with it, so it must last: at PCIe's 10 GB/s, 64 MiB take 7 ms.
@@ -202,49 +200,46 @@ class Replicated(Strategy):
         runner, state = self._runner, self.state
         if step == "eval" or isinstance(step, Prediction):
             returns_rows = step != "eval" or computes_metrics(state.trainer)
-            evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
 
-            def eval_step(batch, number, observed):
+            def evaluate(batch, number, _):
                 done = number, tf.identity(state.step_variable)
                 if isinstance(step, Prediction):
-                    return {}, runner.outputs(step.compute, batch, *done)
-                return evaluate(batch, *done, observed)
+                    result: Any = {}, runner.outputs(step.compute, batch, *done)
+                else:
+                    result = runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
+                state.check_written(tf.compat.v1.get_default_graph())
+                return result
 
-            return self._program(eval_step, feed, keeps_scores=not self.static_shapes, returns_rows=returns_rows)
+            return self._program(evaluate, feed, returns_rows=returns_rows)
 
         doubts = Doubts()
 
-        def train_step(batch, number, observed):
+        def train(batch, number, collect_norm):
             if callable(step):
                 with StepContext(mesh=self.mesh):
-                    return {**step(batch, number, observed), **self._local_figures()}
+                    return {**step(batch, number, collect_norm), **self._local_figures()}
             batch = doubts.examples(batch)
             with updates_explained(self.num_replicas):
-                metrics = runner.train_step(batch, number, observed, jit=jit)
+                metrics = runner.train_batch(batch, number, collect_norm, jit=jit)
             graph = metrics["loss"].total.graph
             state.check_saved(graph)
             if self.num_replicas > 1:
-                state.check_assigned(graph, batch, runner.averaged, self.num_replicas, doubts)
+                state.check_assigned(graph, batch, state.trainer.reduction.averaged, self.num_replicas, doubts)
             return {**metrics, **self._local_figures()}
 
         syncs = self._syncs if step == "train" else None
         return self._program(
-            train_step,
+            train,
             feed,
             jit=jit,
             syncs=syncs,
             doubts=doubts,
-            # Gains nothing with several replicas or in XLA's programs (also TPUs'), nor if steps may wait in the loop,
-            # since the wait could not be distinguished from the steps beside it.
-            unrolls=self.num_replicas == 1 and not (jit or self.static_shapes or feed.reads_in_loop or syncs),
             state=state,
             pace=Pace(self.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
-            form=self._inventory.step_form,
         )
 
     def _program(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
-        dtype = tf.float32 if self.static_shapes else tf.float64
-        return InnerLoop(self.distribution, step, feed, sums_dtype=dtype, batch_shares=self._batch_shares, **more)
+        return InnerLoop(self.distribution, step, feed, batch_shares=self._batch_shares, **more)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
         return RepeatedFeed(self._devices.copy(arrays), batch_size)
@@ -265,11 +260,14 @@ class Replicated(Strategy):
 
     def run(self, program: InnerLoop, limit: int, *loop_inputs) -> LoopResult:
         self._inventory.warn_of_changed_values()
-        if program.pace is None:
+        if (pace := program.pace) is None:
             return program(program.step, limit)
         if self._syncs:
             self._syncs.before_call()
-        result = program.pace.run(program, program.step, limit, *loop_inputs)
+        step, began = program.step, pace.clock()
+        steps = pace.next_steps(step, program.feed.max_steps_per_call(step, limit), limit)
+        result = program(step, steps, *loop_inputs, due=step + limit)
+        pace.add_call(result, began)
         if self._syncs:
             self._syncs.after_call(program.step, due=result.steps == limit)
         return result

@@ -16,8 +16,7 @@ from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from ..internals.tensorflow import seconds_since, timestamp
 from ..mesh import collectives
 from ..metrics.sums import LoopSums, RowSpec, total_rows
-from .base import LoopResult
-from .inner_loop import InnerLoop
+from .inner_loop import InnerLoop, LoopResult, StepTrace
 
 LOCAL = "worker/"  # prefix of a step's metrics that are not summed across workers, but are part of the row
 # From the host; the rest is measured in the call.
@@ -89,39 +88,37 @@ class WorkersLoop(InnerLoop):
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, rows, example_rows = tensors
-        shared = [spec for spec in self._metric_specs if not spec.name.startswith(LOCAL)]
-        local = [spec.name.removeprefix(LOCAL) for spec in self._metric_specs if spec.name.startswith(LOCAL)]
+        shared = [spec for spec in self.metric_specs if not spec.name.startswith(LOCAL)]
+        local = [spec.name.removeprefix(LOCAL) for spec in self.metric_specs if spec.name.startswith(LOCAL)]
         workers = WorkerRows([*FROM_HOST, *self._measured, *local], rows)
         return LoopResult(LoopSums(shared, sums), steps, input_seconds, workers, rows=example_rows)
 
-    def _loop(self, operands, numbers, from_host):  # type: ignore[override]
+    def _loop(self, trace: StepTrace, operands, numbers, from_host):  # type: ignore[override]
         began = timestamp()
         with tf.control_dependencies([began]):
             numbers = tf.identity(numbers)
-        sums, example_rows = super()._loop(operands, numbers)
-        sums, scores = sums[: total_rows(self._metric_specs)], sums[total_rows(self._metric_specs) :]
+        sums, example_rows = super()._loop(trace, operands, numbers)
+        sums, scores = sums[: total_rows(trace.metric_specs)], sums[total_rows(trace.metric_specs) :]
         with tf.control_dependencies([sums]):
             seconds, waited = seconds_since(began), self._arrivals.take_seconds()
         is_local = tf.constant(
-            [spec.name.startswith(LOCAL) for spec in self._metric_specs for _ in range(spec.rows)], tf.bool
+            [spec.name.startswith(LOCAL) for spec in trace.metric_specs for _ in range(spec.rows)], tf.bool
         )
         measured = {"seconds": seconds, "input_seconds": waited, "steps": tf.cast(numbers[2] - numbers[1], tf.float64)}
         row = tf.concat(
             [from_host, [measured[name] for name in self._measured], tf.boolean_mask(sums, is_local)[:, 0]], 0
         )
-        sums, rows = self._sum_over_workers(tf.boolean_mask(sums, ~is_local), row)
-        if any(spec.keeps_scores for spec in self._metric_specs):
+        sums, rows = self._sum_over_workers(trace.metric_specs, tf.boolean_mask(sums, ~is_local), row)
+        if any(spec.keeps_scores for spec in trace.metric_specs):
             sums = tf.concat([sums, scores], 0)
         return sums, rows, example_rows
 
-    def _sum_over_workers(self, sums: tf.Tensor, row: tf.Tensor):
+    def _sum_over_workers(self, specs: Sequence[RowSpec], sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed across workers, [workers, figures])."""
-        sums.set_shape([total_rows([spec for spec in self._metric_specs if not spec.name.startswith(LOCAL)]), 2])
+        sums.set_shape([total_rows([spec for spec in specs if not spec.name.startswith(LOCAL)]), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])
-        rows.set_shape(
-            [self._num_workers, len(FROM_HOST) + len(self._measured) + total_rows(self._metric_specs) - sums.shape[0]]
-        )
+        rows.set_shape([self._num_workers, len(FROM_HOST) + len(self._measured) + total_rows(specs) - sums.shape[0]])
         mine = tf.concat([tf.reshape(sums, [-1]), tf.reshape(rows, [-1])], 0)
 
         def replica():

@@ -211,7 +211,7 @@ def _open_if_whole(path: str) -> Prepared | None:
 
 
 def _write(path: str, write: Callable[[PreparedWriter], None]) -> Prepared:
-    with storage.replacing(path) as file:
+    with storage.new_file(path) as file:
         writer = PreparedWriter(file)
         write(writer)
         writer.end()

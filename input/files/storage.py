@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ...engine import logging
-from ...engine.data.source import may_pass
+from ...engine.data.source import is_transient
 from ...engine.errors import CrankshaftError, SourceError, UnavailableError
 from ...engine.machine import files
 from ..checks import InputError
@@ -48,7 +48,7 @@ def is_remote(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def replacing(path: str) -> Iterator[BinaryIO]:
+def new_file(path: str) -> Iterator[BinaryIO]:
     """Yields a file to write to, which replaces whatever is at `path` when complete. Raises OSError.
 
     If the body fails, no file remains.
@@ -86,7 +86,7 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
         try:
             return read()
         except Exception as error:
-            if isinstance(error, CrankshaftError) or not may_pass(error):
+            if isinstance(error, CrankshaftError) or not is_transient(error):
                 raise
             why = getattr(error, "strerror", None) or _first_line(error)
             if seconds is None:
@@ -230,11 +230,11 @@ class Files:
             now = file_state(path)
         except InputError as error:
             raise SourceError(f"{error.message} (it was there as the run began)") from None
-        cure = "let files be as they are while a run reads them: restore it, and resume the run"
+        fix = "let files be as they are while a run reads them: restore it, and resume the run"
         if now.nbytes != was.nbytes:
-            raise SourceError(f"{path} has {now.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {cure}")
+            raise SourceError(f"{path} has {now.nbytes:,} bytes, and had {was.nbytes:,} as the run began; {fix}")
         if now.written_ns != was.written_ns:
-            raise SourceError(f"{path} was written to or replaced since the run began; {cure}")
+            raise SourceError(f"{path} was written to or replaced since the run began; {fix}")
 
     def _unreadable(self, number: int, error: OSError) -> SourceError:
         return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")
@@ -353,7 +353,7 @@ def _block(file: Any, number: int) -> bytes:
         file.seek(number * _REMOTE_BLOCK_BYTES)
         return file.read(_REMOTE_BLOCK_BYTES)
     except Exception as error:  # of TensorFlow
-        raise OSError(errno.EIO if may_pass(error) else None, _first_line(error)) from None
+        raise OSError(errno.EIO if is_transient(error) else None, _first_line(error)) from None
 
 
 def _first_line(error: Exception) -> str:

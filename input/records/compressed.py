@@ -20,7 +20,7 @@ from . import checksums
 from . import features as described
 from .examples import SAMPLES, in_graph
 from .record_index import FOOTER_BYTES, HEADER_BYTES
-from .shards import check_same_features, data_from_splits
+from .shard_files import check_same_features, data_from_splits
 
 _MAGIC = b"\x1f\x8b"  # of gzip
 _COMPRESSION = "GZIP"

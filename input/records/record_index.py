@@ -17,7 +17,7 @@ import numpy as np
 from ...engine import logging
 from ..checks import InputError
 from ..files.listing import exists
-from ..files.storage import Files, file_size, replacing
+from ..files.storage import Files, file_size, new_file
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
@@ -136,7 +136,7 @@ def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
     length = _common_length(lengths)
     stored = b"" if length >= 0 else _offsets(lengths).astype("<i8").tobytes()
     header = _HEADER.pack(_MAGIC, _VERSION, size, ends, len(lengths), length, checksums.crc32c(stored))
-    with replacing(path + SUFFIX) as file:
+    with new_file(path + SUFFIX) as file:
         file.write(header + struct.pack("<I", checksums.crc32c(header)) + stored)
 
 

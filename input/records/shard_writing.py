@@ -17,7 +17,7 @@ import numpy as np
 from ...engine.data.source import Spec
 from ...engine.machine import files
 from ..checks import InputError
-from . import checksums, record_index, shards
+from . import checksums, record_index, shard_files
 from .features import Features, RecordFeature, names_in
 
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and their suffixes
@@ -213,7 +213,7 @@ def _write_array_record(path: str, records: Iterator[list[bytes]]) -> np.ndarray
                 pieces.append(np.array([*map(len, some)], np.int64))
                 if writer is None:
                     group = min(1024, max(1, _GROUP_BYTES // max(1, len(some[0]))))
-                    writer = shards.library().ArrayRecordWriter(path, f"group_size:{group}")
+                    writer = shard_files.library().ArrayRecordWriter(path, f"group_size:{group}")
                     stack.callback(writer.close)  # which writes, too
                 for record in some:
                     writer.write(record)

@@ -5,7 +5,7 @@ NumPy only.
 
 import numpy as np
 
-from .randomness import mix
+from .philox import mix
 
 _SPREAD = np.sqrt(12.0)  # turns an even sample of variance 1/12 into one of variance 1
 

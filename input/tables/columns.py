@@ -586,13 +586,13 @@ class Columns(Source):
 
 
 def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_fill: bool) -> None:
-    cure = (
+    fix = (
         "and has one in each row to train on, so nothing replaces it; fill it"
         if lacks_fill
         else "fill it, or have another read by input_arg=missing=zero, mean, column or a number"
     )
     for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
-        problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{cure}")
+        problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{fix}")
 
 
 def _check_same_kind(name: str, table: ParquetTable, like: ParquetTable) -> None:

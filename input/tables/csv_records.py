@@ -41,15 +41,12 @@ class CsvLayout(NamedTuple):
       delimiter: separator of fields: one character, or the same one twice.
       names: names of all fields of a record, in order; empty for an empty file.
       header: the first record, if it is not data: the names in the file.
-      is_lines: whether each line is a record: then a line break in quotes is malformed, and an unclosed quote costs one
-        record.
-      has_quotes: whether fields may be quoted.
+      has_quotes: whether fields may be quoted; else each line is a record.
     """
 
     delimiter: str
     names: tuple[str, ...]
     header: tuple[str, ...] = ()
-    is_lines: bool = False
     has_quotes: bool = True
 
 
@@ -186,15 +183,13 @@ class Records:
             parse_options=arrow.ParseOptions(
                 delimiter=character,
                 quote_char='"' if layout.has_quotes else False,
-                newlines_in_values=layout.has_quotes and not layout.is_lines,
+                newlines_in_values=layout.has_quotes,
             ),
             convert_options=arrow.ConvertOptions(
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted
             ),
         )
-        filled = any(pc.any(pc.not_equal(table[name], "")).as_py() for name in gaps)
-        broken = layout.is_lines and layout.has_quotes and b'"' in block
-        if filled or (broken and any(pc.any(pc.match_substring(table[n], "\n")).as_py() for n in self._file_columns)):
+        if any(pc.any(pc.not_equal(table[name], "")).as_py() for name in gaps):
             raise _MalformedError
         return table.select(self._file_columns)
 
@@ -211,7 +206,7 @@ class Records:
         """Splits a block by Python's csv, without malformed records; raises as `tables` does."""
         import pyarrow as pa
 
-        records = itertools.islice(split_records(path, io.BytesIO(block), layout, line), skip, None)
+        records = itertools.islice(_split_records(path, io.BytesIO(block), layout, line), skip, None)
         tables = [self._valid_records(path, layout, [], bad)]
         while some := [*itertools.islice(records, _ROWS)]:
             tables.append(self._valid_records(path, layout, some, bad))
@@ -267,11 +262,14 @@ class _MalformedError(ValueError):
     """A record of a block looks malformed."""
 
 
-def first_record(files: Files, number: int, layout: CsvLayout) -> tuple[int, list[str] | str]:
-    """Returns (last line, fields or problem) of a file's first record."""
+def first_record(files: Files, number: int, layout: CsvLayout) -> list[str]:
+    """Returns the fields of a file's first record. Raises `InputError` if it is malformed."""
     path = files.paths[number]
     with files.stream(number) as stream, _whole_gzip(path):
-        return next(split_records(path, _unpack(stream), layout), (1, []))
+        line, fields = next(_split_records(path, _unpack(stream), layout), (1, []))
+    if isinstance(fields, str):
+        raise InputError(f"{path}:{line}: {fields}; mend the line")
+    return fields
 
 
 def _unpack(stream: io.BufferedReader) -> Any:
@@ -294,7 +292,7 @@ def _blocks(path: str, stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[
     with _whole_gzip(path):
         while layout.names and (block := stream.read(nbytes)):
             parts = [block, stream.readline()]
-            quotes = sum(part.count(b'"') for part in parts) if layout.has_quotes and not layout.is_lines else 0
+            quotes = sum(part.count(b'"') for part in parts) if layout.has_quotes else 0
             size = len(block)
             while quotes % 2 and size < _MOST_RECORD_BYTES and (part := stream.readline()):
                 parts.append(part)
@@ -318,7 +316,7 @@ def _is_regular(block: bytes, delimiter: str) -> bool:
     return len(at) % 2 == 0 and bool(np.isin(beside, between).all())
 
 
-def split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
+def _split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
     """Yields (last line, fields or problem) of each record, except empty lines.
 
     Args:
@@ -330,21 +328,19 @@ def split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> I
     Raises:
       InputError: a quote is not closed, so the next record can't be found; or text is not UTF-8.
     """
-    dialect: dict[str, Any] = {"delimiter": layout.delimiter[0], "strict": True}
-    dialect["quoting"] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
+    encoding = "utf-8" if line else "utf-8-sig"
+    if not layout.has_quotes:
+        text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
+        for number, raw in enumerate(text, line + 1):
+            if text_line := raw.rstrip("\r\n"):
+                yield number, _fields(text_line, layout.delimiter)
+        return
     limit = csv.field_size_limit(_MOST_RECORD_BYTES)
     try:
-        if layout.is_lines:
-            text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", "surrogateescape", newline="")
-            for number, raw in enumerate(text, line + 1):
-                if text_line := raw.rstrip("\r\n"):
-                    yield number, _fields(text_line, layout, dialect)
-            return
-        text = io.TextIOWrapper(stream, "utf-8-sig" if not line else "utf-8", newline="")
-        reader = csv.reader(text, **dialect)
+        reader = csv.reader(io.TextIOWrapper(stream, encoding, newline=""), delimiter=layout.delimiter, strict=True)
         for row in reader:
             if row:
-                yield line + reader.line_num, _unescape_quotes(row, layout)
+                yield line + reader.line_num, row
     except csv.Error as error:
         raise InputError(
             f"{path}:{line + reader.line_num}: {error}; mend the record, a quote may not be closed or doubled"
@@ -358,21 +354,14 @@ def split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> I
         csv.field_size_limit(limit)
 
 
-def _fields(line: str, layout: CsvLayout, dialect: dict[str, Any]) -> list[str] | str:
+def _fields(line: str, delimiter: str) -> list[str] | str:
     """Returns a line's fields, or its problem."""
+    text = line.encode(errors="surrogateescape")
     try:
-        line.encode()
-        return _unescape_quotes(next(csv.reader([line], **dialect)), layout)
-    except UnicodeEncodeError:
-        return f"expected UTF-8, found {shown(line.encode(errors='surrogateescape'))}"
-    except csv.Error:
-        expected = "no NUL, which Python 3.10 can't read" if "\0" in line else "quotes around whole fields, and closed"
-        return f"expected {expected}, found {shown(line)}"
-
-
-def _unescape_quotes(row: list[str], layout: CsvLayout) -> list[str]:
-    """Returns the fields between two-character delimiters: drops every second, empty one."""
-    return row if len(layout.delimiter) == 1 else layout.delimiter[0].join(row).split(layout.delimiter)
+        text.decode()
+    except UnicodeDecodeError:
+        return f"expected UTF-8, to which the file may have to be converted, found {shown(text)}"
+    return line.split(delimiter)
 
 
 def shown(text: bytes | str) -> str:

@@ -99,7 +99,7 @@ def _groups(table: ParquetTable, names: Sequence[str], rows: int):
         rows -= size
 
 
-def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) -> dict[str, list[bytes]]:
+def _words(table: ParquetTable, names: list[str], rows: int, fix: str = _HASH) -> dict[str, list[bytes]]:
     """Returns the distinct words of text columns in a table's first rows, sorted, without the empty one."""
     words: dict[str, set[bytes]] = {name: set() for name in names}
     for group, count in _groups(table, names, rows) if names else ():
@@ -107,7 +107,7 @@ def _words(table: ParquetTable, names: list[str], rows: int, cure: str = _HASH) 
             codes, some = group.values[name]
             words[name].update(some[np.unique(codes[:count])])
             if len(words[name]) > _MOST_WORDS:
-                raise InputError(f"{table.path}: column {name!r} has more than {_MOST_WORDS:,} different words, {cure}")
+                raise InputError(f"{table.path}: column {name!r} has more than {_MOST_WORDS:,} different words, {fix}")
     return {name: sorted(distinct - {b""}) for name, distinct in words.items()}
 
 
@@ -184,8 +184,8 @@ def _fit(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[str,
     label = table.columns.get(choice.label) if choice.label != NONE else None
     if label and label.kind == "text":
         # None is not a class; validation_split leaves none unknown.
-        cure = "which are too many classes; choose another label"
-        classes = _words(table, [choice.label], sum(table.group_rows), cure)[choice.label]
+        fix = "which are too many classes; choose another label"
+        classes = _words(table, [choice.label], sum(table.group_rows), fix)[choice.label]
     numeric = [name for name in choice.features if name not in texts and not table.columns[name].varies]
     if choice.missing in ("mean", "column"):
         for group, count in _groups(table, numeric, rows):

@@ -70,7 +70,7 @@ class ParquetTable:
       InputError: a file is not Parquet, or no file has rows.
     """
 
-    cure = "restore the file"
+    fix = "restore the file"
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class ParquetTable:
 
     def _unreadable(self, kind: type[ValueError], number: int, row_group: int, error: Exception) -> ValueError:
         path = self.source.paths[number]
-        return kind(f"{path}: row group {row_group} can't be read ({first_line(error)}); {self.cure}")
+        return kind(f"{path}: row group {row_group} can't be read ({first_line(error)}); {self.fix}")
 
     def _decode_lists(self, name: str, column: Column, array, group: Group) -> None:
         """Adds a column of lists that differ in length to a group. A missing list is empty."""

@@ -134,7 +134,6 @@ class Children:
         *,
         env: Mapping[str, str],
         cores: Iterable[int] = (),
-        blocked: Collection[signal.Signals] = (),
         template: Template | None = None,
         **options,
     ) -> Child:
@@ -144,14 +143,13 @@ class Children:
           command: the program and its arguments; with a template `[sys.executable, script or "-m", ...]`.
           env: environment of the child.
           cores: the logical cores that it may use; none: all that this process may.
-          blocked: the signals that wait until its program unblocks them.
           template: template process that forks the child, with an environment like its own; None: a new process.
           **options: streams, folder (`cwd`) and further inherited descriptors (`pass_fds`) of the child, as of
             `subprocess.Popen`; by default without standard input.
         """
         parent, env, (reading, report) = os.getpid(), {**env, **self._environment}, os.pipe()
         options = {"stdin": subprocess.DEVNULL, **options}
-        limits = frozenset(cores), blocked, self._stopped_seconds
+        limits = frozenset(cores), self._stopped_seconds
         try:
             if template is not None:
                 started, pipes = 0, template.fork(command, env, limits, report, **options)

@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
@@ -30,16 +30,13 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def fork_below_keeper(
-    parent: int, report: int, cores: Collection[int] = (), blocked: Iterable[int] = (), stopped_seconds: float = 0.0
-) -> None:
+def fork_below_keeper(parent: int, report: int, cores: Collection[int] = (), stopped_seconds: float = 0.0) -> None:
     """Turns this process into a keeper, for good, and returns in its new child, which leads a session.
 
     Args:
       parent: this process's parent, which the child ends with.
       report: a descriptor; gets the process ids of keeper and child, or minus the number of the error of its fork.
       cores: the logical cores that the child may use; none: all that this process may.
-      blocked: the signals that wait until the child unblocks them.
       stopped_seconds: how long the child may be stopped (SIGSTOP); then it is killed. 0: for ever.
     """
     adopt_orphans()
@@ -55,7 +52,6 @@ def fork_below_keeper(
     if os.getppid() != keeper:  # the keeper died before the call
         os._exit(1)
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     os.write(report, b"%d %d" % (keeper, os.getpid()))
     if cores:
         with contextlib.suppress(OSError):  # they were taken away: then it runs on the others

@@ -1,9 +1,11 @@
 """Keeps other hosts from the TCP ports of a cluster that is on this machine alone.
 
-TensorFlow's servers listen on all interfaces, whatever their address is, and authenticate nobody
-(tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc). Several sockets may listen at one port, though, and a
-program in the kernel then picks one for each caller (socket(7), SO_REUSEPORT): one of ours, which takes nobody, is
-there first, and gets all callers that do not come over loopback.
+The attack: TensorFlow's servers listen on all interfaces, whatever their address is, and authenticate nobody
+(tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc), so that another host can have them run its code. A
+firewall that lets no other host reach these ports does the same; this needs no rights and no settings.
+
+Several sockets may listen at one port, and a program in the kernel then picks one for each caller (socket(7),
+SO_REUSEPORT): one of ours, which takes nobody, is there first, and gets all callers that do not come over loopback.
 """
 
 from __future__ import annotations

@@ -269,10 +269,10 @@ class Rendezvous:
 
 def missing_line(peers: Sequence[tuple[str, str]], event: str) -> str:
     """Describes peers, (name, address) each, that are missing, and the cure."""
-    cure = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
+    fix = f"start {'it' if len(peers) == 1 else 'them'}, or look at the output there"
     if any(answers(address, _POLL_SECONDS) is None for _, address in peers):
-        cure = "it is stopped, or another program has the port"
-    return f"{describe_peers(peers)} {event}; {cure}"
+        fix = "it is stopped, or another program has the port"
+    return f"{describe_peers(peers)} {event}; {fix}"
 
 
 def describe_peers(peers: Sequence[tuple[str, str]]) -> str:
@@ -345,13 +345,12 @@ class Presence:
 def limited(timeout_seconds: float):
     """Ends this process with exit code 1 if the body takes over `timeout_seconds`, with its stacks on standard error.
 
-    Within `process.quiet_startup` a line replaces the stacks.
-
     For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
     lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.
     """
-    faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with open(os.dup(2), "wb") as stderr:  # `process.quiet_startup` within redirects descriptor 2
+        faulthandler.dump_traceback_later(timeout_seconds, exit=True, file=stderr)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()

@@ -61,25 +61,26 @@ def serve(
     """
     if gpus is None and cluster.kind == "ps":
         gpus = ()
-    with process.quiet_startup(quiet):
-        with rendezvous.Rendezvous(cluster):  # the coordinator need not wait for what takes long
-            import tensorflow as tf
+    # The coordinator need not wait for what takes long.
+    with rendezvous.Rendezvous(cluster), process.quiet_startup(quiet):
+        import tensorflow as tf
 
-            from ...engine.machine.gpus import server_options, use_only
-            from ...engine.strategies.parameter_server.sources import Sources
+        from ...engine.machine.gpus import server_options, use_only
+        from ...engine.strategies.parameter_server.sources import Sources
 
         use_only(gpus)
-        jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
-        spec = tf.train.ClusterSpec(jobs)
-        options = server_options()
-        options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
-        threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")  # as TensorFlow reads it (its process_util.cc)
-        options.inter_op_parallelism_threads = max(
-            _LEAST_THREADS, int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0))
-        )
-        answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
-        with rendezvous.refuse_other_hosts(cluster):
-            server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
+
+    jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
+    spec = tf.train.ClusterSpec(jobs)
+    options = server_options()
+    options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
+    threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")  # as TensorFlow reads it (its process_util.cc)
+    options.inter_op_parallelism_threads = max(
+        _LEAST_THREADS, int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0))
+    )
+    answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
+    with rendezvous.refuse_other_hosts(cluster):
+        server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
     for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: exits.leave(code))

@@ -27,9 +27,9 @@ from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, resources
 from .children import Child, Children, wait
 from .keeper import EXIT_STOPPED
-from .memory import TaskMemory
 from .output import Output, TaskOutput
 from .restarts import Decision, EndTimeouts, Servers, Synchronous, TaskExit
+from .task_memory import TaskMemory
 from .template import Template
 
 _OUTPUT_GRACE_SECONDS = 1.0  # for a reader of our output, after a request to end
@@ -238,7 +238,6 @@ class Supervisor:
                     "TF_CONFIG": json.dumps(cluster),
                 },
                 cores=spec.cores or (),
-                blocked={signal.SIGINT},  # a Python that is starting would answer it by a traceback
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 **self._memory.options(index),

@@ -4,25 +4,23 @@ The import takes seconds, a fork some milliseconds, and the forks share the memo
 started before the fork: its threads would be missing in the child. The template reads its environment as it imports, so
 that forks with another one may need another template; what differs is known only to the runtime (TF_CONFIG).
 
-  python -m crankshaft.launch.cluster.template DESCRIPTOR SPACE
+  python -m crankshaft.launch.cluster.template DESCRIPTOR
 
 serves the requests of its parent, which it must be the direct child of: a fork becomes the parent's own child. A
-request is a datagram, JSON and descriptors, at the socket of that number; SPACE is where a fork writes its own command
-for `ps`. Once the template is ready it sends a byte, and it ends with its parent.
+request is a datagram, JSON and descriptors, at the socket of that number. Once the template is ready it sends a byte,
+and it ends with its parent. `ps` shows its forks by this command.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import ctypes
 import fcntl
 import functools
 import gc
 import io
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +35,6 @@ from . import keeper
 
 _LONGEST_REQUEST = 1 << 20
 _MOST_DESCRIPTORS = 64
-_SPACE = 4096  # bytes for a command
 _END_SECONDS = 5.0  # for what libraries do at the end, such as remove temporary folders
 # What a task imports, in addition to what these import, from its start to its first step.
 _MODULES = (
@@ -65,7 +62,7 @@ class Template:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_REQUEST)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(other.fileno()), " " * _SPACE],
+                [sys.executable, "-m", __name__, str(other.fileno())],
                 env=env,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -91,7 +88,7 @@ class Template:
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        limits: tuple[Collection[int], Collection[signal.Signals], float],
+        limits: tuple[Collection[int], float],
         report: int,
         *,
         cwd: str | None = None,
@@ -122,8 +119,8 @@ class Template:
                 stream = descriptors[1]
             pipes.append(pipe)
             descriptors.append(number if stream is None else stream if isinstance(stream, int) else stream.fileno())
-        cores, blocked, stopped_seconds = limits
-        request = {"command": [*command], "env": {**env}, "limits": ([*cores], [*blocked], stopped_seconds)}
+        cores, stopped_seconds = limits
+        request = {"command": [*command], "env": {**env}, "limits": ([*cores], stopped_seconds)}
         request |= {"cwd": cwd or os.getcwd(), "numbers": [*range(3), *pass_fds]}
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [report, *descriptors, *pass_fds])
@@ -143,9 +140,8 @@ class Template:
 
 def import_libraries() -> str | None:
     """Imports what tasks import; returns why this process can't be forked then, None if it can."""
-    with imports.quick():
-        for name in _MODULES:
-            import_module(name)
+    for name in _MODULES:
+        import_module(name)
     started = import_module("crankshaft.engine.internals.tensorflow").has_started()
     return "TensorFlow has started before `main`, so that its threads would be missing in a fork" if started else None
 
@@ -175,8 +171,7 @@ def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.soc
     if os.getppid() != parent:
         os._exit(1)
     report, *descriptors = descriptors
-    cores, blocked, stopped_seconds = request["limits"]
-    keeper.fork_below_keeper(parent, report, cores, map(signal.Signals, blocked), stopped_seconds)
+    keeper.fork_below_keeper(parent, report, *request["limits"])
     os.close(report)
     requests.close()
     numbers = request["numbers"]
@@ -196,7 +191,6 @@ def become(request: dict[str, Any]) -> None:
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env)
-    _show_command(command)
     sys.orig_argv[:] = command
     sys.argv[:] = command[2:] if command[1] == "-m" else command[1:]
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11's
@@ -205,16 +199,7 @@ def become(request: dict[str, Any]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
         sys.stdout.reconfigure(line_buffering=True)
     import_module("numpy").random.seed()
-    imports.watch(command)
-    gc.enable()
-
-
-def _show_command(command: Sequence[str]) -> None:
-    """Replaces this process's command line, as `ps` shows it, which is the template's (proc(5), /proc/PID/cmdline)."""
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        first, last = map(int, file.read().rpartition(")")[2].split()[45:47])
-    line = os.fsencode(" ".join(command))[: last - first - 2]
-    ctypes.memmove(first, line.ljust(last - first - 1, b"\0") + b" ", last - first)  # without \0 at its end: one line
+    imports.note_start(command)
 
 
 def execute(request: dict[str, Any]) -> None:
@@ -245,10 +230,11 @@ def _main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as requests, warnings.catch_warnings():
         os.set_inheritable(requests.fileno(), False)
         process.prepare()
-        if import_libraries():
+        with imports.uncollected():
+            obstacle = import_libraries()
+        if obstacle:
             return
-        gc.disable()
-        imports.keep()  # here, as a fork would count a million objects first
+        gc.freeze()  # as Python's manual has it before a fork, where a collection would copy a million objects
         warnings.simplefilter("ignore", DeprecationWarning)  # Python's: TensorFlow's import has started threads
         requests.send(b"!")
         request = serve(requests)

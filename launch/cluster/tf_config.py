@@ -12,7 +12,7 @@ from .cluster import Cluster, make_cluster
 
 NAME = "TF_CONFIG"
 
-_CURE = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+_FORM = 'it looks like {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _JOBS = {  # in the order of TensorFlow's ids; of a parameter server's cluster the coordinator, called chief, is first
     "multi_worker": ("chief", "worker"),
     "parameter_server": ("chief", "worker", "ps", "evaluator"),
@@ -47,9 +47,9 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"TF_CONFIG={_short(text)} is not JSON ({error}); {_CURE}") from None
+        raise UsageError(f"TF_CONFIG={_short(text)} is not JSON ({error}); {_FORM}") from None
     if not isinstance(content, dict):
-        raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_CURE}")
+        raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_FORM}")
     kinds = _JOBS[strategy]
     jobs = _jobs(content, strategy)
     kind, index = _task(content, jobs, kinds)
@@ -65,19 +65,19 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
 
 def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:
     if "cluster" not in content:
-        raise UsageError(f"TF_CONFIG has no cluster, only {_names(content)}; {_CURE}")
+        raise UsageError(f"TF_CONFIG has no cluster, only {_names(content)}; {_FORM}")
     jobs = content["cluster"]
     if not isinstance(jobs, dict):
-        raise UsageError(f"TF_CONFIG's cluster={_short(jobs)} is not an object of task types; {_CURE}")
+        raise UsageError(f"TF_CONFIG's cluster={_short(jobs)} is not an object of task types; {_FORM}")
     for job, addresses in jobs.items():
         if job not in (kinds := _JOBS[strategy]):
-            cure = _OTHERS.get(job, f"use {', '.join(kinds)}")
-            raise UsageError(f"TF_CONFIG's cluster has the task type {job!r}; {cure}")
+            fix = _OTHERS.get(job, f"use {', '.join(kinds)}")
+            raise UsageError(f"TF_CONFIG's cluster has the task type {job!r}; {fix}")
         if not isinstance(addresses, list):
-            raise UsageError(f"TF_CONFIG's cluster has {job}={_short(addresses)}, which is not a list; {_CURE}")
+            raise UsageError(f"TF_CONFIG's cluster has {job}={_short(addresses)}, which is not a list; {_FORM}")
     jobs = {job: addresses for job, addresses in jobs.items() if addresses}
     if not jobs:
-        raise UsageError(f"TF_CONFIG's cluster is empty; {_CURE}")
+        raise UsageError(f"TF_CONFIG's cluster is empty; {_FORM}")
     if len(jobs.get("chief", ())) > 1:
         raise UsageError(f"TF_CONFIG's cluster has {len(jobs['chief'])} chiefs; list one, and the others as workers")
     if len(jobs.get("evaluator", ())) > 1:
@@ -96,12 +96,12 @@ def _task(content: dict, jobs: dict[str, list[str]], kinds: tuple[str, ...]) -> 
     task = content.get("task")
     if not isinstance(task, dict):
         problem = f"task={_short(task)}, which is not an object" if "task" in content else "no task"
-        raise UsageError(f"TF_CONFIG has {problem}: it must name which of the cluster's tasks this process is; {_CURE}")
+        raise UsageError(f"TF_CONFIG has {problem}: it must name which of the cluster's tasks this process is; {_FORM}")
     kind, index = task.get("type"), task.get("index")
     if kind not in kinds:
         use = f"use {' or '.join(kinds)}"
-        cure = _OTHERS.get(kind, use) if isinstance(kind, str) else use
-        raise UsageError(f"TF_CONFIG's task has type={_short(kind)}; {cure}")
+        fix = _OTHERS.get(kind, use) if isinstance(kind, str) else use
+        raise UsageError(f"TF_CONFIG's task has type={_short(kind)}; {fix}")
     if kind not in jobs:
         raise UsageError(f"TF_CONFIG's task is a {kind}, but its cluster has only {_names(jobs)}; add {kind} to it")
     last = len(jobs[kind]) - 1

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...engine.arguments import HUGE
+from ...engine.step.options import ON_NONFINITE, PRECISIONS, SCHEDULES
 from ...engine.strategies import registry
 from . import rules
 from .rules import (
@@ -32,9 +33,6 @@ from .rules import (
 from .user_files import Module
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
-WIRE_DTYPES = ("float32", "bfloat16", "float16")
-PRECISIONS = ("float32", "bfloat16", "float16")
-SCHEDULES = ("constant", "cosine", "cosine_restarts", "exponential", "polynomial", "piecewise")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "off")
 SPLITS = ("eval", "train")
 
@@ -285,7 +283,7 @@ class Flags:
     )
     # Between replicas
     reduce_dtype: str = _between_flag(
-        OneOf(WIRE_DTYPES),
+        OneOf(PRECISIONS),
         "float32",
         "Data type of gradients between replicas, and of values to and from parameter servers.",
         use=(*_REPLICAS, "parameter_server"),
@@ -376,7 +374,7 @@ class Flags:
         decides=True,
     )
     on_nonfinite: str = _update_flag(
-        OneOf(("raise", "skip")),
+        OneOf(ON_NONFINITE),
         "raise",
         "If a step is not finite: stop the run; or skip its update.",
         decides=True,

@@ -122,8 +122,8 @@ def parse_words(
     return given, rest
 
 
-def _unknown(name: str, names: Sequence[str]) -> UsageError:
-    cure = REPLACED.get(name) or nearest(name, names, "see --help")
+def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> UsageError:
+    cure = REPLACED.get(name) or nearest(name, names, otherwise)
     return UsageError(f"{name} is unknown; {cure}")
 
 
@@ -137,7 +137,7 @@ def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
         if name in FIELDS:
             given[name] = coerce(FIELDS[name], value)
         elif name not in flags.FLAGS:
-            raise _unknown(name, [*FIELDS, *script_flag_names()])
+            raise _unknown(name, [*FIELDS, *script_flag_names()], "see crankshaft train --help")
         elif isinstance(flag := flags.FLAGS[name], flags.MultiFlag):
             items = value if isinstance(value, (list, tuple)) else [value]
             script_values[name] = [_parse_script_value(flag, item) for item in items]
@@ -153,7 +153,7 @@ def _parse_script_value(flag: flags.Flag, value: Any) -> Any:
         except TypeError:  # a number of NumPy's, a path, or a number of a flag of text
             return flag.parser.parse(str(value))
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{flag.name}={value} can't be used: {error}; see --help") from None
+        raise UsageError(f"{flag.name}={value} can't be used: {error}") from None
 
 
 def _merged(sources: Sequence[Values]) -> Values:

@@ -5,7 +5,6 @@ A name's module is imported and read by `inspect.signature`; all but the inputs 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -24,7 +23,7 @@ from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..errors import UsageError, nearest
 from . import user_files
 from .rules import UntypedText
-from .values import number
+from .values import boolean, guessed, number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
 _FROM_FLAGS = ("eval_data_dir", "validation_split", "trained_on", "keeps_ids", "needs_labels")
@@ -262,7 +261,6 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 _TYPES: dict[Any, Any] = {bool: Integral, int: Integral, float: Real, str: str}  # that each accepts
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _NOT_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}  # as a run's configuration has them
 
 
@@ -273,9 +271,7 @@ def _coerce(kind: type | None, value: Any) -> Any:
     if kind is str and isinstance(value, (Real, os.PathLike)) and not isinstance(value, bool):
         return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     if kind is bool and isinstance(value, str):
-        if value.lower() not in _BOOLEANS:
-            raise ValueError(f"{value} is neither true nor false")
-        return _BOOLEANS[value.lower()]
+        return boolean(value)
     if kind in (int, float) and isinstance(value, str):
         return number(value.strip(), kind is int)
     if kind in _TYPES:
@@ -285,10 +281,7 @@ def _coerce(kind: type | None, value: Any) -> Any:
         return kind(value)
     if not isinstance(value, UntypedText):
         return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-    for whole in (True, False):
-        with contextlib.suppress(ValueError):
-            return number(value.strip(), whole)
-    return {"true": True, "false": False, "none": None}.get(value.strip().lower(), str(value.strip()))
+    return guessed(value.strip())
 
 
 def _parameters(function: Callable) -> list[inspect.Parameter]:

@@ -21,13 +21,12 @@ from typing import Any
 from ...engine.arguments import Interval
 from ...engine.metrics.monitored import Monitored
 from ..errors import UsageError, nearest
+from .values import boolean, short
 from .values import number as number_of
-from .values import short
 
 INT32 = 2**31 - 1
 _OTHER_SYSTEM = "[a-z0-9]+://"  # begins a path of a file system that is not mounted: gs://
 _EPOCHS = Interval(above=0, upper=1e9)
-_BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}  # as absl has them
 Rule = Callable[[str], None]  # raises ValueError with the reason, for text that breaks it
 
 
@@ -68,9 +67,10 @@ class Boolean(ValueType):
     def coerce(self, value: Any) -> bool:
         """See `ValueType`; 0 and 1 are taken too."""
         if isinstance(value, str):
-            if value.lower() not in _BOOLEANS:
-                raise ValueError(f"it takes {self.expected}")
-            return _BOOLEANS[value.lower()]
+            try:
+                return boolean(value)
+            except ValueError:
+                raise ValueError(f"it takes {self.expected}") from None
         if not isinstance(value, Integral) or value not in (0, 1):
             raise OtherTypeError
         return bool(value)
@@ -320,7 +320,8 @@ def _coerce_one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
         if kind.choices:
             raise UsageError(f"{name}={value} is unknown; {nearest(value, kind.choices)}") from None
         shown = value if isinstance(value, str) else short(value)
-        raise UsageError(f"{name}={shown} can't be used: {error}; see --help") from None
+        command = "crankshaft train " if field.metadata["info"].group else ""
+        raise UsageError(f"{name}={shown} can't be used: {error}; see {command}--help") from None
 
 
 def absolute(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -9,6 +10,29 @@ from typing import Any
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan", re.IGNORECASE)
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("true", "t", "yes", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "0"), False),
+}
+
+
+def boolean(text: str) -> bool:
+    """Reads a word for true or false. Raises ValueError."""
+    if text.lower() not in _BOOLEANS:
+        raise ValueError(f"{text} is neither true nor false")
+    return _BOOLEANS[text.lower()]
+
+
+def guessed(text: str) -> float | bool | str | None:
+    """Reads text of no type by its looks: a number, true, false or none; else it is text."""
+    for whole in (True, False):
+        with contextlib.suppress(ValueError):
+            return number(text, whole)
+    if text.lower() in ("true", "false"):
+        return boolean(text)
+    return None if text.lower() == "none" else str(text)
 
 
 def number(text: str, whole: bool) -> float:

@@ -85,7 +85,7 @@ class _End:
             if self.interrupted:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGINT)
-                self.code = EXIT_INTERRUPTED  # it is blocked
+                self.code = EXIT_INTERRUPTED  # the program has blocked it
         finally:
             os._exit(self.code)
 
@@ -95,13 +95,10 @@ _end = _End()
 
 def flush() -> None:
     """Writes what open files, and handlers of `logging`, hold back: `os._exit` loses it, and each fork has a copy."""
-    is_frozen = gc.get_freeze_count() > 0
-    gc.unfreeze()
     objects = gc.get_objects()
-    if is_frozen:
-        gc.freeze()
     kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, (io.IOBase, Handler))}
-    for file in [item for item in objects if type(item) in kinds]:
+    # The standard streams by their names, since a template's (`gc.freeze`) are not among the objects.
+    for file in [sys.stdout, sys.stderr, *(item for item in objects if type(item) in kinds)]:
         try:
             file.flush()
         except OSError as error:

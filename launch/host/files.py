@@ -10,7 +10,7 @@ from typing import Any
 from ...engine.machine import files
 
 
-def write_text(path: str | os.PathLike, text: str) -> None:
+def write_user_file(path: str | os.PathLike, text: str) -> None:
     """Writes a file that a user has named, in UTF-8, whole or not at all.
 
     A path that exists and is not a regular file (a pipe, a terminal, /dev/null) is written to directly.
@@ -23,8 +23,8 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
-    """Writes values as JSON by `write_text`; numbers that are not finite, which JSON cannot express, become null."""
-    write_text(path, _as_json(values))
+    """Writes a file that a user has named as JSON; numbers that are not finite, which JSON lacks, become null."""
+    write_user_file(path, _as_json(values))
 
 
 def write_run_file(path: str, values: Mapping[str, Any]) -> None:

@@ -5,33 +5,63 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, NoReturn
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, NoReturn, TextIO
+
+# TensorFlow's lines as it is imported, and first looks for devices, on a machine without a GPU.
+_NOTES = re.compile(
+    rb"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
+    rb"|All log messages before absl::InitializeLog|To enable the following instructions"
+    rb"|This TensorFlow binary is optimized"
+)
 
 
 @contextlib.contextmanager
-def quick() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Disables garbage collection within: it would visit a million objects of imports, which stay, again and again."""
-    collects, starts = gc.isenabled(), "tensorflow" not in sys.modules
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if starts and not gc.get_freeze_count():  # else another program has configured the collector
-            gc.freeze()
-            gc.unfreeze()  # moves all objects to the oldest generation, which is seldom collected
         if collects:
             gc.enable()
 
 
-@functools.cache  # counting frozen objects takes a time proportional to their number
-def keep() -> None:
-    """Excludes all current objects, mainly modules, from garbage collection: for a process that the run owns."""
-    if not gc.get_freeze_count():
-        gc.freeze()
+@contextlib.contextmanager
+def without_notes() -> Iterator[None]:
+    """Holds back what libraries write to descriptor 2 within, and writes it at the end, less TensorFlow's notes.
+
+    No level of TF_CPP_MIN_LOG_LEVEL hides those that come before TensorFlow reads it. What Python writes to standard
+    error, such as a line of another thread, is not held back.
+    """
+    stderr = _other_stderr()
+    os.dup2(2, stderr.fileno(), inheritable=False)
+    is_usual = isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr.fileno() == 2  # not a notebook's, or a test's
+    if is_usual:
+        sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            with contextlib.redirect_stderr(stderr) if is_usual else contextlib.nullcontext():
+                yield
+        finally:
+            os.dup2(stderr.fileno(), 2)
+            file.seek(0)
+            for line in file:
+                if line.strip() and not _NOTES.search(line):
+                    os.write(2, line)
+
+
+@functools.cache
+def _other_stderr() -> TextIO:
+    """Opens standard error a second time; for good, as a library may keep the stream (`logging.StreamHandler`)."""
+    return open(os.dup(2), "w", 1, getattr(sys.stderr, "encoding", None), "backslashreplace")
 
 
 # Variables that libraries read as they are imported, and those of the same form that only TensorFlow's runtime reads.
@@ -39,14 +69,25 @@ _READ_AT_IMPORT = re.compile(r"(KERAS|TF2?|OMP|OPENBLAS|GOTO|MKL|NPY|NUMPY|HDF5|
 _READ_LATER = re.compile(r"TF_(CONFIG|XLA_|NUM_|GPU_|FORCE_GPU_|DETERMINISTIC_|CUDNN_|NODE_)")
 
 
-def watch(command: Sequence[str]) -> None:
-    """Restarts a program as a new Python once it would import other modules, or sets a variable that imports read.
+class _Start(NamedTuple):
+    """How a program began in a fork of a process that has imported TensorFlow."""
 
-    For a fork of a process that has imported TensorFlow, before its program begins. A variable that a library has read
-    as it was imported can be set until `watch_no_more`.
+    pid: int
+    command: list[str]
+    environment: Mapping[str, str]
+    folder: str
+
+
+_start: _Start | None = None
+
+
+def note_start(command: Sequence[str]) -> None:
+    """Notes how a program begins in this fork of a process that has imported TensorFlow.
+
+    The program starts again as a new Python if a module of its own has an imported one's name.
     """
-    _Watched.process, _Watched.start = os.getpid(), ([*command], dict(os.environ), os.getcwd())
-    os.environ.__class__ = _Watched
+    global _start
+    _start = _Start(os.getpid(), [*command], dict(os.environ), os.getcwd())
     names = {name.removesuffix(".py") for name in os.listdir(sys.path[0]) if name.endswith(".py")}
     names |= {name for name in os.listdir(sys.path[0]) if os.path.isfile(f"{sys.path[0]}/{name}/__init__.py")}
     for name in names & sys.modules.keys():
@@ -54,35 +95,24 @@ def watch(command: Sequence[str]) -> None:
             start_again(f"{name} in {sys.path[0]} is another module than the one imported")
 
 
-def watch_no_more() -> None:
-    """Ends `watch`."""
-    if isinstance(os.environ, _Watched):
-        os.environ.__class__ = _Watched.__base__
+def check_variables() -> None:
+    """Starts this program again as a new Python if it has set a variable that libraries had read before its fork.
 
-
-class _Watched(type(os.environ)):  # type: ignore[misc]
-    process: ClassVar[int]
-    start: ClassVar[tuple[list[str], dict[str, str], str]]
-
-    def __setitem__(self, name: str, value: str) -> None:
-        self._check(name, value)
-        super().__setitem__(name, value)
-
-    def __delitem__(self, name: str) -> None:
-        self._check(name, None)
-        super().__delitem__(name)
-
-    def _check(self, name: str, value: str | None) -> None:
-        if self.get(name) == value or self.process != os.getpid():
-            return
-        if _READ_AT_IMPORT.match(name) and not _READ_LATER.match(name):
-            start_again(f"{name} is set after the libraries that read it were imported")
+    Once, before Crankshaft sets such variables itself.
+    """
+    global _start
+    if _start and _start.pid == os.getpid():  # else a process that the program has forked
+        for name in sorted(_start.environment.keys() | os.environ.keys()):
+            has_effect = _READ_AT_IMPORT.match(name) and not _READ_LATER.match(name)
+            if has_effect and os.environ.get(name) != _start.environment.get(name):
+                start_again(f"{name} is set after the libraries that read it were imported")
+    _start = None
 
 
 def start_again(why: str) -> NoReturn:
-    """Replaces this watched program by a new Python, which starts it from its beginning."""
+    """Replaces this fork by a new Python, which starts its program from the beginning."""
+    assert _start
     print(f"{why}: the program starts again, and imports TensorFlow itself", flush=True)
     sys.stderr.flush()
-    command, variables, folder = _Watched.start
-    os.chdir(folder)
-    os.execve(command[0], command, variables)
+    os.chdir(_start.folder)
+    os.execve(_start.command[0], _start.command, _start.environment)

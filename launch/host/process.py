@@ -25,7 +25,7 @@ from ...engine.machine.files import open_lock, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
 from ..errors import UsageError
-from . import imports, noise
+from . import imports
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
@@ -51,6 +51,11 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:  # as Python has it where the stream was closed at its start
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     terminal.set_stream_errors(terminal.escaping_streams())
+
+
+def arguments() -> list[str]:
+    """Returns `sys.argv` as UTF-8, whatever encoding the locale has."""
+    return [os.fsencode(word).decode(errors="surrogateescape") for word in sys.argv]
 
 
 def refuse_within_import() -> None:
@@ -156,7 +161,7 @@ def prepare(tunes_allocator: bool = True) -> None:
         raise UsageError(f"TF_USE_LEGACY_KERAS={legacy} asks for Keras 2, and models here are of Keras 3; unset it")
     temporary_folder()
     with PROCESS:
-        imports.watch_no_more()
+        imports.check_variables()
         fit_threads(os.environ, cpus.usable_cores(), len(cpus.usable_cpus([os.getpid()])))
         if cpus.has_fast_wide_vectors():
             widen_vectors(os.environ)
@@ -201,13 +206,12 @@ def widen_vectors(variables: MutableMapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def quiet_startup(quiet: bool = False):
-    """Keeps TensorFlow's notes on a start without a GPU from standard error; all other lines pass.
+    """Keeps TensorFlow's notes on a start without a GPU from standard error; other lines come at the end.
 
-    They pass through a process of their own, since TensorFlow may end this one, with a reason, within. Imports within
-    are quick, see `imports`. `quiet` also suppresses TensorFlow's errors from then on, unless TF_CPP_MIN_LOG_LEVEL is
-    set: they come as exceptions as well, and where a peer is lost there are pages of them.
+    For its import and its first look for devices. `quiet` also suppresses TensorFlow's errors from then on, unless
+    TF_CPP_MIN_LOG_LEVEL is set: they come as exceptions as well, and where a peer is lost there are pages of them.
 
-    Threads take turns: the second finds TensorFlow started.
+    Threads take turns: the second finds TensorFlow imported.
 
     Raises:
       UsageError: see `refuse_forked_start`.
@@ -216,9 +220,9 @@ def quiet_startup(quiet: bool = False):
     with PROCESS:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if quiet else "1")
         if "tensorflow" in sys.modules and import_module("crankshaft.engine.internals.tensorflow").has_started():
-            yield  # its notes are behind, and its threads make a fork a risk
+            yield  # its notes are behind
         else:
-            with noise.filtered_stderr(), imports.quick():
+            with imports.without_notes(), imports.uncollected():
                 yield
 
 

@@ -28,7 +28,7 @@ _PUSH_SECONDS = 1.0
 # What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
 _NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*\.writing|ckpt-\d+_temp\w*")
 _NOT_PULLED = (NAMES.tensorboard, NAMES.logs, NAMES.export)
-_CURE = "see that it is there and that this machine may write to it, or use another run_dir"
+_FIX = "see that it is there and that this machine may write to it, or use another run_dir"
 
 
 def remote_folder(run_dir: str | None) -> RemoteFolder | None:
@@ -169,7 +169,7 @@ def _explained(kind: type[Exception], action: str) -> Iterator[None]:
     except CrankshaftError:
         raise
     except Exception as error:  # TensorFlow's, by file system
-        raise kind(f"{action} ({_first_line(error)}); {_CURE}") from None
+        raise kind(f"{action} ({_first_line(error)}); {_FIX}") from None
 
 
 def _first_line(error: Exception) -> str:

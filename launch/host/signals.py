@@ -7,8 +7,6 @@ import ctypes
 import os
 import select
 import signal
-import socket
-import struct
 import threading
 import time
 import weakref
@@ -22,7 +20,6 @@ from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
 SAME_REQUEST_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
 _ACTION_BYTES = 512  # of a `struct sigaction`, or more
-_CREDENTIALS = struct.Struct("3i")  # unix(7): of the process that wrote, pid, uid, gid
 _SECOND_ENDS = "; a second signal ends the process at once"
 # Exit codes after the run was saved.
 EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
@@ -274,34 +271,34 @@ class _Answers:
     """A thread that answers signals: see `_answer`.
 
     Attributes:
-      wakeup: the file that Python writes signals' numbers to. It is a socket, which identifies the writer: a child that
-        was just forked has it too.
+      wakeup: writing end of the pipe that Python writes signals' numbers to. A forked child has it too, but gets its
+        signals once `Handlers` has restored its own.
     """
 
     def __init__(self, ends_process: bool, meanwhile: Callable[[], str | None]):
-        reading, self._writing = socket.socketpair()
-        reading.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._writing.setblocking(False)
-        self.wakeup = self._writing.fileno()
+        self._process = os.getpid()
+        reading, self.wakeup = os.pipe()
+        os.set_blocking(self.wakeup, False)
         self._thread = threading.Thread(
             target=_answer, args=(reading, ends_process, meanwhile), name="signals", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        self._writing.send(b"\0")  # ends the thread, though a child may have the file open too
-        self._thread.join()
-        self._writing.close()
+        if self._process == os.getpid():  # a forked child has no such thread, and would end its parent's
+            os.write(self.wakeup, b"\0")
+            self._thread.join()
+        os.close(self.wakeup)
 
 
-def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], str | None]) -> None:
+def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None]) -> None:
     """Prints the consequence of a signal that has had no effect for half a second. Runs in a thread.
 
     Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
-    which may take minutes. At once it only writes the signal's number to the wakeup file.
+    which may take minutes. At once it only writes the signal's number to the pipe.
 
     Args:
-      reading: reading end of the wakeup file; closed at the end.
+      reading: reading end of the pipe; closed at the end.
       ends_process: whether a second signal ends the process at once.
       meanwhile: see `Signals`.
     """
@@ -322,9 +319,7 @@ def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], 
             saving = threading.Thread(target=save, name="saving")
             saving.start()
             continue
-        numbers, ((_, _, writer), *_), *_ = reading.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
-        if _CREDENTIALS.unpack(writer)[0] != os.getpid():
-            continue  # a child's
+        numbers = os.read(reading, 4096)
         if 0 in numbers:
             break
         requests = [number for number in numbers if number in _EXIT_CODES]
@@ -336,4 +331,4 @@ def _answer(reading: socket.socket, ends_process: bool, meanwhile: Callable[[], 
             os._exit(_EXIT_CODES[signal.Signals(requests[0])])
     if saving is not None:
         saving.join()
-    reading.close()
+    os.close(reading)

@@ -21,7 +21,7 @@ from ..command_line import command_flags, help
 from ..command_line.rules import Path, flag
 from ..errors import UsageError
 from ..host import process
-from ..host.files import write_text
+from ..host.files import write_user_file
 from . import page
 from .run import MonitoredRun
 
@@ -29,7 +29,7 @@ _FOR_EVER = float("inf")
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class ReportFlags:
     """The values of a command line."""
 
     html: str | None = flag(Path(), None, "File of the page; an existing one is replaced.")
@@ -41,12 +41,12 @@ def main(argv: list[str]) -> None:
     try:
         values, paths = command_flags.read(
             argv,
-            Flags,
+            ReportFlags,
             help.module_doc(__name__),
             "crankshaft report RESULT.json | crankshaft report RUN_DIR|RESULT.json ... --html=FILE",
             takes_words=True,
         )
-        text = _text(paths, Flags(**values).html)
+        text = _text(paths, ReportFlags(**values).html)
     except Exception as error:  # the border of the program
         sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
     help.show(text)
@@ -56,7 +56,7 @@ def _text(paths: list[str], html: str | None) -> str:
     """Returns the text to print. Writes the page with --html."""
     if html and paths:
         shown = [MonitoredRun(path).shown(_FOR_EVER) for path in paths]
-        write_text(html, page.html({"runs": shown}))
+        write_user_file(html, page.html({"runs": shown}))
         return f"written to {html}"
     if len(paths) != 1:
         raise UsageError(

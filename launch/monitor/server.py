@@ -41,7 +41,7 @@ _READ_SECONDS = 0.4  # of an answer at most: what a long record holds so far is 
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class MonitorFlags:
     """The values of a command line."""
 
     port: int = flag(Integer(0, 65535), 6007, "Port of the page; 0 takes a free one.")
@@ -58,12 +58,12 @@ def main(argv: list[str]) -> None:
     try:
         values, paths = command_flags.read(
             argv,
-            Flags,
+            MonitorFlags,
             help.module_doc(__name__),
             "crankshaft monitor [flags] RUN_DIR|RESULT.json ...",
             takes_words=True,
         )
-        _serve(paths, **vars(Flags(**values)))
+        _serve(paths, **vars(MonitorFlags(**values)))
     except Exception as error:  # the border of the program
         sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from ...engine.inventory import Inventory
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.state import TrainState
 from ...engine.trainer import Trainer
-from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, server, tensor_bytes, trips
+from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, tensor_bytes, trips
 from .quantities import Product, flops_by_dtype
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
@@ -145,13 +145,13 @@ def _total_flops(graph: tf.Graph) -> float:
 
 
 def passes(graph: tf.Graph) -> tuple[float, float]:
-    """Counts a worker's ops, and the bytes that they read and write: (ops, bytes). Ops of no data are left out.
+    """Counts a graph's ops, and the bytes that they read and write: (ops, bytes). Ops of no data are left out.
 
     Optimizers' kernels count as ops; what they move is in `update_bytes`.
     """
     ops = moved = 0.0
     for op, times in executed(graph):
-        if op.type in FREE or server(op) or not (size := sum(map(tensor_bytes, [*op.inputs, *op.outputs]))):
+        if op.type in FREE or not (size := sum(map(tensor_bytes, [*op.inputs, *op.outputs]))):
             continue
         ops += times
         moved += 0.0 if op.type.startswith("ResourceApply") else times * size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from typing import Any, Literal
 
 from .hardware import Hardware
@@ -100,8 +99,8 @@ class Estimate:
 
     @property
     def examples_per_sec(self) -> float:
-        """Of the run, without failures; with parameter servers each worker makes steps of its own."""
-        return _independent_workers(self.work) * self.work.examples / self.step.seconds
+        """Of the run, without failures."""
+        return self.work.examples / self.step.seconds
 
 
 def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = None) -> Estimate:
@@ -116,27 +115,19 @@ def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = No
       UsageError: the hardware lacks a figure that the work needs.
     """
     step, saved = _step(work, hardware), _failures(work, hardware, snapshot_seconds)
-    hours = (
-        None if work.steps is None else work.steps * step.seconds / _independent_workers(work) / saved["goodput"] / 3600
-    )
+    hours = None if work.steps is None else work.steps * step.seconds / saved["goodput"] / 3600
     price = hardware.price_per_host_hour
-    cost = None if price is None or hours is None else hours * price * (work.hosts + work.servers)
+    cost = None if price is None or hours is None else hours * price * work.hosts
     # A worker's task on its host: the process, snapshots in memory, and on CPUs the replicas.
     local = work.replicas / work.hosts
     host_bytes = _PROCESS_BYTES[hardware.kind] + work.host_bytes
-    if snapshot_seconds != 0 and not work.servers:
+    if snapshot_seconds != 0:
         state = min(work.checkpoint_bytes, local * (work.memory.weights + work.memory.optimizer))
         host_bytes += _SNAPSHOTS * state
     if hardware.kind == "cpu":
         host_bytes += work.memory.data + local * (work.memory.total - work.memory.data)
-    fits = work.memory.total <= device_bytes(work, hardware)
-    fits = fits and max(host_bytes, work.server_bytes) <= 1e9 * hardware.host_memory_gb
+    fits = work.memory.total <= device_bytes(work, hardware) and host_bytes <= 1e9 * hardware.host_memory_gb
     return Estimate(work=work, fits=fits, host_bytes=host_bytes, step=step, hours=hours, cost=cost, **saved)
-
-
-def _independent_workers(work: Work) -> int:
-    """Counts the workers that do not make each step together."""
-    return work.hosts if work.servers else 1
 
 
 def device_bytes(work: Work, hardware: Hardware) -> float:
@@ -163,7 +154,7 @@ def _step(work: Work, hardware: Hardware) -> Step:
     sharing = _replicas_per_device(work, hardware)
     compute, memory = sharing * compute, sharing * memory
     dispatch = hardware.step_seconds + sharing * work.operations * hardware.operation_seconds
-    network = _network_seconds(work, hardware)
+    network = sum(message_seconds(message, hardware) for message in work.messages)
     reading = work.input_bytes / (1e9 * hardware.read_gb_per_sec)
     device = compute + memory + dispatch
     exposed = max(0.0, network - hardware.network_overlap * _BACKWARD_SHARE * (compute + memory))
@@ -198,45 +189,26 @@ def message_seconds(message: Message, hardware: Hardware) -> float:
     return message.count * seconds
 
 
-def _network_seconds(work: Work, hardware: Hardware) -> float:
-    """Sums the seconds of all of a step's messages, one collective after the other.
-
-    What a worker pulls or pushes in a turn comes from or goes to all servers at once, and each serves all workers.
-    """
-    seconds, turns = 0.0, defaultdict[int, float](float)
-    for message in work.messages:
-        if message.kind in ("pull", "push"):
-            turns[message.turn] += message.count * message.bytes
-        else:
-            seconds += message_seconds(message, hardware)
-    sharing = max(1.0, work.hosts / work.servers) if work.servers else 1.0
-    return seconds + sum(hardware.message_seconds("hosts", size * sharing) for size in turns.values())
-
-
 def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) -> dict:
     from ...engine.hooks.snapshots import COST, LEAST_SECONDS  # which imports TensorFlow
 
-    hosts = work.hosts + work.servers
-    rate = hosts / (3600 * hardware.hours_between_failures)  # per second
+    rate = work.hosts / (3600 * hardware.hours_between_failures)  # per second
     lost = hardware.lost_host_share * rate
     stays = (1 - hardware.lost_host_share) * rate
     local = work.replicas / work.hosts * (work.memory.weights + work.memory.optimizer)
-    share = work.checkpoint_bytes / work.servers if work.servers else min(work.checkpoint_bytes, local)
+    share = min(work.checkpoint_bytes, local)
     stall, write = share / (1e9 * hardware.copy_gb_per_sec), share / (1e9 * hardware.write_gb_per_sec)
     restore = share / (1e9 * hardware.read_gb_per_sec)
-    # The servers' variables are copied to the coordinator.
-    copy = hardware.message_seconds("hosts", work.checkpoint_bytes) if work.servers else stall
-    snapshots = max(LEAST_SECONDS, copy / COST) if snapshot_seconds is None else snapshot_seconds
+    snapshots = max(LEAST_SECONDS, stall / COST) if snapshot_seconds is None else snapshot_seconds
     snapshots = snapshots or math.inf
     interval = max(best_interval(stall, 1 / (lost or rate if snapshots < math.inf else rate)), write)
     # Without one in memory, the newest state is a checkpoint that was written whole, from which all are restored.
     from_file = (interval + stall, restore + write)
     repeats, on_failure = (snapshots, 0.0) if snapshots < interval else from_file
-    # Of a replica, or the coordinator, which has that of all servers.
-    survives = work.servers > 0 or (work.hosts > 1 and share == work.checkpoint_bytes)
+    survives = work.hosts > 1 and share == work.checkpoint_bytes
     on_loss, restored = (repeats, on_failure) if survives else from_file
     stays_down, lost_down = hardware.recovery_seconds + on_failure, hardware.lost_host_seconds + restored
-    saving = 1 + stall / interval + copy / snapshots
+    saving = 1 + stall / interval + stall / snapshots
     factor = saving * slowdown(repeats, stays_down, stays) * slowdown(on_loss, lost_down, lost)
     return {
         "checkpoint": Checkpoint(work.checkpoint_bytes, write, stall, interval),

@@ -1,4 +1,4 @@
-"""Reads a traced step's graph: ops that run, turns of loops, servers of ops, bytes of tensors."""
+"""Reads a traced step's graph: ops that run, turns of loops, bytes of tensors."""
 
 from __future__ import annotations
 
@@ -123,16 +123,3 @@ def _most_rows(tensor: tf.Tensor) -> int:
         seen.update(map(id, new))
         queue += [(x, parts) for x in new]
     return most
-
-
-def server(op: tf.Operation) -> str:
-    """Finds the parameter server that executes an op: by its device, or its variable's; "" of a worker's op."""
-    devices = [op.device, *(_variable_device(tensor) for tensor in op.inputs if tensor.dtype == tf.resource)]
-    return next((device for device in devices if "/job:ps" in device), "")
-
-
-def _variable_device(handle: tf.Tensor) -> str:
-    for outside, inside in getattr(handle.graph, "captures", ()):
-        if inside is handle:
-            return _variable_device(outside)
-    return handle.device

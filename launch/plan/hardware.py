@@ -106,7 +106,6 @@ class Hardware:
     step_jitter: float = flag(_SHARE, 0.02, "Standard deviation of a step's time, as a share of it.")
     slow_host_share: float = flag(_SHARE, 0.0, "Share of hosts that are slow at a time; for simulations.")
     slow_host_factor: float = flag(Number(lower=1, upper=1e3), 1.5, "How many times as long a step takes there.")
-    lease_seconds: float = flag(_POSITIVE, 0.003, "Of the coordinator, per lease of a worker.")
     price_per_host_hour: float | None = flag(_POSITIVE, None, "In any currency.")
 
     @property

@@ -17,9 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -47,7 +45,7 @@ _USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [
 _MOST_HOSTS = 50_000
 _FIRST_PORT = 10_000
 _ON_ONE_HOST = ("one_device", "mirrored", "tpu")
-# Flags of a run's tasks and files, without effect on a plan.
+# The flags of a run's tasks and files, without effect on a plan.
 _WITHOUT_EFFECT = ("cluster_hosts", "task_index", "bind", "num_ps", "evaluator", "run_dir", "result_json")
 
 
@@ -57,7 +55,7 @@ def _check_hosts(text: str) -> None:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Flags:
+class PlanFlags:
     """The values of a command line, without those of the run."""
 
     on: str | None = flag(
@@ -66,9 +64,9 @@ class Flags:
         "Hardware: h100, a100, l4, tpu-v5e, or a YAML or JSON file.",
     )
     hosts: str = flag(Text("numbers, e.g. 1,8,64", _check_hosts), "1", "Numbers of hosts to plan for.")
-    simulate: bool = flag(Boolean(), False, "Simulate each number of hosts for 30 days: failures, jitter, leases.")
+    simulate: bool = flag(Boolean(), False, "Simulate each number of hosts for 30 days: failures and jitter.")
     price_per_host_hour: float | None = flag(
-        Number(above=0, upper=1e9), None, "Price of a host, and of a server, per hour, in any currency."
+        Number(above=0, upper=1e9), None, "Price of a host per hour, in any currency."
     )
 
 
@@ -87,8 +85,8 @@ def main(argv: list[str]) -> None:
 
 def _run(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
-    values, words = command_flags.read(argv[:cut], Flags, help.module_doc(__name__), _USAGE, takes_others=True)
-    flags = Flags(**values)
+    values, words = command_flags.read(argv[:cut], PlanFlags, help.module_doc(__name__), _USAGE, takes_others=True)
+    flags = PlanFlags(**values)
     program, arguments = command_flags.split_program(argv[cut + 1 :]) if argv[cut + 1 :] else ((), [])
     words += arguments
     if program:
@@ -100,7 +98,7 @@ def _run(argv: list[str]) -> int:
     return _plan(flags, given)
 
 
-def _plan(flags: Flags, given: dict[str, Any], trainer_class=None, data=None) -> int:
+def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None) -> int:
     """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
     paths.check_results({"result_json": given.get("result_json"), "run_dir": None})
     if flags.simulate:
@@ -141,23 +139,18 @@ def configured(
       has_data: whether a script brings its data.
 
     Raises:
-      UsageError: a flag is wrong, or the strategy can't use so many hosts.
+      UsageError: a flag is wrong, or the strategy can't use so many hosts, or has parameter servers.
     """
     values = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
-    servers = given.get("num_ps", 0)
     alone = "mirrored" if devices > 1 else "one_device"
-    strategy = values.setdefault("strategy", "parameter_server" if servers else "multi_worker" if hosts > 1 else alone)
+    strategy = values.setdefault("strategy", "multi_worker" if hosts > 1 else alone)
+    if given.get("num_ps") or strategy == "parameter_server":
+        words = ", ".join(f"{name}={given[name]}" for name in ("strategy", "num_ps") if given.get(name))
+        raise UsageError(f"{words}: parameter servers are not planned; leave that out to plan synchronous workers")
     if strategy in _ON_ONE_HOST and hosts > 1:
         raise UsageError(f"--hosts={hosts}: strategy={strategy} runs on one host; use 1, or multi_worker")
-    tasks = {"worker": hosts}
-    if strategy == "parameter_server":
-        if not servers:
-            raise UsageError(f"strategy={strategy} needs servers; add num_ps=N")
-        tasks |= {"chief": 1, "ps": servers}
-    ports = itertools.count(_FIRST_PORT)
-    cluster = {kind: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for kind, count in tasks.items()}
-    task = {"type": "chief" if servers else "worker", "index": 0}
-    environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": task})}
+    cluster = {"worker": [f"127.0.0.1:{_FIRST_PORT + index}" for index in range(hosts)]}
+    environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
     config = configs.configure(values, trainer_class, has_data, environment)
     checks.check_placement(config)
     return config
@@ -192,9 +185,7 @@ def plan(
         entry = report.entry(found, config.strategy, machine)
         entry["activations"] = _activations(plans, config.recompute, found)
         if simulates:
-            dues = filter(None, (config.checkpoint_every_steps, config.eval_every_steps, config.summary_every_steps))
-            scenario = simulation.scenario(found, machine, min(dues, default=math.inf))
-            entry["simulated"] = simulation.entry(scenario)
+            entry["simulated"] = simulation.entry(simulation.scenario(found, machine))
         entries.append(entry)
     config = planned[-1][0]
     advice = [
@@ -277,7 +268,6 @@ def _cures(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     smaller: list[dict[str, Any]] = [{"accumulate_steps": factor * parts} for factor in (2, 4, 8, 16, 32)]
     sharded: list[dict[str, Any]] = [{"mesh": f"model:{size}"} for size in (2, 4, 8, 16) if size <= work.replicas]
     kinds: list[list[dict[str, Any]]] = [
-        [{"num_ps": factor * work.servers} for factor in (2, 4, 8, 16) if work.servers],
         [{"recompute": True}] if fixed < limit else [],
         smaller if fixed < limit else [],
         [{"shard_optimizer": True}] if memory.total - memory.optimizer < limit else [],

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from ...engine.internals import graphs
-from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, server, tensor_bytes, through_identities, trips
+from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, tensor_bytes, through_identities, trips
 
 # Ops whose outputs are their inputs' memory, or a variable's, or the caller's.
 VIEWS = {
@@ -47,9 +47,9 @@ def peak(graph: tf.Graph, gradients: Collection[int] = (), runs_in_parallel: boo
     """Follows a graph's tensors from the op that makes each to the last that uses it.
 
     Ops run in the order in which they become ready, as TensorFlow's executor starts them: parts of a graph that do not
-    wait for each other, such as parallel micro-batches, hold their tensors at the same time. Tensors on parameter
-    servers are not counted, but those that come from there are, from their arrival on. Of branches the larger counts.
-    Of a loop, its largest turn counts, and what all turns add to lists, which its gradient's loop removes again.
+    wait for each other, such as parallel micro-batches, hold their tensors at the same time. Of branches the larger
+    counts. Of a loop, its largest turn counts, and what all turns add to lists, which its gradient's loop removes
+    again.
 
     Args:
       graph: graph of a function.
@@ -201,23 +201,18 @@ class _Holder:
         self._held_bytes = self._gradient_bytes = 0
 
     def execute(self, op: tf.Operation) -> None:
-        if not server(op):
-            for tensor in op.inputs:
-                if server(tensor.op) and id(tensor) not in self._buffer and tensor_bytes(tensor):
-                    self._allocate(tensor)
         inputs = [self._buffer.get(id(tensor), id(tensor)) for tensor in op.inputs]
-        if not server(op):
-            called = graphs.all_called(op) if op.type in (*CALLS, *BRANCHES, *LOOPS) else ()
-            peaks = [peak(graph, self._gradients, self._runs_in_parallel) for graph in called]
-            self.uncertain.update(line for inner in peaks for line in inner.uncertain)
-            if peaks:
-                inner = max(peaks, key=lambda one: one.total)
-                self._note_peak(inner.total, inner.gradients)
-            self._note_peak(self._copies.get(op, 0))
-            if op.type in LOOPS:
-                self._end_loop(op, inputs)
-                return
-            self._make_outputs(op, inputs)
+        called = graphs.all_called(op) if op.type in (*CALLS, *BRANCHES, *LOOPS) else ()
+        peaks = [peak(graph, self._gradients, self._runs_in_parallel) for graph in called]
+        self.uncertain.update(line for inner in peaks for line in inner.uncertain)
+        if peaks:
+            inner = max(peaks, key=lambda one: one.total)
+            self._note_peak(inner.total, inner.gradients)
+        self._note_peak(self._copies.get(op, 0))
+        if op.type in LOOPS:
+            self._end_loop(op, inputs)
+            return
+        self._make_outputs(op, inputs)
         self._release(inputs)
 
     def _end_loop(self, loop: tf.Operation, inputs: list[int]) -> None:

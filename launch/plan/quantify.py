@@ -18,16 +18,14 @@ from ...engine.internals.variables import tf_variable
 from ...engine.inventory import Inventory
 from ...engine.mesh import shards
 from ...engine.optimizers.keras_adapter import KerasOptimizer
-from ...engine.strategies.parameter_server.feed import ReadByWorkersFeed
-from ...engine.strategies.parameter_server.strategy import ParameterServer
 from ..command_line.config import Config
 from ..errors import UsageError
 from ..run.building import parallel_micro_batches
 from . import cost
 from .cost import variable_bytes
-from .graph import NotCountableError, server, tensor_bytes
+from .graph import NotCountableError
 from .memory import OUTSIDE, peak
-from .quantities import Memory, Message, Work
+from .quantities import Memory, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
@@ -41,9 +39,9 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     """Computes what one step needs, without training and without the memory of its variables.
 
     Args:
-      config: configuration of a run that trains, see `main.configured`; its cluster has the parameter servers.
+      config: configuration of a run that trains, see `main.configured`.
       hosts: number of workers, one or more.
-      devices: number of devices of each host; one_device and parameter_server use one, --num_virtual_devices others.
+      devices: number of devices of each host; one_device uses one, --num_virtual_devices others.
       kind: kind of the devices, "cpu", "gpu" or "tpu".
       data: data of the run; None loads it.
 
@@ -51,19 +49,16 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
       UsageError: the replicas can't share the batch, or a step's needs are known only by running it.
     """
     micro_batches = parallel_micro_batches(config) if kind == "cpu" else 1
-    servers = len(config.cluster.job("ps")) if config.cluster else 0
-    has_one = config.strategy in ("one_device", "parameter_server")
-    layout = Layout(config.strategy, hosts, 1 if has_one else config.num_virtual_devices or devices, servers)
+    has_one = config.strategy == "one_device"
+    layout = Layout(config.strategy, hosts, 1 if has_one else config.num_virtual_devices or devices)
     rehearsal = rehearse(config, layout, micro_batches, data)
     try:
         products = cost.products(rehearsal.graph)
         operations, moved = cost.passes(rehearsal.graph)
     except NotCountableError as error:
         raise UsageError(f"{config.model_entry.name} can't be planned: {error}") from None
-    strategy = rehearsal.strategy
-    if strategy.updates_here:
-        moved += cost.update_bytes(rehearsal.state.trainer)[0]
-    messages = Counter([*rehearsal.messages, *_server_messages(rehearsal)])
+    moved += cost.update_bytes(rehearsal.state.trainer)[0]
+    messages = Counter(rehearsal.messages)
     memory, uncertain = _memory(rehearsal, kind)
     program = sum(op.type not in OUTSIDE for op, _ in cost.executed(rehearsal.graph))
     if kind == "cpu" and memory.activations + memory.gradients > _UNCERTAIN_SHARE * memory.total:
@@ -71,12 +66,10 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     return Work(
         hosts=layout.hosts,
         replicas=layout.replicas,
-        servers=layout.servers,
         memory=memory,
-        server_bytes=float(max(strategy.placement.loads)) if isinstance(strategy, ParameterServer) else 0.0,
         products=products,
         operations=operations,
-        can_jit=not (config.no_jit_reason or strategy.no_jit_reason),
+        can_jit=not (config.no_jit_reason or rehearsal.strategy.no_jit_reason),
         moved_bytes=moved,
         messages=tuple(dataclasses.replace(one, count=one.count * number) for one, number in messages.items()),
         examples=config.global_batch_size,
@@ -97,13 +90,8 @@ def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
     graphs = filter(None, (rehearsal.graph, rehearsal.sync))
     most = max((peak(graph, rehearsal.gradients, kind == "cpu") for graph in graphs), key=lambda found: found.total)
     slots = {id(v) for v in _slots(rehearsal)}
-    here = [v for v in rehearsal.variables if "/job:ps" not in v.device]
-    optimizer = sum(variable_bytes(v) for v in here if id(v) in slots)
-    weights = sum(variable_bytes(v) for v in here if id(v) not in slots)
-    # A worker pulls the values for its next step while it holds those for this one, of the same sizes.
-    for output in rehearsal.graph.outputs:
-        if server(output.op) or any(server(tensor.op) for tensor in output.op.inputs):
-            weights += tensor_bytes(output)
+    optimizer = sum(variable_bytes(v) for v in rehearsal.variables if id(v) in slots)
+    weights = sum(variable_bytes(v) for v in rehearsal.variables if id(v) not in slots)
     activations = most.total - most.gradients
     return Memory(float(weights), float(optimizer), most.gradients, activations, _data_bytes(rehearsal)), most.uncertain
 
@@ -126,7 +114,7 @@ def _data_bytes(rehearsal: Rehearsal) -> float:
     batch = feed.order.batch_size / rehearsal.shares * example_bytes(split)
     if isinstance(feed, ResidentFeed):
         return float(example_bytes(split) * len(split) + batch)
-    steps = feed.order.block_steps if isinstance(feed, (ReadFeed, ReadByWorkersFeed)) else 1
+    steps = feed.order.block_steps if isinstance(feed, ReadFeed) else 1
     return float(_BLOCKS_AHEAD * steps * batch)
 
 
@@ -141,45 +129,4 @@ def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
     feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
     if isinstance(feed, ResidentFeed) or (split.by_index and split.as_arrays() is not None):
         return 0.0
-    hosts = 1 if rehearsal.layout.servers else min(rehearsal.layout.hosts, rehearsal.shares)
-    return float(example_bytes(split) * batch_size / hosts)
-
-
-def _server_messages(rehearsal: Rehearsal) -> Iterator[Message]:
-    """Yields the tensors that a step sends between a worker and its servers, each as often as it is sent."""
-    servers = rehearsal.layout.servers
-    if not servers:
-        return
-    sent: dict[tuple[int, str], Message] = {}
-    turns = _turns(rehearsal.graph)
-
-    def note(tensor: tf.Tensor, target: str) -> None:
-        source = server(tensor.op)
-        if source != target and tensor.op.type not in OUTSIDE - {"ReadVariableOp"} and (size := tensor_bytes(tensor)):
-            turn = 1 + turns.get(id(tensor.op), 0)
-            sent[id(tensor), target] = Message("push" if target else "pull", size, servers, "hosts", turn=turn)
-
-    for op, _ in cost.executed(rehearsal.graph):
-        for tensor in op.inputs:
-            note(tensor, server(op))
-    for tensor in rehearsal.graph.outputs:
-        note(tensor, "")
-    yield from sent.values()
-
-
-def _turns(graph: tf.Graph) -> dict[int, int]:
-    """Counts the messages between a worker and servers that come one after another before each op, by its `id`.
-
-    A function that the graph calls counts as one op, whatever its ops wait for.
-    """
-    turns: dict[int, int] = {}
-    waiting = graph.get_operations()
-    while waiting:
-        op = waiting[-1]
-        before = [*(tensor.op for tensor in op.inputs if tensor.dtype != tf.resource), *op.control_inputs]
-        if uncounted := [other for other in before if id(other) not in turns]:
-            waiting += uncounted
-            continue
-        here = server(waiting.pop())
-        turns[id(op)] = max((turns[id(other)] + (server(other) != here) for other in before), default=0)
-    return turns
+    return float(example_bytes(split) * batch_size / min(rehearsal.layout.hosts, rehearsal.shares))

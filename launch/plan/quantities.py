@@ -35,21 +35,18 @@ class Message:
     """One transfer of a step, or several of the same kind and size.
 
     Attributes:
-      kind: the collective, or `pull` and `push` between a worker and the parameter servers.
+      kind: name of the collective.
       bytes: bytes of one member's tensor, before it is reduced or after it is gathered.
-      members: processes or devices that take part; for `pull` and `push`, the number of servers that share the bytes.
+      members: number of processes or devices that take part.
       link: what connects the members.
       count: number of such transfers per step; a fraction if not every step sends it.
-      turn: position of a `pull` or `push` in the chain of those that wait for one another, from 1 on. Those of one turn
-        travel at once.
     """
 
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "pull", "push"]
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter"]
     bytes: float
     members: int
     link: Literal["devices", "hosts"]
     count: float = 1.0
-    turn: int = 1
 
     @property
     def wire_bytes(self) -> float:
@@ -57,8 +54,6 @@ class Message:
 
         Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms (https://doi.org/10.1016/j.jpdc.2008.09.002).
         """
-        if self.kind in ("pull", "push"):
-            return self.count * self.bytes
         share = (self.members - 1) / self.members
         return self.count * self.bytes * share * (2 if self.kind == "all_reduce" else 1)
 
@@ -87,15 +82,13 @@ class Work:
     Attributes:
       hosts: number of workers.
       replicas: number of devices over all hosts.
-      servers: number of parameter servers; 0 without.
       memory: bytes on the fullest device.
-      server_bytes: bytes of variables and slots on the fullest parameter server.
       products: products of one device, forward and backward.
       operations: number of TensorFlow's operations that one device executes; 0 if XLA compiles the step.
       can_jit: whether XLA can compile the step.
       moved_bytes: bytes moved to and from one device's memory, by products and all else.
       messages: messages of one device or, over `hosts`, of one host.
-      examples: examples per step, over all replicas; with servers, examples of a step of one worker.
+      examples: examples per step, over all replicas.
       input_bytes: bytes that one host reads from files per step; 0 for data in memory.
       checkpoint_bytes: bytes of one checkpoint, over all hosts.
       steps: steps of the whole run; None if unknown.
@@ -105,9 +98,7 @@ class Work:
 
     hosts: int
     replicas: int
-    servers: int
     memory: Memory
-    server_bytes: float
     products: tuple[Product, ...]
     operations: float
     can_jit: bool

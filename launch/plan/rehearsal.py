@@ -9,8 +9,6 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import tensorflow as tf
 
@@ -27,11 +25,6 @@ from ...engine.state import TrainState
 from ...engine.step.context import StepContext
 from ...engine.strategies import FeedOptions, devices
 from ...engine.strategies.dry_run import shape_and_dtype
-from ...engine.strategies.parameter_server.coordinator import OPEN_PER_WORKER, ClusterAddresses
-from ...engine.strategies.parameter_server.feed import LeaseFeed
-from ...engine.strategies.parameter_server.leases import Counters
-from ...engine.strategies.parameter_server.placement import Placement, Rule
-from ...engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules
 from ..command_line.config import Config
@@ -42,17 +35,14 @@ from ..run.data import loading
 from .graph import tensor_bytes
 from .quantities import Message
 
-_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
-
 
 @dataclasses.dataclass
 class Layout:
-    """Where replicas are: `devices` on each of `hosts`, of a strategy by its name; `servers` beside them."""
+    """Where replicas are: `devices` on each of `hosts`, of a strategy by its name."""
 
     strategy: str
     hosts: int
     devices: int
-    servers: int = 0
 
     @property
     def replicas(self) -> int:
@@ -75,7 +65,7 @@ class Rehearsal:
     """
 
     layout: Layout
-    strategy: _Replicas | _Servers
+    strategy: _Replicas
     state: TrainState
     inputs: run_inputs.Inputs
     steps: int | None
@@ -155,7 +145,7 @@ class _RehearsedAxis(Axis):
 def _mesh(layout: Layout, model: int, shard_optimizer: bool, record: _Record) -> Mesh:
     replicas, mesh = layout.replicas, Mesh(None, model, shard_optimizer)
     plain = model == 1 and not shard_optimizer
-    axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "everyone": (replicas, 1)}
+    axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "all_replicas": (replicas, 1)}
     for name, (size, groups) in axes.items():
         setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, plain, record))
     return mesh
@@ -184,43 +174,7 @@ class _Replicas(Replicated):
         return tf.function(lambda: self.distribution.run(sync), autograph=False).get_concrete_function().graph
 
 
-class _Placement(Placement):
-    """Places variables on servers that do not exist."""
-
-    def build(self) -> None:
-        for server in range(len(self.loads)):
-            with tf.device(f"/job:ps/replica:0/task:{server}/device:CPU:0"):
-                self._anchors.append(variable_without_value([], tf.int32, f"anchor_{server}", trainable=False))
-
-
-class _Servers(ParameterServer):
-    """The first worker of several, and the servers of its variables."""
-
-    def __init__(self, layout: Layout, placement: tuple[Rule, ...], options: FeedOptions, steps_per_loop: int):
-        servers = tuple(f"plan:{number}" for number in range(layout.servers))
-        workers = tuple(f"plan:{number}" for number in range(layout.hosts))
-        cluster = ClusterAddresses("plan:0", workers, servers)
-        distribution = tf.distribute.OneDeviceStrategy("CPU:0")
-        super().__init__(distribution, ServerOptions(cluster), options, steps_per_loop)
-        self._coordinator = SimpleNamespace(strategy=distribution)  # of no use to feeds that bring nothing
-        self.placement = _Placement(distribution, layout.servers, placement)
-
-    def build(self, make: Callable[[], TrainState]) -> TrainState:
-        self.placement.build()
-        self.placement.plan(make)
-        with self.distribution.scope(), self.placement.creator_scope():
-            return make()
-
-    def bind(self, state, train_feed=None, eval_feed=None) -> None:
-        self._leases: Any = SimpleNamespace(counters=Counters(OPEN_PER_WORKER * len(self.cluster.workers)))
-        super().bind(state, train_feed, eval_feed)
-
-    @property
-    def computes_on(self) -> tuple[str, int]:
-        return _CPU, len(self.cluster.workers)
-
-
-class _Batch(LeaseFeed, RepeatedFeed):
+class _Batch(RepeatedFeed):
     """A batch without values."""
 
     @property
@@ -250,13 +204,9 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     options = FeedOptions(
         config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
     )
-    if layout.servers:
-        placement = tuple(Rule(*rule) for rule in config.placement_rules)
-        strategy: _Replicas | _Servers = _Servers(layout, placement, options, config.steps_per_loop)
-    else:
-        model = devices.model_axis(rules.mesh_shape(config.mesh), layout.replicas)
-        mesh = _mesh(layout, model, config.shard_optimizer, record)
-        strategy = _Replicas(layout, micro_batches, options, config.steps_per_loop, mesh)
+    model = devices.model_axis(rules.mesh_shape(config.mesh), layout.replicas)
+    mesh = _mesh(layout, model, config.shard_optimizer, record)
+    strategy = _Replicas(layout, micro_batches, options, config.steps_per_loop, mesh)
     shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
     checks.check_batch(config, shares)
     inputs = run_inputs.build(config, data or loading.load(config), strategy)
@@ -284,7 +234,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         strategy.bind(state, _Batch(values, config.global_batch_size))
         record.messages.clear()
         graph, sync = strategy.training.one_step(0).graph, None
-        if (period := state.trainer.reduction.sync_every_steps) and isinstance(strategy, _Replicas):
+        if period := state.trainer.reduction.sync_every_steps:
             record.count = 1.0 / period
             sync = strategy.sync_graph
         sent = record.messages

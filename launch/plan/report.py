@@ -25,12 +25,10 @@ def entry(estimate: Estimate, strategy: str, hardware: Hardware) -> dict[str, An
         "hosts": work.hosts,
         "strategy": strategy,
         "replicas": work.replicas,
-        "servers": work.servers,
         "fits": estimate.fits,
         "uncertain": list(work.uncertain),
         "memory": {**dataclasses.asdict(memory), "total": memory.total},
         "host_bytes": estimate.host_bytes,
-        "server_bytes": work.server_bytes,
         "gpus_per_host": hardware.devices_per_host if hardware.kind == "gpu" else 0,
         "step": dataclasses.asdict(estimate.step),
         "examples_per_sec": estimate.examples_per_sec,
@@ -60,8 +58,7 @@ def text(plan: dict[str, Any], machine: Hardware, columns: int) -> str:
         if plan["advice"]:
             lines += ["With these flags it does:", *(f"  {flags}" for flags in plan["advice"])]
         else:
-            tried = "mesh, recomputation, sharded optimizer, micro-batch or number of servers"
-            lines.append(f"No {tried} that was tried makes it fit.")
+            lines.append("No mesh, recomputation, sharded optimizer or micro-batch that was tried makes it fit.")
     return "\n".join(lines)
 
 
@@ -97,7 +94,6 @@ def _rows(entries: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     row("activations with --recompute", size, "activations", "recomputed")
     row("and without", size, "activations", "kept")
     row("of a host, at least", size, "host_bytes")
-    row("of a server", size, "server_bytes")
     row("FLOPs per step and device", _count, "step", "flops")
     row("sent per step", size, "step", "wire_bytes")
     for part in ("compute", "memory", "dispatch", "network", "input"):

@@ -13,8 +13,7 @@ from ...engine.machine.files import read_json
 from ..errors import UsageError
 
 _MOST_BYTES = 4 << 20
-_COUNTS = ("hosts", "servers")
-_FIGURES = (*_COUNTS, "host_bytes", "examples_per_sec", "goodput")
+_FIGURES = ("hosts", "host_bytes", "examples_per_sec", "goodput")
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
@@ -42,7 +41,7 @@ def _figures(entry: dict[str, Any]) -> dict[str, Any]:
     share = 0.0 if step["bound"] == "input" else step["network_seconds"] / step["seconds"]
     figures = {**{name: entry[name] for name in _FIGURES}, "network_share": share}
     for name, value in figures.items():
-        kind = int if name in _COUNTS else (int, float)
+        kind = int if name == "hosts" else (int, float)
         if type(value) is bool or not isinstance(value, kind) or not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value}")
     return figures

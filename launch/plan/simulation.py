@@ -1,6 +1,6 @@
-"""Simulates a run on many hosts: waiting, checkpoints, failures, and leases of one coordinator.
+"""Simulates a run on many hosts: waiting, checkpoints and failures.
 
-simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints, leases. The rest is computed
+simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints. The rest is computed
 where it comes to the same: a synchronous step ends with its slowest worker, so the mean of a maximum stands for all
 workers' steps between two checkpoints.
 """
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from ...engine.errors import importing
-from ...engine.strategies.pacing import ASSIGN_SECONDS, lease_seconds, lease_steps
 from .estimate import Estimate
 from .hardware import Hardware
 
@@ -27,21 +26,15 @@ _DAY = 24 * _HOUR
 _QUANTILES = 2048
 _SATURATED = 0.5
 _NO_EFFECT = 1.01
-_LEASES_PER_WORKER = 8  # that are simulated; then their rate no longer changes
 # By cost: a scenario without it, and what makes it less.
 COSTS: dict[str, tuple[dict[str, Any], str]] = {
     "the network": (
         {"network_seconds": 0.0},
-        "fewer bytes (reduce_dtype), a larger global_batch_size, more servers",
+        "fewer bytes (reduce_dtype), a larger global_batch_size",
     ),
-    "the slowest worker": ({"jitter": 0.0, "stragglers_per_host_hour": 0.0}, "even hosts, or parameter servers"),
+    "the slowest worker": ({"jitter": 0.0, "stragglers_per_host_hour": 0.0}, "even hosts"),
     "failures": ({"failures_per_host_hour": 0.0}, "spare hosts, snapshot_seconds, more frequent checkpoints"),
     "checkpoints": ({"checkpoint_seconds": 0.0}, "less frequent checkpoints"),
-    "the coordinator": ({"assign_seconds": 0.0}, "longer steps: a larger global_batch_size"),
-    "the end of all leases": (
-        {"join_every_steps": math.inf},
-        "checkpoint_every_steps, eval_every_steps and summary_every_steps further apart",
-    ),
 }
 
 
@@ -51,20 +44,15 @@ class Scenario:
 
     Attributes:
       hosts: number of workers.
-      examples: examples per step of all workers together, or with parameter servers of one worker.
+      examples: examples per step of all workers together.
       compute_seconds: seconds of a worker's step without the network.
-      network_seconds: seconds on an idle network in a worker's step; with parameter servers, those of the busiest
-        server.
+      network_seconds: seconds of a step in which nothing but the network works.
       jitter: standard deviation of a worker's `compute_seconds` divided by their mean.
-      servers: parameter servers; 0 for synchronous steps.
-      assign_seconds: seconds for which a lease occupies the coordinator.
-      join_every_steps: steps between two checkpoints, evaluations or summaries, before each of which all leases must be
-        complete.
       checkpoint_seconds: seconds for which a checkpoint stops training.
       checkpoint_every_seconds: seconds of training between two checkpoints.
       snapshot_every_seconds: seconds of training between two snapshots in memory; infinite without snapshots.
       snapshots_survive: whether the loss of a host leaves a whole snapshot on others.
-      failures_per_host_hour: failures per hour of each host, whether it has a worker, a server or the coordinator.
+      failures_per_host_hour: failures per hour of each host.
       lost_hosts: the share of failures in which the host is lost.
       recovery_seconds: seconds from the failure of a process to the next step, on the same hosts.
       lost_host_seconds: seconds from the loss of a host to the next step, with the scheduler's restart.
@@ -78,9 +66,6 @@ class Scenario:
     compute_seconds: float
     network_seconds: float = 0.0
     jitter: float = 0.0
-    servers: int = 0
-    assign_seconds: float = ASSIGN_SECONDS
-    join_every_steps: float = math.inf
     checkpoint_seconds: float = 0.0
     checkpoint_every_seconds: float = 600.0
     snapshot_every_seconds: float = math.inf
@@ -95,34 +80,20 @@ class Scenario:
 
     @property
     def step_seconds(self) -> float:
-        """Of a worker that waits for no other; with parameter servers, which all workers share."""
-        sharing = self.hosts if self.servers else 1
-        return queued_seconds(self.compute_seconds, self.network_seconds, sharing)
+        """Of a worker that waits for no other."""
+        return self.compute_seconds + self.network_seconds
 
 
-def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = math.inf) -> Scenario:
+def scenario(estimate: Estimate, hardware: Hardware) -> Scenario:
     """Converts an estimated run to a scenario on the same hardware, with the best checkpoint interval."""
     work, step, checkpoint = estimate.work, estimate.step, estimate.checkpoint
-    all_seconds, network = step.seconds, 0.0 if step.bound == "input" else step.network_seconds
-    if work.servers:
-        # Workers share the servers, but each has its own link; latency occupies nobody.
-        seconds = hardware.message_seconds
-        device = step.compute_seconds + step.memory_seconds + step.dispatch_seconds
-        sent = sum(message.count * seconds(message.link, message.bytes) for message in work.messages)
-        all_seconds = max(device + sent, step.input_seconds)
-        network = sum(
-            message.count * (seconds(message.link, message.bytes / message.members) - seconds(message.link, 0))
-            for message in work.messages
-        )
+    network = 0.0 if step.bound == "input" else step.network_seconds
     return Scenario(
         hosts=work.hosts,
         examples=work.examples,
-        compute_seconds=all_seconds - network,
+        compute_seconds=step.seconds - network,
         network_seconds=network,
         jitter=hardware.step_jitter,
-        servers=work.servers,
-        assign_seconds=hardware.lease_seconds,
-        join_every_steps=join_every_steps,
         checkpoint_seconds=checkpoint.stall_seconds,
         checkpoint_every_seconds=checkpoint.interval_seconds,
         snapshot_every_seconds=estimate.snapshot_interval_seconds,
@@ -137,8 +108,8 @@ def scenario(estimate: Estimate, hardware: Hardware, join_every_steps: float = m
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The outcome of a simulated run.
+class SimulatedRun:
+    """What a simulated run achieved.
 
     Attributes:
       examples_per_sec: examples per second over the whole time.
@@ -178,66 +149,6 @@ def expected_maximum(number: int, jitter: float) -> float:
     return float(np.mean(np.exp([normal.inv_cdf(quantile) for quantile in quantiles])))
 
 
-@functools.lru_cache
-def queued_seconds(think: float, service: float, number: int) -> float:
-    """Computes the seconds per cycle of workers that share a server fairly, by mean value analysis.
-
-    It depends on the means alone (Reiser and Lavenberg 1980, https://doi.org/10.1145/322186.322195; Baskett et al.
-    1975, https://doi.org/10.1145/321879.321887).
-
-    Args:
-      think: seconds between two requests of a worker.
-      service: seconds that the server takes for one if it has no other.
-      number: number of workers.
-    """
-    queued, cycle = 0.0, think + service
-    for workers in range(1, number + 1):
-        response = service * (1 + queued)
-        cycle = think + response
-        queued = workers * response / cycle
-    return cycle
-
-
-def leased_seconds(scenario: Scenario, rng: np.random.Generator) -> float:
-    """Simulates the seconds per step of all workers together, with one coordinator that assigns their leases.
-
-    It schedules two leases per worker, which any free worker takes; all are complete before anything is due.
-    """
-    workers, cost, join = scenario.hosts, scenario.assign_seconds, scenario.join_every_steps
-    step_seconds = scenario.step_seconds
-    most = max(1, round(lease_seconds(workers) / step_seconds))
-    steady = max(step_seconds / workers, cost / most)
-    if math.isinf(join):
-        return steady
-    simpy, steps = _simpy(), int(min(join, _LEASES_PER_WORKER * workers * most))
-    env = simpy.Environment()
-    leases, completed = simpy.Store(env), simpy.Store(env)
-
-    def coordinate() -> Iterator:
-        left, num_open = steps, 0
-        while left or num_open:
-            if left and num_open < 2 * workers:
-                yield env.timeout(cost)
-                lease = lease_steps(left, workers, most, step_seconds, cost)
-                leases.put(lease)
-                left, num_open = left - lease, num_open + 1
-            else:
-                yield completed.get()
-                num_open -= 1
-
-    def work() -> Iterator:
-        while True:
-            lease = yield leases.get()
-            noise = scenario.jitter * rng.standard_normal() / math.sqrt(lease)
-            yield env.timeout(lease * step_seconds * max(0.0, 1 + noise))
-            completed.put(lease)
-
-    for _ in range(workers):
-        env.process(work())
-    env.run(until=env.process(coordinate()))
-    return (env.now + (join - steps) * steady) / join
-
-
 class _Run:
     """A simulated run: it trains, with a checkpoint after each interval, and is down after a failure."""
 
@@ -248,13 +159,8 @@ class _Run:
         self._unsaved = {"steps": 0.0, "waiting": 0.0}
         self._at, self._is_down = 0.0, False
         self._cycle = 0.0  # seconds since a checkpoint was complete
-        self._slow = self._absent = 0  # workers
-        stopping, by_itself = (scenario.servers + 1, scenario.hosts) if scenario.servers else (scenario.hosts, 0)
-        if scenario.servers:
-            together = leased_seconds(scenario, np.random.default_rng(seed))
-            self._lease_speed = scenario.step_seconds / scenario.hosts / together
-        self._occur(1, stopping * scenario.failures_per_host_hour, self._fail)
-        self._occur(2, by_itself * scenario.failures_per_host_hour, self._leave)
+        self._slow = 0  # workers
+        self._occur(1, scenario.hosts * scenario.failures_per_host_hour, self._fail)
         self._occur(3, scenario.hosts * scenario.stragglers_per_host_hour, self._straggle)
 
     def _occur(self, stream: int, per_hour: float, event: Callable[[bool], Iterator]) -> None:
@@ -269,9 +175,6 @@ class _Run:
         if per_hour:
             self._env.process(occurring())
 
-    def _down_seconds(self, is_lost: bool) -> float:
-        return self._scenario.lost_host_seconds if is_lost else self._scenario.recovery_seconds
-
     def _fail(self, is_lost: bool) -> Iterator:
         s = self._scenario
         self.account()
@@ -282,17 +185,10 @@ class _Run:
         self._save(lost)
         self._cycle = max(0.0, min(self._cycle, s.checkpoint_every_seconds) - lost)
         self._is_down = True
-        yield self._env.timeout(self._down_seconds(is_lost))
+        yield self._env.timeout(s.lost_host_seconds if is_lost else s.recovery_seconds)
         if self.failures == failures:
             self.account()
             self._is_down = False
-
-    def _leave(self, is_lost: bool) -> Iterator:
-        self.account()
-        self._absent += 1
-        yield self._env.timeout(self._down_seconds(is_lost))
-        self.account()
-        self._absent -= 1
 
     def _straggle(self, _: bool) -> Iterator:
         self.account()
@@ -302,11 +198,8 @@ class _Run:
         self._slow -= 1
 
     def _speed(self) -> float:
-        """Computes the share of the steps' time in which no worker waits for another or the coordinator."""
+        """Computes the share of the steps' time in which no worker waits for another."""
         s = self._scenario
-        if s.servers:
-            missing = self._absent + self._slow * (1 - 1 / s.straggler_factor)
-            return self._lease_speed * max(0.0, 1 - missing / s.hosts)
         slowest = max(expected_maximum(s.hosts, s.jitter), s.straggler_factor if self._slow else 0.0)
         return s.step_seconds / (s.compute_seconds * slowest + s.network_seconds)
 
@@ -347,16 +240,15 @@ class _Run:
         self._save()
 
 
-def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> Outcome:
+def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> SimulatedRun:
     """Simulates so many days; the same for the same seed. Raises `UsageError` without simpy."""
     env = _simpy().Environment()
     run = _Run(env, scenario, seed)
     env.run(until=days * _DAY)
     run.end()
     spent = {cause: seconds / (days * _DAY) for cause, seconds in run.spent.items()}
-    workers = scenario.hosts if scenario.servers else 1  # that each compute steps of their own
-    rate = spent["steps"] * workers * scenario.examples / scenario.step_seconds
-    return Outcome(rate, spent["steps"], spent, run.failures)
+    rate = spent["steps"] * scenario.examples / scenario.step_seconds
+    return SimulatedRun(rate, spent["steps"], spent, run.failures)
 
 
 def limits(scenario: Scenario, days: float = 30.0, seed: int = 0) -> dict[str, float]:

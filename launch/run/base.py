@@ -134,7 +134,8 @@ class BaseRun:
         if not self.config.trains:
             return None
         status = self.loop.status
-        return status.stop or (f"step {status.step} is the last of the run" if status.last else None)
+        last = f"step {status.step} is the last of the run" if status.last else None
+        return str(status.stop) if status.stop else last
 
     @property
     def has_evaluation(self) -> bool:

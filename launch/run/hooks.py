@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from ...engine import logging
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
+from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
@@ -24,118 +25,140 @@ from ...engine.hooks.snapshots import InMemory
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.hooks.tensorboard import TensorBoard
 from ...engine.hooks.tensorboard.probe import Probe
-from ...engine.hooks.writing import Writing
 from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
 from ...engine.machine.requests import Requests
+from ...engine.strategies.base import Stop
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..errors import EXIT_REGROUP, UsageError
 from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
 
-TO_INCLUDE = "to include "  # how the reason to stop begins where workers have come
 _POLL_SECONDS = 1.0
 
 
 def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
     """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
 
+    Those that the run itself reads are set as its attributes: `record` to `sync_check`, see `BaseRun`.
+
     Args:
-      run: gets its record, rows, metrics, final weights, stop request and check of replicas.
-      user_hooks: see `check_user_hooks`.
-      began: when the process began to work on the run, by `time.monotonic`.
+      run: run that the hooks belong to.
+      user_hooks: hooks of the user, as `check_user_hooks` returns them.
+      began: time at which the process began to work on the run, by `time.monotonic`.
       pauses: pauses of this process.
     """
     config, strategy = run.config, run.strategy
-    keras_hooks = [hook for hook in user_hooks if isinstance(hook, KerasCallbacks)]  # one at most
-    # Callbacks may have epochs that are not the data's; they evaluate at the ends of theirs.
-    callback_periods = {hook.period(strategy.training.feed) for hook in keras_hooks if hook.epoch_steps}
+    callbacks = next((hook for hook in user_hooks if isinstance(hook, KerasCallbacks)), None)
     eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
-    eval_period = next(iter(callback_periods), eval_period)
-    row_periods: set[int | Period] = {run.epoch_period, eval_period, *callback_periods}
-    writing, reading = Writing(), Writing("looking")  # the first waits for the device, even if that hangs
+    row_periods: set[int | Period] = {run.epoch_period}
+    if callbacks and callbacks.epoch_steps:  # which may not be the data's: they evaluate at the ends of theirs
+        eval_period = callbacks.period(strategy.training.feed)
+    row_periods.add(eval_period)
+    # The writer waits for the device, even if that hangs; the poller never does.
+    writer, poller = BackgroundThread("writer"), BackgroundThread("poller")
+
     if strategy.is_chief:
-        run.record = _record(run, writing, reading, began, pauses)
+        run.record = _record(run, writer, poller, began, pauses)
     run.rows = History(run.record, row_periods)
     run.metrics = TrainMetrics(eval_period)
     run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in user_hooks))
     run.stop_request = StopRequest(config.stop_at_step)
+    if strategy.num_replicas > 1:
+        runs_user_code = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in user_hooks)
+        names = strategy.replica_names
+        run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
 
-    # No checkpoint may have such weights, so a run with a folder ends with an error all the same.
-    is_strict = bool(config.run_dir) or not any(hook.ends_at_nonfinite for hook in keras_hooks)
-    hooks: list[Hook] = [numerics.NanGuard(is_strict)]
+    hooks: list[Hook] = []  # which those that save keep, for the state of all of them
+    hooks += _judges(run, callbacks, eval_period, hooks)
+    hooks += [run.metrics, run.final, run.rows, *user_hooks]
+    if run.sync_check:
+        hooks.append(run.sync_check)
+    if config.run_dir:
+        hooks.append(_tensorboard(run, row_periods, writer))
+    hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
+    if config.cluster and (config.cluster.absent or config.cluster.newcomers):
+        hooks.append(_IncludeWorkers(config))
+    hooks += _savers(run, hooks, poller)
+    return hooks
+
+
+def _judges(
+    run: BaseRun, callbacks: KerasCallbacks | None, eval_period: int | Period, hooks: Sequence[Hook]
+) -> list[Hook]:
+    """Makes the hooks that judge a call: whether it is finite and fast, and how good the weights are."""
+    config, strategy = run.config, run.strategy
+    # No checkpoint may have weights that are not finite, so a run with a folder ends with an error all the same.
+    is_strict = bool(config.run_dir) or not (callbacks and callbacks.ends_at_nonfinite)
+    judges: list[Hook] = [numerics.NanGuard(is_strict)]
     if len(strategy.worker_names) > 1 and strategy.is_chief:
-        hooks.append(Stragglers(strategy.worker_names))
-    hooks.append(InputBound(run.inputs.faster))
+        judges.append(Stragglers(strategy.worker_names))
+    judges.append(InputBound(run.inputs.faster))
     if run.evaluates:
-
-        def is_wanted(status: Status) -> bool:
-            return all(hook.wants_evaluation(status) for hook in keras_hooks)
-
-        around = [hook.evaluating for hook in keras_hooks]
-        between = keras_hooks[0].test_batches if keras_hooks else None
-        hooks.append(
+        around: dict[str, Any] = {}
+        if callbacks:
+            around = {
+                "is_wanted": callbacks.wants_evaluation,
+                "around": [callbacks.evaluating],
+                "between": callbacks.test_batches,
+            }
+        judges.append(
             evaluation.Evaluation(
-                *(eval_period, around, is_wanted, is_strict, between),
+                eval_period,
+                **around,
+                is_strict=is_strict,
                 batches=config.eval_batches,
                 directory=config.run_dir,
                 ends=lambda: run.stop_request.reason,
             )
         )
     if run.record:
-        hooks.append(run.record)  # before those that save: a window ends with all work by then
+        judges.append(run.record)  # before those that save: a window ends with all work by then
     # Without evaluations, a metric of the training data is checked each epoch.
     period: dict[str, Any] = {} if run.evaluates and eval_period else {"every_steps": run.epoch_period}
     if config.early_stopping:
-        hooks.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
+        judges.append(EarlyStopping(config.monitor, **config.arguments("early_stopping"), **period))
     if config.reduce_lr:
-        hooks.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
+        judges.append(ReduceLearningRate(config.monitor, **config.arguments("reduce_lr"), **period))
     if run.best and run.evaluates:
-        hooks.append(BestCheckpoint(run.best, config.monitor, hooks))
+        judges.append(BestCheckpoint(run.best, config.monitor, hooks))
     elif config.restore_best:
-        hooks.append(BestWeights(config.monitor))
+        judges.append(BestWeights(config.monitor))
+    return judges
 
-    hooks += [run.metrics, run.final, run.rows, *user_hooks]
-    if strategy.num_replicas > 1:
-        runs_user_code = any(not isinstance(user, KerasCallbacks) or user.callbacks for user in user_hooks)
-        names = strategy.replica_names
-        run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
-        hooks.append(run.sync_check)
-    if config.run_dir:
-        has_servers = not strategy.updates_here
-        if has_servers and config.histogram_every_steps:
-            every = f"histogram_every_steps={config.histogram_every_steps}"
-            logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
-        hooks.append(
-            TensorBoard(
-                RunDir(config.run_dir).tensorboard if config.is_chief else None,
-                every_steps=config.summary_every_steps,
-                histogram_every_steps=config.histogram_every_steps,
-                more=row_periods if config.summary_every_steps else (),
-                config=config.deciding(),
-                # The coordinator would pull all weights for what the probe computes.
-                probe=None if has_servers else Probe(strategy, run.trainer),
-                writing=writing,
-            )
-        )
-    hooks.append(Progress(config.progress if config.is_chief else "off"))
 
-    hooks.append(run.stop_request)
-    if config.cluster and (config.cluster.absent or config.cluster.newcomers):
-        hooks.append(_IncludeWorkers(config))
+def _tensorboard(run: BaseRun, row_periods: Collection[int | Period], writer: BackgroundThread) -> TensorBoard:
+    config, has_servers = run.config, not run.strategy.updates_here
+    if has_servers and config.histogram_every_steps:
+        every = f"histogram_every_steps={config.histogram_every_steps}"
+        logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
+    return TensorBoard(
+        RunDir(config.run_dir).tensorboard if config.is_chief else None,
+        every_steps=config.summary_every_steps,
+        histogram_every_steps=config.histogram_every_steps,
+        more=row_periods if config.summary_every_steps else (),
+        config=config.deciding(),
+        # The coordinator would pull all weights for what the probe computes.
+        probe=None if has_servers else Probe(run.strategy, run.trainer),
+        writer=writer,
+    )
 
+
+def _savers(run: BaseRun, hooks: Sequence[Hook], poller: BackgroundThread) -> list[Hook]:
+    """Makes the hooks that save the state of the run and of all `hooks`."""
+    config, savers = run.config, list[Hook]()
     if run.checkpoints:
-        hooks.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+        savers.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
     if run.snapshots:
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
-        hooks.append(InMemory(run.snapshots, seconds, hooks))
+        savers.append(InMemory(run.snapshots, seconds, hooks))
     if run.checkpoints and not config.remote:
-        return [*hooks, _request_handler(run, run.checkpoints, hooks, reading)]
-    return hooks
+        savers.append(_request_handler(run, run.checkpoints, hooks, poller))
+    return savers
 
 
 def check_user_hooks(user_hooks: Sequence) -> list[Hook]:
@@ -183,13 +206,14 @@ class _IncludeWorkers(Periodic):
         )
         if waiting and can_train and not status.last:
             have = "have" if len(waiting) > 1 else "has"
-            status.stop = status.stop or f"{TO_INCLUDE}{rendezvous.describe_peers(waiting)}, which {have} come"
+            reason = f"to include {rendezvous.describe_peers(waiting)}, which {have} come"
+            status.stop = status.stop or Stop(reason, exit_code=EXIT_REGROUP)
 
     def close(self) -> None:
         self._ended.set()
 
 
-def _record(run: BaseRun, writing: Writing, reading: Writing, began: float, pauses: Pauses) -> Recorder:
+def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, began: float, pauses: Pauses) -> Recorder:
     """Makes the hook that records a run; see `Recorder`."""
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
@@ -207,7 +231,7 @@ def _record(run: BaseRun, writing: Writing, reading: Writing, began: float, paus
         },
     }
     log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
-    record = Recorder(log, writing, reading, first_events, began, pauses)
+    record = Recorder(log, writer, poller, first_events, began, pauses)
 
     def record_checkpoint(is_best: bool, manifest: Manifest, seconds: float) -> None:
         size = sum(file["bytes"] for file in manifest.files.values())
@@ -220,7 +244,9 @@ def _record(run: BaseRun, writing: Writing, reading: Writing, began: float, paus
     return record
 
 
-def _request_handler(run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hook], reading: Writing) -> RequestHandler:
+def _request_handler(
+    run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hook], poller: BackgroundThread
+) -> RequestHandler:
     """Makes the hook that answers `crankshaft ask`."""
     config, strategy = run.config, run.strategy
     task_here = config.cluster.task if config.cluster else strategy.worker_names[0]
@@ -239,7 +265,7 @@ def _request_handler(run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hoo
 
     folder = RunDir(config.run_dir)
     requests = Requests(folder.requests, is_for_this_task)
-    return RequestHandler(requests, reading, save, run.stop_request.request, describe, folder.tensorboard, others)
+    return RequestHandler(requests, poller, save, run.stop_request.request, describe, folder.tensorboard, others)
 
 
 def _describe(record: Recorder) -> str:

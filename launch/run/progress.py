@@ -143,7 +143,10 @@ class Bar:
         )
         self._task = self._progress.add_task(description, total=total, text="starting")
         self._progress.update(self._task, completed=completed)
+        before = sys.stderr
         self._progress.start()
+        self._stderr = sys.stderr  # rich's, which writes above the bar
+        terminal.redirect_log(before, self._stderr)
 
     @property
     def width(self) -> int:
@@ -161,6 +164,7 @@ class Bar:
     def close(self) -> None:
         """Restores the terminal."""
         self._progress.stop()
+        terminal.redirect_log(self._stderr, sys.stderr)
 
 
 def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.monotonic) -> Callable:

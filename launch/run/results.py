@@ -67,7 +67,7 @@ class RunOutcomeWriter:
             code, line = explanations.explain(error, has_debug=False)
         elif error is not None:
             code, line = EXIT_CODES["SIGINT"], type(error).__name__
-        self.run.record.finish(line or loop.status.stop or "done", code, is_fault=isinstance(error, Exception))
+        self.run.record.finish(line or str(loop.status.stop or "done"), code, is_fault=isinstance(error, Exception))
 
     def end_stuck(self, line: str) -> None:
         """Records the end of a stuck process, and the reason."""

@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...engine import logging
@@ -25,8 +25,9 @@ from ...engine.machine.pauses import Pauses
 from ...engine.metrics.pairs import Confusion
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
+from ...engine.strategies.base import Stop
 from ...engine.trainer import computes_metrics
-from ..cluster import memory
+from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
@@ -48,7 +49,7 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     config, pauses = run.config, Pauses()
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
         # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
-        slots = memory.inherited({} if config.remote else os.environ)
+        slots = task_memory.inherited({} if config.remote else os.environ)
         run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange_json)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
 
@@ -259,7 +260,39 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
       run: run that has trained.
       evaluates: whether the result has an evaluation that the run itself has not made.
     """
-    metrics, status = run.metrics, run.loop.status
+    exit_code, result = _exit_code(run), _training_result(run)
+    step = run.step
+    evaluated = _last_evaluation(run, evaluates) if run.evaluates and not exit_code else None
+    lines = [f"{evaluated.title} at step {step}: {format_metrics(evaluated)}"] if evaluated is not None else []
+    best = next((hook for hook in run.hooks if isinstance(hook, Best) and hook.best_step is not None), None)
+    ends_with_best = best is not None and run.config.restore_best and not exit_code
+    if best and ends_with_best:
+        evaluated = _restore_best(run, best)
+    if evaluated is not None:
+        reports, class_tables = by_class(run, evaluated)
+        result |= {"eval": evaluated, **evaluated.batches, **reports}
+        lines += class_tables
+    result["stop"] = run.loop.status.stop
+    if best:
+        result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
+        result["best"] |= {"eval": best.evaluation} if best.evaluation else {}
+    if run.record:
+        result["goodput"] = run.record.goodput()
+    return Outcome(result, exit_code, [*lines, *_end_lines(run, result, exit_code, ends_with_best)])
+
+
+def _exit_code(run: BaseRun) -> int:
+    """Decides the exit code of a run whose loop has ended without an error."""
+    reason, _, exit_code = run.loop.status.agreed_stop or Stop("")
+    if reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason:
+        # Another host's notice of preemption: the agents decide whether this one continues without that.
+        return EXIT_REGROUP
+    return exit_code or EXIT_CODES.get(reason, 0)
+
+
+def _training_result(run: BaseRun) -> dict[str, Any]:
+    """Returns the part of a run's result that its training decides, before an evaluation reads more of the data."""
+    metrics = run.metrics
     means = metrics.means or metrics.window.totals.steady_means()
     result = run_result(run, train=means, resumed_from=run.resumed_from, **metrics.rates())
     if bad_records := run.bad_records():
@@ -267,62 +300,57 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
-    reason = status.agreed_stop.reason if status.agreed_stop else ""
-    is_for_newcomers = reason.startswith(hooks.TO_INCLUDE)
-    # Another host's notice of preemption: the agents decide whether this one continues without that.
-    is_others = reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason
-    exit_code = EXIT_REGROUP if is_others or is_for_newcomers else EXIT_CODES.get(reason, 0)
-    evaluated, lines = None, []
-    if run.evaluates and not exit_code:
-        changed = run.final.changed  # since the last evaluation
-        if not changed:  # none was made at this step where the run was stopped between evaluations
-            evaluations = (hook for hook in run.hooks if isinstance(hook, evaluation.Evaluation))
-            evaluated = next((hook.result for hook in evaluations if hook.step == run.state.step), None)
-        if evaluated is None and (evaluates or changed):
-            evaluated = _evaluate(run)
-        if evaluated is not None:
-            lines.append(f"{evaluated.title} at step {run.state.step}: {format_metrics(evaluated)}")
-    best = next((hook for hook in run.hooks if isinstance(hook, Best) and hook.best_step is not None), None)
-    ends_with_best = best is not None and run.config.restore_best and not exit_code
-    if best and ends_with_best:  # the step is its too; the run's checkpoints stay
-        if isinstance(best, BestWeights):
-            best.put_back()
-        else:
-            saving.restore(run.best, run.state, manifest=restoring.newest(run, run.best))
-        evaluated = best.evaluation or _evaluate(run)
-    if evaluated is not None:
-        reports, class_tables = by_class(run, evaluated)
-        result |= {"eval": evaluated, **evaluated.batches, **reports}
-        lines += class_tables
+    return result
 
-    if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
-        lines.append("loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it")
-    result["stop"] = status.stop
-    if status.stop:
-        line = f"stopped at step {result['step']}: {reason if is_for_newcomers else status.stop}"
-        if exit_code and exit_code != EXIT_REGROUP:
-            run_dir = run.config.configured_run_dir
-            resumes = f"saved, and the same command resumes from {run_dir}"
-            line += f"; {resumes}" if run_dir else "; nothing is kept without run_dir"
-        lines.append(line)
-    if size := run.state.input.num_bytes:
-        lines.append(f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint")
-    if best:
-        result["best"] = {"metric": best.monitor, "value": best.best, "step": best.best_step}
-        result["best"] |= {"eval": best.evaluation} if best.evaluation else {}
-        note = ", whose weights the model ends with" if ends_with_best else ""
-        lines.append(f"best {best.monitor} {best.best:.6g} at step {best.best_step}{note}")
-    if run.record:
-        result["goodput"] = goodput = run.record.goodput()
-        if run.config.run_dir:
-            lines.append(_goodput_line(goodput))
-    return Outcome(result, exit_code, lines)
+
+def _last_evaluation(run: BaseRun, evaluates: bool) -> evaluation.Evaluated | None:
+    """Returns an evaluation of the last weights: the run's own, or else one made now if `evaluates`.
+
+    Weights that callbacks have set at their end are evaluated in any case.
+    """
+    if run.final.changed:
+        return _evaluate(run)
+    # None was made at this step where the run was stopped between evaluations.
+    made = (hook.result for hook in run.hooks if isinstance(hook, evaluation.Evaluation) and hook.step == run.step)
+    evaluated = next(made, None)
+    return _evaluate(run) if evaluated is None and evaluates else evaluated
+
+
+def _restore_best(run: BaseRun, best: Best) -> evaluation.Evaluated:
+    """Restores the best weights, with their step, and returns their evaluation; the run's checkpoints stay."""
+    if isinstance(best, BestWeights):
+        best.put_back()
+    else:
+        saving.restore(run.best, run.state, manifest=restoring.newest(run, run.best))
+    return best.evaluation or _evaluate(run)
 
 
 def _evaluate(run: BaseRun) -> evaluation.Evaluated:
     config = run.config
     with run.timed_as("evaluation"):
         return evaluation.evaluate(run.strategy, run.state, batches=config.eval_batches, directory=config.run_dir)
+
+
+def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_with_best: bool) -> Iterator[str]:
+    """Describes how a run has ended, from its result."""
+    stop, run_dir = run.loop.status.agreed_stop, run.config.configured_run_dir
+    if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
+        yield "loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it"
+    if stop:
+        line = f"stopped at step {result['step']}: {stop.reason if stop.exit_code else result['stop']}"
+        if exit_code and exit_code != EXIT_REGROUP:
+            saved = (
+                f"saved, and the same command resumes from {run_dir}" if run_dir else "nothing is kept without run_dir"
+            )
+            line += f"; {saved}"
+        yield line
+    if size := run.state.input.num_bytes:
+        yield f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint"
+    if best := result.get("best"):
+        note = ", whose weights the model ends with" if ends_with_best else ""
+        yield f"best {best['metric']} {best['value']:.6g} at step {best['step']}{note}"
+    if "goodput" in result and run.config.run_dir:
+        yield _goodput_line(result["goodput"])
 
 
 def _goodput_line(goodput: Mapping[str, Any]) -> str:

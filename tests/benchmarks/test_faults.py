@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.campaign import Happened, Scenario, costs
-from benchmarks.faults.job import STRATEGIES
+from benchmarks.faults.job import STRATEGIES, kinds_of_files
 from benchmarks.faults.table import FAULTS, Injection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +29,14 @@ def test_the_cost_of_a_fault_is_counted_from_the_restart_that_follows():
         {"fault": "kill", "seconds": 3.3, "steps_lost": 8, "seconds_lost": 0.1},
         {"fault": "term", "seconds": 0.1, "steps_lost": 0, "seconds_lost": 0.0},
     ]
+
+
+def test_temporary_files_count_as_left_but_for_the_code_of_autograph(tmp_path):
+    generated = "tmp/__autograph_generated_file1a.py", "tmp/__pycache__/__autograph_generated_file1a.cpython-310.pyc"
+    for name in (*generated, "tmp/ours12", "run/checkpoints/ckpt-20.index", "elsewhere/a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert kinds_of_files(tmp_path) == {"tmp/ours0", "run/checkpoints/ckpt-0.index"}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import array_record
 from crankshaft.input.checks import InputError
-from crankshaft.input.records.shards import library
+from crankshaft.input.records.shard_files import library
 from tests.input.test_tfrecord import example
 
 COUNTS = (30, 1, 69)

@@ -349,6 +349,11 @@ def test_mistakes_are_one_line(tmp_path, texts, line):
     assert not kept.exists() or not [*kept.iterdir()] or "no column" in line
 
 
+def test_a_line_between_two_character_delimiters_that_is_not_utf_8_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"0\.csv:3: expected UTF-8, to which .*, found '1::caf\\\\xe9'; mend it"):
+        csv.load(written(tmp_path, b"label::name\n0::tea\n1::caf\xe9\n"), 0, delimiter="::")
+
+
 @pytest.mark.parametrize("delimiter", ["", "ab", '"', "\n", "é"])
 def test_what_is_no_delimiter_is_one_line(tmp_path, delimiter):
     with pytest.raises(InputError, match="is not a delimiter; give one character of ASCII, it twice, or tab"):

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from crankshaft.input import criteo, synthetic, synthetic_clicks
 from crankshaft.input.checks import InputError
+from crankshaft.input.synthetic_data.philox import mix
 from crankshaft.input.synthetic_data.planted import auc, power_law_ids
-from crankshaft.input.synthetic_data.randomness import mix
 from tests.arrays import assert_same
 
 

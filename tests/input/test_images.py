@@ -13,7 +13,7 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 from crankshaft.engine.data.order import Order
-from crankshaft.engine.data.reader import Reader, unmasked
+from crankshaft.engine.data.reader import Reader, raising_source_error
 from crankshaft.engine.data.source import SourceSlice, WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError
 from crankshaft.input import images
@@ -61,7 +61,7 @@ def reading_of(source, count: int, seed: int = 5):
         return reader.read(indices[tf.newaxis], epoch)
 
     def read_eagerly(epoch: int, at):
-        with unmasked(reader):
+        with raising_source_error(reader):
             found = read(tf.constant(epoch, tf.int64), tf.constant(at, tf.int64, [count]))
         return [part.numpy()[0] for part in found]
 

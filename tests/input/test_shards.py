@@ -9,7 +9,7 @@ import pytest
 from crankshaft.input import array_record, tfrecord
 from crankshaft.input.checks import InputError
 from crankshaft.input.records import shard_writing
-from crankshaft.input.records.shards import library
+from crankshaft.input.records.shard_files import library
 from tests.input.test_tfrecord import example
 
 SHADES = {"cat": 20.0, "dog": 120.0, "fox": 220.0, "owl": 70.0}  # one value tells which class an example is of

@@ -15,9 +15,9 @@ from ...internals.variables import variable_path
 from ...inventory import Inventory
 from ...mesh.shards import variable_sharding
 from ...meter import Totals
+from ..background import BackgroundThread
 from ..base import Period, Status, Windowed
 from ..figures import Figures
-from ..writing import Writing
 from . import event_values
 from .event_files import EventFiles
 from .probe import Probe
@@ -36,8 +36,8 @@ class TensorBoard(Windowed):
     configuration as a table. `eval/`: the metrics of each evaluation; once, the hyperparameters, which TensorBoard
     shows with them.
 
-    A resumed run continues in the same folders; events that a killed process wrote after the checkpoint are removed
-    first, so that no step appears twice.
+    A resumed run continues in the same folders, and makes TensorBoard discard the events that a killed process wrote
+    after the checkpoint, so that no step appears twice.
 
     Args:
       directory: `run_dir/tensorboard`.
@@ -46,7 +46,7 @@ class TensorBoard(Windowed):
       histogram_every_steps: period of histograms; 0 disables them.
       config: the hyper-parameters, {name: value}.
       probe: for gradients and images; None omits them.
-      writing: the thread that writes; None starts one.
+      writer: the thread that writes; None starts one.
     """
 
     name = "tensorboard"
@@ -59,13 +59,13 @@ class TensorBoard(Windowed):
         more: Collection[int | Period] = (),
         config: dict | None = None,
         probe: Probe | None = None,
-        writing: Writing | None = None,
+        writer: BackgroundThread | None = None,
     ):
         super().__init__(every_steps, at_end=True, more=more)
         self.histogram_every_steps = histogram_every_steps
         self.config = config or {}
         self.probe = probe
-        self._files = EventFiles(directory, writing)
+        self._files = EventFiles(directory, writer)
         self._figures: Figures | None = None
         self._restored = False
         self._has_images = True
@@ -164,7 +164,7 @@ class TensorBoard(Windowed):
         except (TypeError, ValueError, tf.errors.OpError) as error:  # its inputs are not the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
-        self._files.put_graph("train", lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
+        self._files.put("train", 0, lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 
     def _put_images(self, status: Status) -> bool:
         """Writes some inputs, if they look like images. Returns False before there is a batch."""

@@ -16,10 +16,10 @@ from ...internals.variables import own_copy, server_device, variable_path
 from ...reduction.per_replica import components
 from ...step.context import step_context
 from . import hashing
-from .rehash import BUCKET, FREE, NOBODYS
+from .rehash import BUCKET, FREE, RESERVED_KEY
 
 MAX_ADMIT_AFTER = 255  # higher counts are not reached between two halvings, in a small table
-SHARED_ROW_KEY = NOBODYS  # of row 0, the one of them that is looked up: by all ids without a row
+SHARED_ROW_KEY = RESERVED_KEY  # of row 0, the one of them that is looked up: by all ids without a row
 _SKETCH_DEPTH = 4
 _SKETCH_CELLS = 2  # per row of the shard; int32, since workers can't initialize smaller types equally
 _LEAST_CELLS = 1024
@@ -82,7 +82,7 @@ class Admission(tf.Module):
         self._server = server_device(shard)
 
         def keys() -> tf.Tensor:
-            parts = [(reserved, NOBODYS), (rows - reserved, FREE), (self._buckets * BUCKET - rows, NOBODYS)]
+            parts = [(reserved, RESERVED_KEY), (rows - reserved, FREE), (self._buckets * BUCKET - rows, RESERVED_KEY)]
             parts = [tf.fill([length], tf.constant(key, tf.int64)) for length, key in parts]
             return tf.reshape(tf.concat(parts, 0), [self._buckets, BUCKET])
 
@@ -157,7 +157,7 @@ class Admission(tf.Module):
         """
         keys, stamps = own_copy(self.keys), own_copy(self.stamps)
         with tf.device(keys.device):
-            is_stale = (tf.reshape(keys, [-1]) > NOBODYS) & (stamps < step - self.evict_after)
+            is_stale = (tf.reshape(keys, [-1]) > RESERVED_KEY) & (stamps < step - self.evict_after)
             rows = tf.reshape(tf.where(is_stale), [-1])
             free = tf.fill(rows.shape, tf.constant(FREE, tf.int64))
         # No step finds the rows any more once they are counted, and none that has found them updates them.
@@ -264,13 +264,12 @@ def as_key(ids: tf.Tensor) -> tf.Tensor:
     """
     if ids.dtype == tf.string:
         return hashing.bucket(ids, 2**63 - 1)
-    return tf.maximum(tf.cast(ids, tf.int64), NOBODYS + 1)
+    return tf.maximum(tf.cast(ids, tf.int64), RESERVED_KEY + 1)
 
 
 def _note(variable: tf.Variable, rows: tf.Tensor) -> None:
     """Notes rows that are written next, by their indices, so that a skipped step can undo it."""
-    if (log := step_context().undo_log) is not None:
-        log.add(own_copy(variable), rows)
+    step_context().note_write(own_copy(variable), rows)
 
 
 def _variable(initial_value: Callable, name: str) -> tf.Variable:

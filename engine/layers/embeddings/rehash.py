@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 BUCKET = 16  # rows: 128 bytes of keys, read at once
-FREE, NOBODYS = -(2**63), -(2**63) + 1  # keys of free rows, and of rows that no id may get
+FREE, RESERVED_KEY = -(2**63), -(2**63) + 1  # keys of free rows, and of rows that no id may get
 NEVER = -1  # a stamp
 MOVED = ("keys", "tally", "stamps", "freed")  # variables of an `Admission`; the rest begin again
 
 
-class Placement(NamedTuple):
+class RowPlacement(NamedTuple):
     """Where a table's ids have their rows.
 
     Attributes:
@@ -29,7 +29,7 @@ class Placement(NamedTuple):
     num_dropped: int
 
 
-def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: int) -> Placement:
+def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: int) -> RowPlacement:
     """Gives ids the rows that training would in an empty table, the ones that were looked up last first.
 
     Args:
@@ -38,8 +38,8 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
       rows: the number of rows of the table here.
       num_shards: the number of shards of the table here.
     """
-    keys = by_row(former["keys"], NOBODYS)
-    before = np.flatnonzero(keys > NOBODYS)
+    keys = by_row(former["keys"], RESERVED_KEY)
+    before = np.flatnonzero(keys > RESERVED_KEY)
     stamps = by_row(former.get("stamps", [np.full(part.size, NEVER) for part in former["keys"]]), NEVER)
     before = before[np.argsort(-stamps[before], kind="stable")]
     owner = mixed(mixed(keys[before])) % np.uint64(num_shards)
@@ -52,7 +52,7 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
         after[mine] = np.where(found < 0, -1, found * num_shards + shard)
         mine, found = mine[found >= 0], found[found >= 0]
         keys_here = np.full(-(-size // BUCKET) * BUCKET, FREE)
-        keys_here[:reserved] = keys_here[size:] = NOBODYS
+        keys_here[:reserved] = keys_here[size:] = RESERVED_KEY
         keys_here[found] = keys[mine]
         stamps_here = np.full_like(keys_here, NEVER)
         stamps_here[found] = stamps[mine]
@@ -61,7 +61,7 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
         tally[0], tally[2] = len(found), 0  # assigned; sighted since the counts began
         values.append({"keys": keys_here.reshape([-1, BUCKET]), "tally": tally, "stamps": stamps_here, "freed": freed})
     placed = int(np.count_nonzero(after > 0))
-    return Placement(after, values, placed, len(before) - placed)
+    return RowPlacement(after, values, placed, len(before) - placed)
 
 
 def mixed(keys: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from ...step.context import step_context
 from ...step.gradients import NO_ROW, mark_unique
 from . import admission, hashing
 from .admission import Admission
-from .rehash import NOBODYS, by_row
+from .rehash import RESERVED_KEY, by_row
 
 _PIECE_BYTES = 4 << 20  # initialized at once: temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -133,8 +133,8 @@ class Embedding(tf.Module):
             ) from None
         if self.evict_after is not None and (self.evict_after < 1 or self.admit_after is None):
             assigns = "set admit_after (of a model that comes with Crankshaft, table_capacity)"
-            cure = "use 1 or more steps" if self.evict_after < 1 else assigns
-            raise UsageError(f"embedding {self.name}: evict_after={self.evict_after} frees no row; {cure}")
+            fix = "use 1 or more steps" if self.evict_after < 1 else assigns
+            raise UsageError(f"embedding {self.name}: evict_after={self.evict_after} frees no row; {fix}")
         if self.admit_after is not None:
             self._check_admission()
 
@@ -277,8 +277,8 @@ class Embedding(tf.Module):
         The first row is row 0, shared by ids without one, with the key `SHARED_ROW_KEY`.
         """
         number = len(self.shards)
-        keys = by_row([own_copy(shard.keys).numpy() for shard in self.admissions], NOBODYS)
-        rows = np.append(0, np.flatnonzero(keys > NOBODYS))
+        keys = by_row([own_copy(shard.keys).numpy() for shard in self.admissions], RESERVED_KEY)
+        rows = np.append(0, np.flatnonzero(keys > RESERVED_KEY))
         rows = rows[np.argsort(keys[rows])]
 
         def lookup(shard: int, rows: tf.Tensor) -> tf.Tensor:
@@ -317,14 +317,14 @@ class Embedding(tf.Module):
         keys = self.keys_of(ids)
         if admits:
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
-            if is_only_replica() or step_context().mesh.everyone.size == 1:
+            if is_only_replica() or step_context().mesh.all_replicas.size == 1:
                 return self._sharded(keys, seen)
             if (has_examples := step_context().has_examples) is not None:
                 seen *= tf.cast(has_examples, tf.int64)
             # All replicas assign the same rows to the same ids, so that their tables stay equal. An id in examples that
             # replicas share, each computing its shard of the model, is seen once.
-            seen = step_context().mesh.once(seen)
-            self._sharded(*step_context().mesh.everyone.gather_rows([keys, seen]))
+            seen = step_context().mesh.zero_except_first_model_rank(seen)
+            self._sharded(*step_context().mesh.all_replicas.gather_rows([keys, seen]))
         return self._sharded(keys)
 
     def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:
@@ -346,7 +346,7 @@ class Embedding(tf.Module):
         """Reads rows [n], possibly repeated, as [n, width]; `NO_ROW` is zeros or any row."""
         if not self.shards:
             raise RuntimeError(f"embedding {self.name} is not built; call build_embeddings() in the trainer's build")
-        if isinstance(self.shards[0], tf.distribute.DistributedValues) or step_context().mesh.everyone.size > 1:
+        if isinstance(self.shards[0], tf.distribute.DistributedValues) or step_context().mesh.all_replicas.size > 1:
             # The table is local, so looking up once saves nothing. And replicas exchange gradients of a known size
             # only: TensorFlow 2.21's collectives use the shape of a loop's first step for all steps.
             mine = own_copy(self.shards[0])

@@ -7,6 +7,7 @@ the next one begins.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from ...metrics.sums import RowSpec
 from ...optimizers.base import Optimizer
 from ...reduction import wire
 from ...step.context import Readings
-from ..inner_loop import InnerLoop
+from ..inner_loop import InnerLoop, StepTrace
 from .feed import InputStats, LeaseFeed, timestamp_after
 
 COUNT_SCOPE = "count_step"  # of the ops that count a step, by which traces identify steps
@@ -188,7 +189,7 @@ class LeaseLoop(InnerLoop):
 
     Args:
       strategy, feed: see `InnerLoop`.
-      step: replica code, (batch, step, observed, pulled) -> metrics.
+      step: replica code, (batch, step, collect_norm, pulled) -> metrics.
       pull: reads the variables that steps compute with; here once per lease.
     """
 
@@ -206,29 +207,32 @@ class LeaseLoop(InnerLoop):
         if (form := (self._form(), repr(specs))) not in self._functions:
             # Leases include examples of any number of steps; one graph is enough for all.
             signature = (specs, tf.TensorSpec([len(Lease._fields)], tf.int64))
-            self._functions[form] = tf.function(self._loop, autograph=False, input_signature=signature)
+            self._trace = StepTrace()
+            loop = functools.partial(self._loop, self._trace)
+            self._functions[form] = tf.function(loop, autograph=False, input_signature=signature)
         return self._functions[form]
 
     def trace(self) -> Sequence[RowSpec]:
         self.one_step(0)
-        return self._metric_specs
+        return self.metric_specs
 
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` as run by a worker, for inspection only."""
-        step = tf.constant(step, tf.int64)
-        return self._trace_step(self.feed.operand_specs, step, step, *self._argument_specs(self._pull.buckets()))[0]
+        self._trace, step = StepTrace(), tf.constant(step, tf.int64)
+        more = self._argument_specs(self._pull.buckets())
+        return self._trace_step(self._trace, self.feed.operand_specs, step, step, *more)[0]
 
     def _argument_specs(self, pulled: list[tf.Tensor]) -> tuple:
-        """Returns the specs of a step's arguments other than its batch, its number and whether it is observed."""
+        """Returns the specs of a step's arguments other than its batch, its number and whether it collects the norm."""
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
-    def _loop(self, operands, lease):  # type: ignore[override]
+    def _loop(self, trace: StepTrace, operands, lease):  # type: ignore[override]
         """Runs a lease. Returns its `LeaseResult` as one vector, since each tensor is fetched separately; its rows."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
-        result, rows = self._run_lease(operands, lease, worker)
+        result, rows = self._run_lease(trace, operands, lease, worker)
         if self._counts_on_host:  # a GPU's work is done when the host has its result
             with tf.device("/job:worker/device:CPU:0"):
                 result = tf.nest.map_structure(tf.identity, result)
@@ -236,10 +240,12 @@ class LeaseLoop(InnerLoop):
             result = result._replace(seconds=tf.maximum(tf.timestamp() - began, 0.0))
         return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0), rows
 
-    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
+    def _run_lease(
+        self, trace: StepTrace, operands, lease: Lease, worker: tf.Tensor
+    ) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
         """Returns the result of a lease, without its duration, and its rows."""
         pulled, specs = self._pull.buckets(), self.feed.operand_specs
-        one_step, zeros = self._trace_step(specs, lease.first, lease.first, *self._argument_specs(pulled))
+        one_step, zeros = self._trace_step(trace, specs, lease.first, lease.first, *self._argument_specs(pulled))
 
         def body(operands, step, sums):
             result = one_step(self._step_operands(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
@@ -286,13 +292,15 @@ class UpdateLoop(LeaseLoop):
         super().__init__(strategy, step, feed, pull, **more)
         self._counters = counters
 
-    def _run_lease(self, operands, lease: Lease, worker: tf.Tensor) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
+    def _run_lease(
+        self, trace: StepTrace, operands, lease: Lease, worker: tf.Tensor
+    ) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
         counters, specs = self._counters, self.feed.operand_specs
         counts = counters.begin(lease, worker)
         first = lease.first + counts[counters.steps_at(lease.slot)] - lease.steps_before
         starts = counts[counters.starts_at(lease.slot)] - lease.starts_before
         pulled = _copy_to_worker(self._pull.buckets())
-        one_step, zeros = self._trace_step(specs, lease.first, lease.first, *self._argument_specs(pulled))
+        one_step, zeros = self._trace_step(trace, specs, lease.first, lease.first, *self._argument_specs(pulled))
         a_step = counters.ones_at(0, counters.steps_at(lease.slot))
 
         def body(operands, step, sums, staleness, pulled, pulled_at):
@@ -316,7 +324,7 @@ class UpdateLoop(LeaseLoop):
     def _argument_specs(self, pulled: list[tf.Tensor]) -> tuple:
         return *super()._argument_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)
 
-    def _replicated_step(self, batch, step, observed, pulled, before):
+    def _replicated_step(self, trace: StepTrace, batch, step, collect_norm, pulled, before):
         """Runs one step, and counts the one `before`: the counters' increments, zeros without one.
 
         Returns (the step's metrics, the values for the next one, the counters including the one before).
@@ -326,7 +334,8 @@ class UpdateLoop(LeaseLoop):
         """
         with tf.name_scope(COUNT_SCOPE):
             counts = self._counters.add(before)
-        return super()._replicated_step(batch, step, observed, pulled), self._pull.buckets(), counts
+        result = super()._replicated_step(trace, batch, step, collect_norm, pulled)
+        return result, self._pull.buckets(), counts
 
     def _sums(self, outputs):
         return outputs[0]

@@ -29,12 +29,12 @@ from ...metrics.sums import LoopSums, Sums, total_rows
 from ...state import TrainState
 from ...step.runner import StepRunner
 from ...trainer import computes_metrics
-from ..base import Interrupted, LoopResult, Prediction, Step, Strategy
+from ..base import Interrupted, Prediction, Step, Strategy
 from ..feed_options import FeedOptions
-from ..pacing import Pace, lease_seconds, lease_steps
+from ..inner_loop import LoopResult, Pace
 from ..workers import WorkerRows
 from . import sources
-from .coordinator import ClusterAddresses, CompletedLease, Leases, quiet_tensorflow
+from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
 from .feed import (
     CombinedOnWorkers,
     ExternalWorkersFeed,
@@ -331,15 +331,17 @@ class ParameterServer(Strategy):
         if step == "eval" or isinstance(step, Prediction):
             pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
             returns_rows = step != "eval" or computes_metrics(state.trainer)
-            evaluate = runner.eval_step_with_rows if returns_rows else runner.eval_step
 
-            def eval_step(batch, number, observed, pulled):
-                done = feed.batch_number(number), tf.identity(state.step_variable)
+            def evaluate(batch, number, _, pulled):
+                done = feed.batch_number(number), tf.identity(state.step_variable), pull.readings(pulled)
                 if isinstance(step, Prediction):
-                    return {}, runner.outputs(step.compute, batch, *done, pull.readings(pulled))
-                return evaluate(batch, *done, observed, pull.readings(pulled))
+                    result: Any = {}, runner.outputs(step.compute, batch, *done)
+                else:
+                    result = runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
+                state.check_written(tf.compat.v1.get_default_graph())
+                return result
 
-            return LeaseLoop(self.distribution, eval_step, feed, pull, keeps_scores=True, returns_rows=returns_rows)
+            return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows)
 
         optimizers = list(inventory.optimizers.values())
         pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
@@ -347,21 +349,21 @@ class ParameterServer(Strategy):
             reduce_dtype = inventory.trainer.reduction.reduce_dtype
             pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
 
-            def train_step(batch, number, observed, pulled):
+            def update(batch, number, collect_norm, pulled):
                 readings = pull.readings(pulled)
-                metrics = runner.train_step(batch, number, observed, readings)
+                metrics = runner.train_batch(batch, number, collect_norm, readings)
                 graph = metrics["loss"].total.graph
                 state.check_saved(graph)
                 state.check_added(graph, readings if len(self.cluster.workers) > 1 else None)
                 return metrics
 
-            counted: dict[str, Any] = {"counters": self._leases.counters, "form": inventory.step_form}
-            return UpdateLoop(self.distribution, train_step, feed, pull, state=state, pace=pace, **counted)
+            counters = self._leases.counters
+            return UpdateLoop(self.distribution, update, feed, pull, counters, state=state, pace=pace)
         pull = Pull((), tf.float32, optimizers)
 
-        def with_progress(batch, number, observed, pulled):
-            with runner.training(number, observed, readings=pull.readings(pulled)):
-                return step(batch, number, observed)
+        def with_progress(batch, number, collect_norm, pulled):
+            with runner.training(number, collect_norm, readings=pull.readings(pulled)):
+                return step(batch, number, collect_norm)
 
         return LeaseLoop(self.distribution, with_progress, feed, pull, state=state, pace=pace)
 

@@ -301,7 +301,7 @@ function renderPlan(view) {
   const percent = (value) => `${Math.round(100 * value)} %`, mebibytes = (value) => `${number(value)} MiB`;
   const rows = [
     ["examples a second", plan.examples_per_sec, last(windows.examples_per_sec), number, (planned, actual) => actual < 0.85 * planned],
-    ["memory", plan.servers ? null : plan.host_bytes / 2 ** 20, last(windows.memory_mb), mebibytes, (planned, actual) => actual > 1.1 * planned],
+    ["memory", plan.host_bytes / 2 ** 20, last(windows.memory_mb), mebibytes, (planned, actual) => actual > 1.1 * planned],
     ["steps wait for the network and other workers", plan.network_share, last(windows.reduce_fraction), percent, (planned, actual) => actual > planned + 0.15],
     ["goodput", plan.goodput, spent?.total > 0 ? spent.steps / spent.total : null, percent, (planned, actual) => actual < planned - 0.15],
   ].filter(([, planned, actual]) => Number.isFinite(planned) && Number.isFinite(actual));

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ....engine.checkpoints import Manifest, RunDir
 from ....engine.checkpoints.run_dir import NAMES
 from ....engine.data import combined, form
-from ....engine.data.buckets import Buckets
+from ....engine.data.buckets import LengthBuckets
 from ....engine.data.combined import Combined
 from ....engine.data.data import Data
 from ....engine.data.feed import Feed
@@ -240,7 +240,7 @@ def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[
     if position := agreed_counts.get("train", {}).get("resumed"):
         position["origin"] = Origin(**position["origin"])
         bucket_by = position.pop("bucket_by")
-        position["buckets"] = Buckets(*rules.parse_buckets(bucket_by)) if bucket_by else None
+        position["buckets"] = LengthBuckets(*rules.parse_buckets(bucket_by)) if bucket_by else None
     return lambda split: {"saved_data": agreed_counts[split]} if isinstance(agreed_counts.get(split), dict) else {}
 
 

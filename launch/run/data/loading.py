@@ -62,7 +62,7 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
       UsageError: data can't be trained on, or not with these flags.
     """
     from ....engine.data import combined, entry, lengths, views  # with TensorFlow
-    from ....engine.data.buckets import Buckets
+    from ....engine.data.buckets import LengthBuckets
 
     share = config.validation_split
     evaluates_other = data.evaluation is not None and config.mode in READING  # examples than the run was to evaluate
@@ -80,7 +80,7 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
         if value := getattr(config, name):
             raise UsageError(f"{name}={value} is for one input, and the train data has several; leave it out")
     if config.bucket_by:
-        train = lengths.bucketed(train, Buckets(*rules.parse_buckets(config.bucket_by)))
+        train = lengths.bucketed(train, LengthBuckets(*rules.parse_buckets(config.bucket_by)))
     if config.max_bad_records:
         if train.as_arrays() is not None:
             raise UsageError(

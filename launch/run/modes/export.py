@@ -100,7 +100,7 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
             "%s has layers that are not Keras's, %s: import %s before load_model; a SavedModel needs TensorFlow alone",
             path,
             ", ".join(custom),
-            ", ".join(sorted({kind.partition(".")[0] for kind in custom})),
+            ", ".join(sorted({kind.rpartition(".")[0] for kind in custom})),
         )
 
 

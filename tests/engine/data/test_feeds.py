@@ -221,10 +221,10 @@ def test_a_feed_says_how_far_a_call_can_go(recorder, kind):
     feed = recorder(kind).strategy.training.feed
     steps, gone = 0, []
     while steps < 10:
-        reached = feed.reach(steps, 100)
+        reached = feed.max_steps_per_call(steps, 100)
         run = feed.call_input(steps, 100)
         assert run.stop - run.start == reached
-        assert feed.reach(steps, 1) == 1
+        assert feed.max_steps_per_call(steps, 1) == 1
         steps += reached
         gone.append(reached)
     assert gone == ([4, 1, 4, 1] if kind == "dataset" else [3, 1, 1, 3, 1, 1])

@@ -23,7 +23,7 @@ EXAMPLES, BATCH = 29, 6
 LENGTHS = np.random.default_rng(5).integers(1, 13, EXAMPLES)
 BOUNDARIES = (3, 7, 12)
 LONGEST = 64  # steps of a test at most
-PLAIN, BOUND = buckets.Buckets(0, BOUNDARIES), buckets.Buckets(0, BOUNDARIES, 24)  # batches of 6, 3 and 2
+PLAIN, BOUND = buckets.LengthBuckets(0, BOUNDARIES), buckets.LengthBuckets(0, BOUNDARIES, 24)  # batches of 6, 3 and 2
 
 
 class Walks(Source):
@@ -317,7 +317,11 @@ def test_a_mistake_of_a_source_is_one_line(shape, rows, message):
 
 def test_buckets_that_can_not_hold_the_data_are_one_line(bench):
     for split, of, message in [
-        ("source", buckets.Buckets(0, (3, 7)), "longest example is of length 12, and bucket_by has no boundary that"),
+        (
+            "source",
+            buckets.LengthBuckets(0, (3, 7)),
+            "longest example is of length 12, and bucket_by has no boundary that",
+        ),
         ("dataset", BOUND, "24 positions in a batch, and a stream's batches have one size: 6 x 12 are more"),
     ]:
         data = entry.split("train", MADE[split]())
@@ -325,7 +329,7 @@ def test_buckets_that_can_not_hold_the_data_are_one_line(bench):
         with pytest.raises(UsageError, match=message):
             bench(Recorder(), data, BATCH, seed=3, optimizer="sgd")
     with pytest.raises(UsageError, match="names axis 1, counted from 0, and an example of the data has 1 unknown"):
-        lengths.bucketed(entry.split("train", Walks()), buckets.Buckets(1, (3,)))
+        lengths.bucketed(entry.split("train", Walks()), buckets.LengthBuckets(1, (3,)))
 
 
 @pytest.mark.parametrize("axis", [0, 2])
@@ -334,7 +338,7 @@ def test_buckets_pad_whatever_has_the_measured_length_in_every_example(axis):
     words = LENGTHS
     boxes = 1 + (words + 1) % 5  # in some batches as many as words
     sizes = np.stack([words, boxes, words], 1)
-    order = buckets.BucketedOrder(EXAMPLES, BATCH, 1, 3, buckets=buckets.Buckets(axis, BOUNDARIES), lengths=sizes)
+    order = buckets.BucketedOrder(EXAMPLES, BATCH, 1, 3, buckets=buckets.LengthBuckets(axis, BOUNDARIES), lengths=sizes)
     in_bucket = [
         boxes[(words > low) & (words <= high)].max() for low, high in zip((0, *BOUNDARIES), BOUNDARIES, strict=False)
     ]
@@ -346,7 +350,7 @@ def test_buckets_pad_whatever_has_the_measured_length_in_every_example(axis):
 
     split = entry.split("train", tf.data.Dataset.range(EXAMPLES).map(example))
     examples, epoch = split.examples(None, tf.constant(0, tf.int64)), tf.constant(0, tf.int64)
-    for batch in buckets.in_windows(examples, buckets.Buckets(axis, BOUNDARIES), BATCH, 3, epoch):
+    for batch in buckets.in_windows(examples, buckets.LengthBuckets(axis, BOUNDARIES), BATCH, 3, epoch):
         of_words, of_boxes, of_labels = (each.shape[1] for each in tf.nest.flatten(form.values(batch)))
         assert of_labels == of_words in BOUNDARIES
         assert of_boxes in (of_words, batch[1][0].lengths.numpy().max())
@@ -444,7 +448,7 @@ def test_a_sparse_row_with_gaps_is_one_line():
         list(entry.split("train", rows).examples(None, tf.constant(0, tf.int64)))
 
 
-@pytest.mark.parametrize("of", [None, buckets.Buckets(2, (1, 5))], ids=["plain", "buckets"])
+@pytest.mark.parametrize("of", [None, buckets.LengthBuckets(2, (1, 5))], ids=["plain", "buckets"])
 def test_empty_examples_of_a_stream_are_padded_as_a_source_s(of):
     """To 1, in each dimension, so that layers and pooling have something to compute with."""
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data.order import ChunkedOrder, Order, plain_order
-from crankshaft.engine.data.reader import Reader, in_memory, unmasked
+from crankshaft.engine.data.reader import Reader, in_memory, raising_source_error
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError, SourceError
 
@@ -117,5 +117,5 @@ def test_what_a_source_raises_is_raised_as_it_is():
     source = Counted(10, bad=(3,))
     order = plain_order(source, 5, 1, seed=None)
     reader = Reader(source, order)
-    with pytest.raises(BadRecordError, match=r"^example 3 is bad$"), unmasked(reader):
+    with pytest.raises(BadRecordError, match=r"^example 3 is bad$"), raising_source_error(reader):
         reader.read(order.examples(tf.constant(0, tf.int64)), tf.constant(0, tf.int64))

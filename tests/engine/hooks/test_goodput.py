@@ -10,7 +10,7 @@ from crankshaft.engine.hooks.goodput import Goodput, Past
 def past(*events: dict) -> Past:
     made = Past()
     for event in events:
-        made.see({"step": 0, **event})
+        made.replay({"step": 0, **event})
     return made
 
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, loop, mean
 from crankshaft.engine.errors import NonfiniteError
 from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
+from crankshaft.engine.hooks.background import BackgroundThread
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
 from crankshaft.engine.hooks.monitors import EarlyStopping
 from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.hooks.request_handler import RequestHandler
-from crankshaft.engine.hooks.writing import Writing
 from crankshaft.engine.machine import requests
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.metrics.sums import LoopSums, RowSpec
@@ -170,7 +170,7 @@ def test_a_request_to_stop_ends_the_run_as_the_call_in_which_it_came_ends(mlp, t
         wait_until(lambda: [*folder.glob("*.request")])
 
     handler = RequestHandler(
-        requests.Requests(str(folder), lambda *_: True), Writing(), str, StopRequest().request, str, "", {}
+        requests.Requests(str(folder), lambda *_: True), BackgroundThread(), str, StopRequest().request, str, "", {}
     )
     status = mlp().loop([every_steps(4, ask), handler], 40)
     asker.join()

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "engine" / "internals"
-_FILES = ("tensorflow.py", "keras.py", "keras_compile.py", "keras_copy.py", "pipelines.py")
+_FILES = ("patches.py", "tensorflow.py", "keras.py", "keras_compile.py", "keras_copy.py", "pipelines.py")
 OF_PRIVATE = [FOLDER / name for name in _FILES]
 _OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
 _CONTEXT = "tensorflow.python.eager.context.Context"
@@ -64,7 +64,6 @@ OF_OWNERS = {
     f"{_REDUCE}.coordinator.values.RemoteValueImpl": "_type_spec",
     f"{_REDUCE}.coordinator.values.PerWorkerValues": "_values",
     "tensorflow.python.eager.context": "anonymous_name",
-    "tensorflow.python.autograph.pyct.loader": "load_source",
     "tensorflow.compiler.tf2xla.python.xla": "optimization_barrier",
     "tensorflow.python.data.experimental.ops.testing": "sleep",
     "keras.src.backend.common.variables": "AutocastScope",

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
 from crankshaft.engine.layers.recompute import computed_after
 from crankshaft.models.transformer_lm import Model as LanguageModel
@@ -114,6 +115,45 @@ def called(layer, *inputs, **arguments):
 def test_what_can_t_be_computed_again_is_said(bench, trainer, says):
     run = bench(trainer, VALUES, 8, recompute=True, optimizer="sgd")
     with pytest.raises(ValueError, match=f"recompute.*{says}"):
+        run.train(1)
+
+
+class CountsOutside(tf.keras.layers.Layer):
+    """Counts its calls in what is not its own: a tf.Variable, or a Keras variable of the program."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = lambda: count.assign_add(1.0)
+
+    def call(self, x):
+        self.count()
+        return x
+
+
+class Counting(Trainer):
+    def __init__(self, variable):
+        super().__init__()
+        self.variable = variable
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([5]), tf.keras.layers.Dense(1)])
+
+    def build(self):
+        super().build()
+        self.block = CountsOutside(self.variable(0.0, trainable=False))
+        self.block.build([None, 1])
+
+    def forward(self, features, training):
+        return recomputed(self.block, self.model(features))
+
+    def loss(self, outputs, batch):
+        return mean(outputs[:, 0])
+
+
+@pytest.mark.parametrize("variable", [tf.Variable, tf.keras.Variable])
+def test_a_block_that_changes_what_is_not_its_own_is_refused(bench, variable):
+    run = bench(Counting(variable), VALUES, 8, recompute=True, optimizer="sgd")
+    with pytest.raises(UsageError, match=r"recompute calls counts_outside.* twice, and it changes a variable.*not its"):
         run.train(1)
 
 

@@ -49,7 +49,7 @@ def test_a_line_that_does_not_match_the_schema_blocks_no_resume(tmp_path, line):
         '{"event": "x", "time": 6, "step": 1}',
     ]
     path.write_text("\n".join([whole[0], line, whole[1], ""]))
-    EventLog(str(path)).cut(9, past.see)
+    EventLog(str(path)).cut(9, past.replay)
     assert path.read_text().splitlines() == whole
     goodput.resume(past, None, 9, 7.0)
     assert goodput.report()["seconds"]["total"] == 4.0

@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
+from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import UsageError
+from crankshaft.engine.strategies.base import Prediction
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype("float32") + 5
 
@@ -90,6 +92,22 @@ class HiddenTable(Writes):
 def test_a_write_of_what_no_checkpoint_has_is_refused_with_its_line(bench, trainer, said):
     with pytest.raises(UsageError, match=said):
         made(bench, trainer()).train(1)
+
+
+class InEvaluation(InAPlainClass):
+    """Counts what it evaluates, or predicts, by a variable of a plain class."""
+
+    def forward(self, features, training):
+        return self.model(features if training else features - self.write(features))
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_a_write_by_an_evaluation_or_prediction_is_refused_alike(bench, predicts):
+    run = bench(InEvaluation(), (X,), 8, optimizer="sgd", eval_source=(X,))
+    step = Prediction(lambda features: run.trainer.forward(features, training=False))
+    program = run.strategy.external(step, ArraySource(X), 8) if predicts else None
+    with pytest.raises(UsageError, match=r"assigns running \[3\], at .*test_written.py:\d+ in write, that is in none"):
+        run.strategy.evaluate(program)
 
 
 class Reads(Writes):

@@ -76,15 +76,45 @@ def by_loop(x):
 
 
 @pytest.mark.parametrize(("value", "op"), [(by_numpy, "PyFunc"), (by_loop, "EmptyTensorList")])
-def test_an_op_that_xla_lacks_is_named_with_the_setting_that_does_without(bench, value, op):
+def test_an_op_that_xla_lacks_is_named_with_the_setting_that_does_without(bench, value, op, capfd):
     class Lacking(Squares):
         def loss(self, outputs, batch):
             return mean(tf.square(value(outputs)[:, 0]) + 0.0 * outputs[:, 0])
 
     made = bench(Lacking(), (np.ones([8, 3], np.float32), np.ones(8, np.float32)), 4, jit=True)
-    with pytest.raises(ValueError, match=rf"^XLA can't compile {op}; use jit=auto or off \("):
+    with pytest.raises(ValueError, match=rf"^XLA can't compile {op}(, at .*|); .*use jit=auto or off$"):
         made.run(1)
     assert jit_choice.measure(made.strategy, made.state)[1] == "it cannot compile this step"
+    assert "OP_REQUIRES" not in capfd.readouterr().err
+
+
+def by_size(x):
+    """A length that is known only as the step runs."""
+    return tf.range(tf.cast(x[0, 0], tf.float32))[:, None] + x
+
+
+def by_unused(x):
+    """What no result needs is no obstacle."""
+    tf.strings.as_string(x)
+    return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.tanh(y)), (0, x), maximum_iterations=3)[1]
+
+
+def test_what_xla_only_finds_as_it_compiles_is_named_too(bench):
+    class Sized(Squares):
+        def loss(self, outputs, batch):
+            return mean(tf.reduce_sum(by_size(outputs)) + 0.0 * outputs[:, 0])
+
+    made = bench(Sized(), (np.ones([8, 3], np.float32), np.ones(8, np.float32)), 4, jit=True)
+    with pytest.raises(ValueError, match=r"^XLA can't compile \w+; use jit=auto or off \("):
+        made.run(1)
+
+
+def test_an_op_that_xla_lacks_and_no_result_needs_is_no_obstacle(bench):
+    class Unused(Squares):
+        def loss(self, outputs, batch):
+            return mean(tf.square(by_unused(outputs)[:, 0]))
+
+    bench(Unused(), (np.ones([8, 3], np.float32), np.ones(8, np.float32)), 4, jit=True).run(1)
 
 
 def test_larger_steps_are_tried_on_gpus(bench, monkeypatch):

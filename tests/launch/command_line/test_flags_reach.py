@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Trainer, learning_rate, mean
+from crankshaft import Trainer, Update, learning_rate, mean
+from crankshaft.engine.layers import recomputed
 from crankshaft.launch.command_line.flags import FLAG_INFO
 
 pytestmark = pytest.mark.thorough
@@ -166,6 +167,112 @@ def test_a_flag_that_a_step_ignores_is_refused_before_the_first_step(flags):
         if name not in WHERE:
             shown = [f"={key}={each}" for key, each in value.items()] if isinstance(value, dict) else [""]
             assert all(f"{name}{each}" in str(refused.value) for each in shown if name != "reduce_lr")
+
+
+class ByParts(Ignoring):
+    """An update of the step's own, by the functions that docs/model.md names, without `minimize`."""
+
+    leaves_out = ""
+
+    def train_step(self, batch):
+        variables = self.trainable_variables
+        gradients, metrics = self.compute_gradients(batch)
+        gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
+        gradients = gradients.over(count)
+        update = Update(self, gradients if self.leaves_out == "unscaled" else gradients.unscaled(), variables)
+        if self.leaves_out == "apply":
+            self.optimizer.apply(update.gradients, variables)
+        else:
+            update.apply(self.optimizer, variables)
+        return metrics if self.leaves_out == "end" else update.end(metrics)
+
+
+class ByTape(Ignoring):
+    """An update by a tape, the reduction and the optimizer alone."""
+
+    def build_model(self):
+        block = tf.keras.layers.Dense(8)
+        return Recomputing(block) if self.run_context.options.recompute else tf.keras.Sequential([block])
+
+    def train_step(self, batch):
+        variables = self.trainable_variables
+        with tf.GradientTape() as tape:
+            metrics = {"loss": self.loss(tf.cast(self.model(batch[0]), tf.float32), batch)}
+        gradients = tape.gradient(metrics["loss"].total, variables)
+        gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
+        self.optimizer.apply(gradients.over(count), variables)
+        return metrics
+
+
+class Recomputing(tf.keras.Model):
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def build(self, shape):
+        self.block.build(shape)
+
+    def call(self, x):
+        return recomputed(self.block, x)
+
+
+TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
+OF_OPTIMIZERS = {
+    "freeze": ["bias"],
+    "ema_decay": 0.5,
+    "reduce_lr": {"patience": 1},
+    "monitor": "train_loss",
+    "learning_rate": 0.5,
+    "learning_rate_schedule": "cosine",
+    "warmup_steps": 1,
+    "optimizer": "adamw",
+    "optimizer_arg": {"beta_1": 0.5},
+    "weight_decay": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "flags"),
+    [
+        (ByParts, {"accumulate_steps": 2, "clip_norm": 1.0, "precision": "float16", **OF_OPTIMIZERS}),
+        (ByParts, {"on_nonfinite": "skip", "optimizer_arg": {"clipvalue": 0.5}}),
+        (ByParts, {"optimizer_arg": {"clipnorm": 0.5}}),
+        (ByParts, {**TWO, "reduce_dtype": "bfloat16", "shard_optimizer": True}),
+        (ByTape, {**TWO, "reduce_dtype": "bfloat16", "shard_optimizer": True}),
+        (ByTape, {**TWO, "sync_every_steps": 2}),
+        (ByTape, OF_OPTIMIZERS),
+        (ByTape, {"precision": "bfloat16", "recompute": True}),
+    ],
+)
+def test_an_update_without_minimize_applies_flags_by_the_documented_calls(trainer, flags):
+    crankshaft.run(trainer, **QUIET, **flags)
+
+
+@pytest.mark.parametrize(
+    ("leaves_out", "flags"),
+    [
+        ("unscaled", {"precision": "float16"}),
+        ("apply", {"precision": "float16"}),
+        ("apply", {"on_nonfinite": "skip"}),
+        ("end", {"precision": "float16"}),
+        ("end", {"on_nonfinite": "skip"}),
+        (None, {"clip_norm": 1.0}),
+        (None, {"optimizer_arg": {"clipvalue": 0.5}}),
+        (None, {"optimizer_arg": {"clipnorm": 0.5}}),
+        (None, {"accumulate_steps": 2}),
+        (None, {"on_nonfinite": "skip"}),
+    ],
+)
+def test_an_update_that_lacks_a_documented_call_refuses_its_flags(leaves_out, flags):
+    trainer = type("Lacking", (ByParts,), {"leaves_out": leaves_out}) if leaves_out else ByTape
+    ((name, value),) = flags.items()
+    ((name, value),) = (
+        ((f"{name}={key}", each) for key, each in value.items()) if isinstance(value, dict) else [(name, value)]
+    )
+    with pytest.raises(
+        crankshaft.UsageError, match=f"{name}={value} has no effect: {trainer.__name__}.train_step makes"
+    ):
+        crankshaft.run(trainer, **QUIET, **flags)
 
 
 class OwnOptimizer(Ignoring):

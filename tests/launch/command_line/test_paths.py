@@ -31,8 +31,9 @@ def parsed(**values: str) -> dict:
 
 
 def test_a_bucket_is_no_folder():
-    cure = "it is not a path of a mounted file system; mount the bucket or give a local folder; see --help"
-    assert refusal("config", "gs://bucket/run") == f"config=gs://bucket/run can't be used: {cure}"
+    cure = "it is not a path of a mounted file system; mount the bucket or give a local folder"
+    expected = f"config=gs://bucket/run can't be used: {cure}; see crankshaft train --help"
+    assert refusal("config", "gs://bucket/run") == expected
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -80,7 +81,7 @@ def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, m
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    why = "it is relative to the current folder, which was removed; give a path from /; see --help"
+    why = "it is relative to the current folder, which was removed; give a path from /; see crankshaft train --help"
     assert refusal(name, "a") == f"{name}=a can't be used: {why}"
     assert parsed(**{name: "/a"})[name] == "/a"
 
@@ -88,7 +89,7 @@ def test_a_relative_path_is_of_the_folder_in_which_it_was_read(name, tmp_path, m
 @pytest.mark.parametrize("name", KINDS)
 def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
     """No JSON file can name it, nor TensorFlow's Python interface; a relative path may be one by its folder."""
-    why = "can't be used: it has {} in it, which is not UTF-8; rename it, or use another; see --help"
+    why = "can't be used: it has {} in it, which is not UTF-8; rename it, or use another; see crankshaft train --help"
     path = "/a\udce4\udcffb"
     assert refusal(name, path) == f"{name}={path} {why.format('#e4#ff')}".replace("#", "\\x")
     (folder := tmp_path / os.fsdecode(b"\xfc")).mkdir()
@@ -97,23 +98,37 @@ def test_a_path_that_is_not_utf_8_is_refused(name, tmp_path, monkeypatch):
     assert parsed(**{name: "/ü"})[name] == "/ü"
 
 
+SIZES = """
+from crankshaft import Trainer, main, mean
+import numpy as np, tensorflow as tf
+class Sizes(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
+    def loss(self, outputs, batch):
+        return mean(outputs)
+    def metrics(self, outputs, batch):
+        return {"Größe": mean(outputs)}
+x = np.ones([20, 2], np.float32)
+main(Sizes, data=((x, x),) * 2)
+"""
+
+
 @pytest.mark.slow
-def test_a_path_is_utf_8_in_a_locale_that_is_not(crank, tmp_path, monkeypatch):
-    """A script's own process can't change how Python names files: there the line names the cure."""
+def test_in_a_locale_that_is_not_utf_8_output_is_escaped_and_a_path_refused(crank, tmp_path, monkeypatch):
+    """TensorFlow names files in UTF-8 everywhere, and only a new process can make Python do so."""
     for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
         monkeypatch.setenv(name, value)
-    asked = ("--model=logistic", "--input=digits", "--train_steps=2", "--eval_every_steps=0", "--jit=off")
-    assert "The run's files: " in crank(*asked, f"--run_dir={tmp_path}/r\xe4").ok().out
-    assert (tmp_path / "r\xe4" / "checkpoints" / "ckpt-2.index").is_file()
-    (tmp_path / "script.py").write_text("from crankshaft.launch import train\ntrain.main()\n")
-    asked = {"script": tmp_path / "script.py", "tensorflow": False}
-    refused = crank("--model=logistic", "--input=digits", f"--run_dir={tmp_path}/\u732b", **asked)
+    (tmp_path / "sizes.py").write_text(SIZES, encoding="utf-8")
+    asked = ("--train_steps=2", "--global_batch_size=4", "--jit=off", "--progress=plain", "--eval_every_steps=2")
+    outcome = crank(*asked, f"--run_dir={tmp_path}/run", script=tmp_path / "sizes.py").ok()
+    assert "evaluation at step 2: Gr\\xf6\\xdfe " in outcome.out
+    refused = crank("--model=logistic", "--input=digits", f"--run_dir={tmp_path}/\u732b", tensorflow=False)
     why = (
         "Python names files in ascii here, by the locale, and TensorFlow in UTF-8; set PYTHONUTF8=1 before the program"
     )
     assert refused.mistake.startswith(f"run_dir={tmp_path}/\\u732b can't be used: {why}")
     monkeypatch.setenv("PYTHONUTF8", "1")
-    mistaken = crank("--model=logistic", "--input=digits", f"--data_dir={tmp_path}/\u732b", **asked).mistake
+    mistaken = crank("--model=logistic", "--input=digits", f"--data_dir={tmp_path}/\u732b", tensorflow=False).mistake
     assert mistaken.startswith(f"data_dir={tmp_path}/\u732b does not exist")
 
 

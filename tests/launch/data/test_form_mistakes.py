@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.data.order import plain_order
-from crankshaft.engine.data.reader import Reader, unmasked
+from crankshaft.engine.data.reader import Reader, raising_source_error
 from crankshaft.engine.data.source import Source, SourceSlice, Spec
 from crankshaft.engine.errors import SourceError
 from crankshaft.engine.hooks import every_steps
@@ -226,7 +226,7 @@ def test_what_is_read_otherwise_than_said_is_one_line(mistake):
             order = dataclasses.replace(order, chunk_examples=chunk_examples)
         reader = Reader(source, order)
         zero = tf.zeros([], tf.int64)
-        with pytest.raises(SourceError, match="^" + re.escape(said)), unmasked(reader):
+        with pytest.raises(SourceError, match="^" + re.escape(said)), raising_source_error(reader):
             reader.read(order.examples(zero), zero)
 
 

@@ -204,7 +204,7 @@ MISTAKES = {
         lambda: of_two(["mse", "mae"]),
         {"y": [Y, None]},
     ),
-    r"give the model batch_shape=\[n, \.\.\.\], n being batch_size over .* and accumulate_steps": (
+    r"the batch size of the input sequences must be the same as the batch size of the initial state": (
         lambda: compiled(keras.Input(batch_shape=[12, 3, 1]), layers.LSTM(2, stateful=True), layers.Dense(1)),
         {"accumulate_steps": 2, "x": X[..., np.newaxis]},
     ),

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from crankshaft.launch.host.signals import SAME_REQUEST_SECONDS
-from tests.launch.local_tasks import IGNORES, ROOT, TASK, lines_of, pids, says, until_dead
+from tests.launch.local_tasks import IGNORES, ROOT, TASK, pids, says, until_dead
 from tests.processes import is_alive, proc
 from tests.waiting import wait_until
 
@@ -28,7 +28,6 @@ def save(number, _):
     sys.exit({signal.SIGINT: 130, signal.SIGTERM: 143}[number])
 signal.signal(signal.SIGINT, save)
 signal.signal(signal.SIGTERM, save)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as crankshaft.main does
 print("ready")
 while True: time.sleep(0.01)
 """
@@ -75,28 +74,6 @@ def test_a_second_signal_kills_at_once(local):
     time.sleep(1.5 * SAME_REQUEST_SECONDS)
     program.send(signal.SIGINT)
     assert program.wait().code == 130
-    until_dead(*pids(program))
-
-
-@pytest.mark.thorough
-def test_ctrl_c_waits_for_a_task_that_is_starting_and_then_ends_it_in_a_line(crank, tmp_path):
-    """While Python starts or a script imports its modules, Ctrl-C would print a traceback."""
-    (tmp_path / "task.py").write_text(
-        f"""{TASK}
-print("starting", flush=True)
-while not (here / "asked").exists(): time.sleep(0.01)
-import crankshaft
-crankshaft.main(argv=["task"])
-"""
-    )
-    program = crank.start("--workers=1", "--", tmp_path / "task.py", command="local")
-    program.until(says(program, "starting"))
-    program.send(signal.SIGINT)
-    program.until(says(program, "SIGINT: the tasks have 30 s"))
-    (tmp_path / "asked").touch()
-    outcome = program.wait()
-    assert outcome.code == 130
-    assert lines_of(outcome.err, "worker 0") == ["error: interrupted; the run's saved files are unchanged"]
     until_dead(*pids(program))
 
 

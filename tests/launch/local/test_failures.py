@@ -286,21 +286,6 @@ def test_a_task_that_a_signal_killed_has_saved_nothing_and_nobody_is_waited_for(
     assert "ps 0 was killed by SIGTERM; all tasks start again at once (restart 1 of 3" in tasks.decide([killed]).message
 
 
-def test_what_a_task_says_before_its_library_ends_it_is_shown(local):
-    """By a process that passes it on, slowly, and is not killed with the task."""
-    script = """
-from crankshaft.launch.host import noise, process
-pass_on = noise._relay
-noise._relay = lambda reading: (time.sleep(0.05), pass_on(reading))
-with process.quiet_startup():
-    os.write(2, b"Unknown flag")
-    os.abort()
-"""
-    outcome = local(script, "--max_restarts=0", "--workers=1").wait()
-    assert outcome.error.startswith("worker 0 was killed by SIGABRT; ")
-    assert "[worker 0] Unknown flag" in outcome.err
-
-
 def test_who_ends_well_waits_for_the_others(local):
     outcome = local("print('bye')\noutlive() if index else leave(0)").wait().ok()
     assert outcome.out.count("bye") == 2

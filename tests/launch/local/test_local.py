@@ -77,7 +77,7 @@ def test_a_process_that_nobody_supervises_is_a_job_of_its_own():
     ],
 )
 def test_workers_have_a_gpu_each_and_servers_tables_are_in_huge_pages(capsys, tasks, gpus, expected):
-    specs = launch_local.task_specs(launch_local.Flags(**tasks), {}, [*map(str, range(gpus))])
+    specs = launch_local.task_specs(launch_local.LocalFlags(**tasks), {}, [*map(str, range(gpus))])
     assert [spec.gpus for spec in specs] == expected
     said = "2 workers and 1 GPU: all compute on the CPU; use --workers=1"
     assert (said in capsys.readouterr().err) == (gpus == 1)
@@ -87,7 +87,7 @@ def test_workers_have_a_gpu_each_and_servers_tables_are_in_huge_pages(capsys, ta
 
 def test_more_tasks_than_cores_share_them_all():
     workers = len(os.sched_getaffinity(0)) + 1
-    for spec in launch_local.task_specs(launch_local.Flags(workers=workers), {}, None):
+    for spec in launch_local.task_specs(launch_local.LocalFlags(workers=workers), {}, None):
         assert (spec.cores, {*spec.environment.values()}) == (None, {"1"})
     assert resources.divide_cores([0, 4, 1, 5, 2], 2, 2) == [[0, 4], [1, 5]]
 
@@ -276,7 +276,7 @@ def test_temporary_files_that_cannot_be_written_are_one_line_that_names_the_vari
 
 
 def test_help_names_every_flag(ended):
-    for field in dataclasses.fields(launch_local.Flags):
+    for field in dataclasses.fields(launch_local.LocalFlags):
         assert re.search(rf"\n  --(\[no\])?{field.name}\b", ended["--help"].ok().out)
 
 

@@ -77,7 +77,7 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
     # 8,000 examples a second were planned for 4 workers; all else is as planned, or within a plan's error.
     slow = page.eval_on_selector_all("#plan-table tr.slow", "rows => rows.map(row => row.cells[0].innerText)")
     assert slow == ["examples a second"]
-    assert page.locator("#plan-table tr").count() == 4  # with the waits and goodput; the memory is the coordinator's
+    assert page.locator("#plan-table tr").count() == 5  # with the memory, the waits and goodput
     page.emulate_media(color_scheme="light")
     # By keyboard alone: to the other run, along a curve.
     page.focus("#runs input[type=radio]")

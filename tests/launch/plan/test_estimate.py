@@ -28,9 +28,7 @@ FIGURES = {
 WORK = Work(
     hosts=1,
     replicas=1,
-    servers=0,
     memory=Memory(weights=1e8, optimizer=2e8, gradients=1e8, activations=1e8, data=0.0),
-    server_bytes=0.0,
     products=(Product("float32", flops=2e9, bytes=12e6, count=100), Product("float32", flops=2e6, bytes=1e7)),
     operations=1000,
     can_jit=False,
@@ -96,14 +94,6 @@ def test_messages_travel_during_the_backward_pass():
     small = Message("all_reduce", 1e6, 1000, "hosts")  # a ring's 1,998 turns, or a tree's 20 and all bytes twice
     assert message_seconds(small, _hardware(kind="cpu")) == pytest.approx(1998 * (0.001 + 1e-6))
     assert message_seconds(small, _hardware()) == pytest.approx(20 * 0.001 + 0.002)
-
-
-def test_a_server_sends_to_all_workers():
-    """Four workers push 0.2 GB each to two servers, of which each gets 0.4 GB; they pull as much, in two tensors."""
-    messages = (Message("push", 2e8, 2, "hosts"), Message("pull", 1e8, 2, "hosts", count=2, turn=2))
-    found = estimate(dataclasses.replace(WORK, hosts=4, servers=2, messages=messages), _hardware(network_overlap=0))
-    assert found.step.network_seconds == pytest.approx(2 * (0.001 + 0.4))
-    assert found.examples_per_sec == pytest.approx(4 * 64 / found.step.seconds)
 
 
 def test_input_bounds_a_step_that_reads_more_than_it_computes():

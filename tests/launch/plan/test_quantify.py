@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.internals import graphs
-from crankshaft.engine.strategies.syncs import Syncs
+from crankshaft.engine.strategies.inner_loop import Syncs
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import parsing
 from crankshaft.launch.errors import UsageError
@@ -28,20 +28,17 @@ VALUES = 784 * 16 + 16 + 16 * 10 + 10
 FEW = 256  # bytes of a step's scalars: counts, the number of the step, a learning rate
 
 
-def configured(*flags, workers=0, servers=0):
+def configured(*flags, workers=0):
     passed = parsing.from_argv(["crankshaft train", *flags])
-    jobs = {"chief": 1 if servers else 0, "worker": workers, "ps": servers}
-    ports = iter(range(1000, 2000))
-    cluster = {job: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for job, count in jobs.items() if count}
-    task = {"type": "chief" if servers else "worker", "index": 0}
+    cluster = {"worker": [f"127.0.0.1:{1000 + index}" for index in range(workers)]}
+    task = {"type": "worker", "index": 0}
     environment = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} if workers else {}
     return configs.configure(passed, None, False, environment, owns_process=False)
 
 
-def quantified(*flags, hosts=1, servers=0):
-    several = "parameter_server" if servers else "multi_worker"
-    more = (f"--strategy={several}",) if hosts > 1 or servers else ()
-    return quantify(configured(*flags, *more, workers=hosts if more else 0, servers=servers), hosts)
+def quantified(*flags, hosts=1):
+    more = ("--strategy=multi_worker",) if hosts > 1 else ()
+    return quantify(configured(*flags, *more, workers=hosts if more else 0), hosts)
 
 
 def test_an_mlp_by_hand():
@@ -72,38 +69,20 @@ def load(data_dir, seed):
 """
 
 
-@pytest.mark.parametrize("servers", [0, 1])
-def test_a_compiled_model_is_planned_as_a_trainer_is(tmp_path, servers):
+def test_a_compiled_model_is_planned_as_a_trainer_is(tmp_path):
     (path := tmp_path / "compiled.py").write_text(COMPILED)
-    work = quantified(f"--model={path}", f"--input={path}", "--train_steps=8", hosts=1 + servers, servers=servers)
+    work = quantified(f"--model={path}", f"--input={path}", "--train_steps=8")
     assert 12 * VALUES <= work.checkpoint_bytes < 12 * VALUES + FEW
-    if not servers:
-        assert 8 * VALUES <= work.memory.optimizer < 8 * VALUES + FEW
+    assert 8 * VALUES <= work.memory.optimizer < 8 * VALUES + FEW
 
 
-def test_two_workers_and_servers_by_hand():
+def test_several_workers_by_hand():
     (sent,) = quantified(*MLP, hosts=2).messages  # gathered, since it is small; with the number of examples
     assert (sent.kind, sent.bytes, sent.members, sent.link) == ("all_gather", 2 * 4 * (VALUES + 1), 2, "hosts")
     many = quantified(*WIDER, "--model_arg=hidden_units=4096", hosts=32)
     assert {sent.kind for sent in many.messages} == {"all_reduce"}
     buckets = 784 * 4096, 4096 + 4096 * 10 + 10 + 1  # the first layer's kernel fills one
     assert {sent.bytes: sent.wire_bytes for sent in many.messages} == {4 * n: 2 * 31 / 32 * 4 * n for n in buckets}
-    work, total = quantified(*MLP, hosts=2, servers=2), Counter()
-    for message in work.messages:
-        total[message.kind] += message.wire_bytes
-    assert 4 * VALUES <= total["pull"] < 4 * VALUES + 4 * FEW
-    assert 4 * VALUES <= total["push"] < 4 * VALUES + 4 * FEW
-    # The values after an update are the answer to its gradients.
-    assert {(message.turn, message.kind) for message in work.messages} == {(1, "push"), (2, "pull")}
-    assert work.memory.optimizer < FEW
-    assert 12 * VALUES <= work.server_bytes < 12 * VALUES + FEW  # one has all: the rest is not worth a message
-
-
-def test_rows_come_after_their_ids_and_before_gradients_go():
-    words = ("--model=wide_deep", "--input=synthetic_clicks", "--train_steps=8", "--global_batch_size=32")
-    work = quantified(*words, hosts=2, servers=2)
-    turns = sorted({(each.turn, each.kind) for each in work.messages})
-    assert turns == [(1, "push"), (2, "pull"), (3, "push"), (4, "pull")]  # ids, rows; gradients, the values after
 
 
 def sent_by_the_engine(config):

@@ -10,8 +10,7 @@ from crankshaft.launch.plan import saved
 STEP = {"seconds": 0.2, "bound": "compute", "network_seconds": 0.05}
 PLAN = {
     "hosts": [
-        {"hosts": hosts, "servers": 2, "host_bytes": 3 * 2**30, "goodput": 0.9, "examples_per_sec": 2e3 * hosts}
-        | {"step": STEP}
+        {"hosts": hosts, "host_bytes": 3 * 2**30, "goodput": 0.9, "examples_per_sec": 2e3 * hosts} | {"step": STEP}
         for hosts in (4, 64)
     ]
 }
@@ -31,7 +30,7 @@ def test_a_plan_is_read_by_its_number_of_hosts(tmp_path):
         ("[]", "TypeError"),
         ('{"hosts": [{}]}', "KeyError"),
         (json.dumps(PLAN).replace("0.9", "-1"), "goodput is -1"),
-        (json.dumps(PLAN).replace('"servers": 2', '"servers": 2.5'), "servers is 2.5"),
+        (json.dumps(PLAN).replace('"hosts": 4', '"hosts": 4.5'), "hosts is 4.5"),
         (json.dumps(PLAN).replace("0.9", "NaN"), "goodput is nan"),
     ],
 )

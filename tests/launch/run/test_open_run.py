@@ -21,6 +21,7 @@ import crankshaft
 from crankshaft import Trainer, UsageError, engine, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers import parallel
+from crankshaft.engine.strategies.base import Stop
 from crankshaft.launch.run.modes.predictions import Predictor
 from tests import logical_cpus
 from tests.engine.trainers import Columns, Squares
@@ -335,14 +336,24 @@ def test_what_an_open_run_is_not_for_is_one_line():
         open_run(Noisy, learning_rate_schedule="cosine", **ONE_STEP)
 
 
-def test_a_hook_stops_a_run_that_its_program_holds():
+@pytest.mark.parametrize("reason", ["enough", "to include the next year's data"])
+def test_a_hook_stops_a_run_that_its_program_holds(reason):
     def stop(status, metrics):
-        status.stop = "enough"
+        status.stop = reason
 
     with open_run(Noisy, hooks=[every_steps(4, stop)], **ASKED) as opened:
         opened.train(steps=10)
-        assert (opened.step, opened.stop) == (4, "enough")
-    assert opened.result["stop"] == "enough"
+        assert (opened.step, opened.stop) == (4, reason)
+    assert (opened.result["stop"], opened.code) == (reason, 0)
+
+
+def test_a_stop_carries_its_exit_code():
+    def stop(status, metrics):
+        status.stop = Stop("the table is full", exit_code=7)
+
+    with open_run(Noisy, hooks=[every_steps(4, stop)], **ASKED) as opened:
+        opened.train(steps=10)
+    assert (opened.result["stop"], opened.code) == ("the table is full", 7)
 
 
 class Two(Noisy):

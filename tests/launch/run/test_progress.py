@@ -234,19 +234,21 @@ def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal)
 def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
     file, read = terminal
     errors = os.fdopen(os.dup(file.fileno()), "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", errors)
     use_absl_handler()  # as `main` does
     fit_log()
-    monkeypatch.setattr(sys, "stderr", errors)
     log = Then(lambda status: logging.warning("a warning meanwhile"))
     run(bound, [Evaluation(2), log, Progress("bar", file=file)], 4)
     assert sys.stderr is errors
+    logging.warning("a warning afterwards")
     monkeypatch.undo()
+    fit_log()
     errors.close()
     lines = without_commands(read())
     evaluations = [line for line in lines if "evaluation" in line]
     assert [line.split("  ")[0] for line in evaluations] == ["step 2/4", "step 4/4"]
-    warnings = [line for line in lines if "a warning meanwhile" in line]
-    assert warnings
+    warnings = [line for line in lines if "a warning" in line]
+    assert [line.split()[-1] for line in warnings] == ["meanwhile", "meanwhile", "afterwards"]
     assert all("━" not in line for line in evaluations + warnings)
 
 

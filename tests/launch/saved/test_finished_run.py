@@ -29,7 +29,7 @@ import sys, numpy as np, tensorflow as tf
 serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
 for batch in np.split(np.load(sys.argv[2]), [1]):
     print(*serve(features=tf.constant(batch))["outputs"].numpy().ravel(), sep="\\n")
-import crankshaft
+import crankshaft.engine.layers
 """
 
 
@@ -137,7 +137,10 @@ def test_exports_give_the_same_outputs_in_another_process(digits_run, inside, tm
     for number, run_dir in enumerate((digits_run[0], tmp_path / "run")):
         exporting = ("--mode=export", f"--run_dir={run_dir}", f"--output={tmp_path}/{number}.keras")
         outcome = inside(*exporting, "--export_model=model").ok()
-        assert re.search(r"not Keras's, .*crankshaft\.engine\.layers\.\w+\.\w+: import crankshaft before", outcome.err)
+        assert re.search(
+            r"not Keras's, .*crankshaft\.engine\.layers\.\w+\.\w+: import crankshaft\.engine\.layers\.\w+ before",
+            outcome.err,
+        )
         exec(computing, values := {"tf": tf, "model": load_model(str(run_dir), name="model")})
         expected.append(values["y"].ravel())
         asking += f"model = tf.keras.models.load_model('{tmp_path}/{number}.keras')\n"

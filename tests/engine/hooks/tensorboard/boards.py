@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
@@ -35,15 +36,20 @@ def raw_events(folder):
     """Every event in a folder's files, in order."""
     events = []
     for name in sorted(name for name in os.listdir(folder) if "tfevents" in name):
-        for record in tf.data.TFRecordDataset(os.path.join(folder, name)).as_numpy_iterator():
-            events.append(tf.compat.v1.Event.FromString(record))
+        with contextlib.suppress(
+            tf.errors.DataLossError
+        ):  # a file that a killed process has left ends in half an event
+            for record in tf.data.TFRecordDataset(os.path.join(folder, name)).as_numpy_iterator():
+                events.append(tf.compat.v1.Event.FromString(record))
     return events
 
 
 def scalars(folder):
-    """{tag: {step: value}}, from every file; fails where a step is there twice."""
+    """{tag: {step: value}}, from every file, as TensorBoard shows it; fails where a step is there twice."""
     found = {}
     for event in raw_events(folder):
+        if event.HasField("session_log"):  # what an earlier process has written from there on is discarded
+            found = {tag: {step: x for step, x in series.items() if step < event.step} for tag, series in found.items()}
         for value in event.summary.value:
             if value.metadata.plugin_data.plugin_name == "scalars":
                 series = found.setdefault(value.tag, {})

@@ -32,7 +32,7 @@ def test_each_axis_sums_over_its_own_replicas(meshes, shape):
     def step():
         r = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
         one_hot = tf.one_hot(tf.cast(r, tf.int32), data * model)
-        return tf.stack([axis.all_reduce(one_hot) for axis in (mesh.data, mesh.model, mesh.everyone)])
+        return tf.stack([axis.all_reduce(one_hot) for axis in (mesh.data, mesh.model, mesh.all_replicas)])
 
     ids = np.arange(data * model)
     for r, found in enumerate(on_replicas(strategy, step)):

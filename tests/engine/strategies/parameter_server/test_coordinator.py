@@ -14,9 +14,8 @@ from crankshaft.engine import Trainer
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.errors import LostPeerError, SaveError
 from crankshaft.engine.inventory import Inventory
-from crankshaft.engine.strategies.pacing import lease_seconds
 from crankshaft.engine.strategies.parameter_server import coordinator
-from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases
+from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases, lease_seconds
 from crankshaft.engine.strategies.parameter_server.leases import Counters
 from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
 

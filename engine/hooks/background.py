@@ -16,10 +16,10 @@ _TURN_SECONDS = 0.5
 _CLOSE_SECONDS = 30.0  # for values that may never arrive if other processes are lost
 
 
-class Writing:
+class BackgroundThread:
     """A thread that executes submitted work in order, about twice a second. It runs while any user has it open."""
 
-    def __init__(self, name: str = "writing"):
+    def __init__(self, name: str = "writer"):
         self._name = name
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._wake = threading.Event()
