@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.errors import CheckpointError
-from crankshaft.engine.machine import cpus, files
+from crankshaft.engine.machine import cpus
 from crankshaft.launch import explanations
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from crankshaft.launch.host.files import write_user_file
 
 
 def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
@@ -106,12 +107,12 @@ def explained(operation, *arguments) -> tuple[int, str]:
 
 def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypatch):
     limited(resource.RLIMIT_FSIZE, 1000)
-    for write in (files.write_text, tf.io.write_file):
+    for write in (write_user_file, tf.io.write_file):
         code, line = explained(write, f"{tmp_path}/result.json", "x" * 9999)
         assert code == EXIT_USAGE  # the next process would meet it again
         assert f"{tmp_path}/result.json" in line
         assert line.endswith("; this process may have 1,000 bytes in a file (ulimit -f); raise that, or use less")
-    code, line = explained(files.write_text, "/dev/full", "x" * 99999)
+    code, line = explained(write_user_file, "/dev/full", "x" * 99999)
     assert "/dev/full" in line
     assert "No space left on device" in line
     assert line.endswith("; free space on its disk, or name a folder on another (for temporary files: TMPDIR)")
