@@ -37,9 +37,9 @@ _CARDINALITIES = np.array(
     np.int64,
 )
 _EXPONENT = 1.1
-_TAIL = 1.5  # of the integers: most are small, the largest are millions
+_TAIL = 1.5  # the integers' tail: most are small, the largest are millions
 _BIAS, _SIGNAL = -1.5, 1.5  # about a quarter clicks, as in the challenge
-_MISSING = 0.1  # of the generated integers and categories
+_MISSING = 0.1  # share of the generated integers and categories
 _INTEGER_SAMPLES, _CATEGORY_SAMPLES, _LABEL_SAMPLES = range(3)
 
 
@@ -54,8 +54,8 @@ def load(
 ) -> Data:
     """Reads the format of Kaggle's Display Advertising Challenge (2014) and of Criteo's terabyte of click logs.
 
-    A line is label, I1..I13, C1..C26 between tabs; integers and categories may be missing. In a folder, train.txt and
-    the files of days are read; without any, every .txt and .tsv. Without data_dir, examples are synthetic
+    A line has the label, I1..I13 and C1..C26, separated by tabs; integers and categories may be missing. In a folder,
+    train.txt and the files of days are read; without any, every .txt and .tsv. Without data_dir, examples are synthetic
     from the seed: categories follow a power law and have as many values as Criteo's, a tenth of all values is missing,
     and a planted logistic model of both gives the labels.
 

@@ -25,10 +25,10 @@ _KIND = listing.FileKind(
     (r".*\.(jpe?g|jpe|jfif|png|gif|bmp)|[^.]+",),
     subfolders=".*",
 )
-_ENDS = (b"\xff\xd9", b"IEND\xae\x42\x60\x82")  # of JPEG and PNG
+_ENDS = (b"\xff\xd9", b"IEND\xae\x42\x60\x82")  # last bytes of a whole JPEG and PNG
 # TensorFlow's default is a fast integer transform, which differs from libjpeg's default by up to 255 a pixel.
 _TRANSFORM = "INTEGER_ACCURATE"
-_ASPECTS = (3 / 4, 4 / 3)  # of a random crop, width to height
+_ASPECTS = (3 / 4, 4 / 3)  # range of a random crop's width / height
 _SIDE_BY_SIDE = 8  # images that are decoded at once, if there are as many threads
 _PIXELS = ("float32", "uint8")
 
@@ -54,8 +54,8 @@ def load(
     every second one (Szegedy et al., "Going deeper with convolutions", 2014). Evaluation takes the centre, as does
     training without `augment`. Crops and flips are a function of (seed, epoch, image).
 
-    `seed` is not used: the run's order and samples depend on it. Images of class folders are shuffled once and for all,
-    so that --validation_split takes some of each class; those of a list stand as it has them.
+    `seed` is not used: the run's order and samples depend on it. Images of class folders are shuffled once, so that
+    --validation_split takes some of each class; those of a list keep its order.
 
     Args:
       data_dir: see `labelled_files.find`.
@@ -244,7 +244,7 @@ class Images(Source):
         image = tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
         image = tf.image.resize(image, [size, size])
         if self._flip:
-            # Another stream than the crop's, which would otherwise decide the flip, too.
+            # Another stream than the crop's, with which the flip would otherwise correlate.
             flips = tf.random.stateless_uniform([], tf.bitwise.invert(seed)) < 0.5
             image = tf.cond(flips, lambda: tf.reverse(image, [1]), lambda: image)
         if self._form.pixels == "uint8":
@@ -252,7 +252,7 @@ class Images(Source):
         return image / 255.0
 
     def _window(self, shape, orientation, seed):
-        """Returns the part of an image of some shape that is taken: int32 (top, left, height, width).
+        """Returns the part of an image of this shape to decode: int32 (top, left, height, width).
 
         It is chosen in the upright image, and returned in the coordinates of the stored one.
         """
@@ -310,7 +310,7 @@ def _begins_with(content, magic: bytes):
 
 
 def _turns(orientation):
-    """Returns of an orientation whether rows are columns, and whether either then begins at the other end."""
+    """Returns whether an orientation exchanges rows and columns, and whether it then reverses either."""
     import tensorflow as tf
 
     def is_among(*orientations: int):

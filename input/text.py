@@ -29,7 +29,7 @@ _KIND = listing.FileKind(
 )
 _BORDERS = {"paragraph": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"), "line": re.compile(rb"\r?\n")}
 _EMPTY_LINES = re.compile(rb"(?:[ \t]*\r?\n)*")
-_PIECE_BYTES = 1 << 20  # of text to tokenize at once
+_PIECE_BYTES = 1 << 20  # text that is tokenized at once
 _BATCH_BYTES = 4 << 20
 _CHECKSUM = np.dtype("<u4")
 _INTACT = 0x2144DF1C  # the CRC-32 of any bytes with their own CRC-32 after them
@@ -109,7 +109,7 @@ class Windows(Source):
     last window has separators, with labels of -1, which must not count: `mean(losses, weights=labels >= 0)`.
 
     Args:
-      data: the file: of each window its tokens and the one after them, and their CRC-32.
+      data: the prepared file: for each window its tokens, the next one, and their CRC-32.
 
     Attributes:
       labels: number of labels other than -1.
@@ -118,8 +118,8 @@ class Windows(Source):
     def __init__(self, data: Prepared):
         self._prepared = data
         self._context: int = data.metadata["context"]
-        tokens_of = ("tokens", data.metadata["dtype"], (self._context + 1,))
-        self._record = np.dtype([tokens_of, ("checksum", _CHECKSUM)])
+        token_field = ("tokens", data.metadata["dtype"], (self._context + 1,))
+        self._record = np.dtype([token_field, ("checksum", _CHECKSUM)])
         self.labels: int = data.metadata["labels"]
         self.element_spec = (Spec((self._context,), np.int32), Spec((self._context,), np.int32))
         self.chunk_examples = _REMOTE_CHUNK if storage.is_remote(data.path) else 1
@@ -155,7 +155,7 @@ def _files(data_dir: str | None, flag: str) -> Files:
 
 
 def _write(writer: PreparedWriter, files: Files, documents: str, token_maker: Tokens, context: int) -> None:
-    """Writes the windows of all text: a record each, of its tokens, the one after them, and their CRC-32."""
+    """Writes a record for each window of all text: its tokens, the next one, and their CRC-32."""
     dtype = np.dtype("<u2" if token_maker.count <= 1 << 16 else "<u4")
     separator = np.array([token_maker.separator], dtype)
     row, labels = separator, 0  # not written yet; number written
@@ -179,9 +179,9 @@ def _write_windows(writer: PreparedWriter, row: np.ndarray, context: int) -> Non
     if len(row) <= context:
         return
     windows = np.lib.stride_tricks.sliding_window_view(row, context + 1)[::context]
-    tokens_of = np.ascontiguousarray(windows).view(np.uint8)
-    checksums = np.array([zlib.crc32(window) for window in tokens_of], _CHECKSUM).view(np.uint8)
-    writer.write(np.concatenate([tokens_of, checksums.reshape(len(windows), -1)], 1).tobytes())
+    window_bytes = np.ascontiguousarray(windows).view(np.uint8)
+    checksums = np.array([zlib.crc32(window) for window in window_bytes], _CHECKSUM).view(np.uint8)
+    writer.write(np.concatenate([window_bytes, checksums.reshape(len(windows), -1)], 1).tobytes())
 
 
 def _batches(pieces: Iterator[tokens.TextPiece], done: Callable[[int], None]) -> Iterator[list[tokens.TextPiece]]:
@@ -225,7 +225,7 @@ def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator
     """Yields the documents that end in this text; returns their length."""
     start = 0
     for match in border.finditer(text):
-        begin = _EMPTY_LINES.match(text, start, match.start()).end()  # left of a border that a piece has cut in two
+        begin = _EMPTY_LINES.match(text, start, match.start()).end()  # rest of a split border
         if text[begin : match.start()].strip():
             yield tokens.TextPiece(text[begin : match.start()], path, at + begin, True)
         start = match.end()

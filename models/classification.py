@@ -16,7 +16,7 @@ class Classifier(Trainer):
 
     Args:
       class_weight: factors of the classes' losses in training, as in Keras's `fit(class_weight=...)`: the mean is over
-        equally many examples as without it, and evaluations and accuracy don't change. None is 1 for each.
+        the number of examples, and evaluations and accuracy don't change. None is 1 for each.
     """
 
     class_weight = None

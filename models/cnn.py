@@ -38,6 +38,6 @@ class Model(Classifier):
         if not self.batch_norm:
             return [Conv2DMaxPool(filters, 3, pool_size=2, activation="relu")]
         layers = tf.keras.layers
-        form = {"data_format": "channels_last"}  # inputs' images are so, whatever Keras is set to
+        form = {"data_format": "channels_last"}  # the form of inputs' images, whatever Keras's setting is
         pool = layers.MaxPooling2D(2, **form)
         return [layers.Conv2D(filters, 3, **form), BatchNormalization(), layers.ReLU(), pool]

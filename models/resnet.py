@@ -9,7 +9,7 @@ from ..engine.errors import UsageError
 from ..engine.layers import BatchNormalization
 from .classification import Classifier
 
-_FORMAT = "channels_last"  # of inputs' images, whatever Keras is set to
+_FORMAT = "channels_last"  # the form of inputs' images, whatever Keras's setting is
 # Blocks in each stage.
 _SMALL = {6 * n + 2: (n, n, n) for n in (3, 5, 7, 9, 18)}
 _LARGE = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}

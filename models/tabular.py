@@ -214,7 +214,7 @@ class Tabular(Trainer):
         outputs, labels = tf.cast(outputs, tf.float32), tf.cast(labels, tf.float32)
         if self.predicts_clicks:
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=outputs)
-            # For any other label there is no cross-entropy; `auc` reports it. A sum adds no cost to the gradient.
+            # Other labels have no cross-entropy; `auc` reports them. A sum adds no cost to the gradient.
             return losses + tf.where((labels == 0.0) | (labels == 1.0), 0.0, math.nan)
         return tf.math.squared_difference(outputs, labels)
 

@@ -88,7 +88,7 @@ class Model(Tabular):
 
     @property
     def needs_capacity(self) -> bool:
-        return bool(self.crosses and self.table_capacity)  # by which they are hashed
+        return bool(self.crosses and self.table_capacity)  # crosses are hashed by the capacity
 
     def _crossed(self, features: dict) -> tf.Tensor:
         """Returns a number for each pair of ids, int64 [batch, pairs]; no two pairs of fields share a number."""

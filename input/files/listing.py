@@ -149,7 +149,7 @@ def exists(path: str) -> bool:
 
 def is_folder(path: str) -> bool:
     """Returns whether a path is a folder."""
-    if is_remote(path):  # not by `isdir`, which calls what it can't reach no folder
+    if is_remote(path):  # not `isdir`, which is False for an unreachable folder
         return exists(path) and read_remote(path, "stat").is_directory
     return os.path.isdir(path)
 
@@ -201,7 +201,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
       left_out: receives the names of the other folders.
     """
     reading = [(folder, frozenset({os.path.realpath(folder)}))]
-    for path, above in reading:  # grows meanwhile
+    for path, above in reading:  # grows during the loop
         files, folders = files_and_folders(path)
         yield from (ListedFile(join(path, name), resolved) for name, resolved in files.items())
         for name in folders:
@@ -275,7 +275,7 @@ def _matching(pattern: str, kind: FileKind, flag: str, left_out: dict[str, list[
 
 
 def _leave_out_packed(entries: list[ListedFile], left_out: dict[str, list[str]]) -> list[ListedFile]:
-    """Returns the files without those that are there unpacked, too."""
+    """Returns the files without packed ones whose unpacked file exists too."""
     paths = {entry.path for entry in entries}
     twice = {entry.path for entry in entries if entry.path[-3:].lower() == ".gz" and entry.path[:-3] in paths}
     if twice:
@@ -288,8 +288,8 @@ def _sets(entries: list[ListedFile]) -> dict[str, dict[int, dict[int, list[str]]
     sets: dict[str, dict[int, dict[int, list[str]]]] = {}
     for entry in entries:
         if match := _SET_MEMBER.fullmatch(entry.name):
-            of = sets.setdefault(join(os.path.dirname(entry.path), match[1]), {}).setdefault(int(match[3]), {})
-            of.setdefault(int(match[2]), []).append(entry.path)
+            parts = sets.setdefault(join(os.path.dirname(entry.path), match[1]), {}).setdefault(int(match[3]), {})
+            parts.setdefault(int(match[2]), []).append(entry.path)
     return sets
 
 
@@ -323,19 +323,22 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
     """
     for prefix, by_count in _sets(entries).items():
         if len(by_count) > 1:
-            counts = " and ".join(f"{sum(map(len, of.values()))} of {count}" for count, of in sorted(by_count.items()))
+            counts = " and ".join(
+                f"{sum(map(len, parts.values()))} of {count}" for count, parts in sorted(by_count.items())
+            )
             example = f"{glob.escape(prefix)}-*-of-{max(by_count):05d}*"
             raise InputError(
                 f"{prefix} has sets with different numbers of files ({counts}); one may be an older one: remove that, "
                 f"or name one by a glob: {flag}={example}"
             )
-        count, of = next(iter(by_count.items()))
-        if twice := next((paths for paths in of.values() if len(paths) > 1), None):
+        count, parts = next(iter(by_count.items()))
+        if twice := next((paths for paths in parts.values() if len(paths) > 1), None):
             raise InputError(f"{twice[0]} and {twice[1]} are one part of a set of {count}; remove one of them")
-        first = 1 if 0 not in of and count in of else 0  # numbered from 1
-        missing = [number for number in range(first, first + count) if number not in of] if len(of) < count else []
+        first = 1 if 0 not in parts and count in parts else 0  # numbered from 1
+        missing = [number for number in range(first, first + count) if number not in parts]
+        missing = missing if len(parts) < count else []
         if missing:
-            there = next(iter(of.values()))[0]
+            there = next(iter(parts.values()))[0]
             names = prefix + re.sub(r"-[0-9]+", f"-{missing[0]:05d}", there[len(prefix) :], count=1)
             names += f" and {len(missing) - 1} more" if missing[1:] else ""
             if is_folder:
@@ -343,7 +346,7 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
                     f"{names} is missing, of a set of {count} files; restore it, or name those to be read by a glob, "
                     f"{flag}={glob.escape(prefix)}-*"
                 )
-            logging.warning("%d of the %d files of %s are read, without %s", len(of), count, prefix, names)
+            logging.warning("%d of the %d files of %s are read, without %s", len(parts), count, prefix, names)
 
 
 def describe_path(path: str) -> str:

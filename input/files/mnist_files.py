@@ -57,7 +57,7 @@ def _read_pair(images_path: str, labels_path: str) -> tuple[np.ndarray, np.ndarr
 
 def _download(keras_name: str):
     try:
-        import tensorflow as tf  # Late: folders are read, and refused, without TensorFlow.
+        import tensorflow as tf  # Imported here: folders are read, and refused, without TensorFlow.
 
         return getattr(tf.keras.datasets, keras_name).load_data()
     except Exception as error:  # Keras raises bare Exception when a URL cannot be fetched.

@@ -32,8 +32,8 @@ BUNDLED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data")
 _RULE = 1  # increment it when the way of preparing changes: names change
 _END = struct.Struct("<QI8s")  # size of the metadata, their CRC-32, a mark
 _MARK = b"crankpr\x01"
-_SAMPLE_BYTES = 1 << 16  # of a file's beginning, middle and end
-_SAMPLED_FILES = 256  # of many
+_SAMPLE_BYTES = 1 << 16  # sampled at a file's beginning, middle and end
+_SAMPLED_FILES = 256  # the largest number of files that are sampled
 _SECONDS = 10  # between lines of progress
 
 

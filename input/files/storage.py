@@ -31,10 +31,10 @@ from ..checks import InputError
 
 _TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after failed reads; networks recover within seconds
 _OPEN_FILES = 256  # at once
-_OPEN_SHARE = 4  # of the files that a process may have open, 1,024 by default: other data and libraries have some too
+_OPEN_SHARE = 4  # a quarter of a process's files, 1,024 by default: other data and libraries need some too
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
 _STREAM_BYTES = 1 << 20
-_SAMPLE_BYTES = 1 << 16  # of each piece that a digest of the contents uses
+_SAMPLE_BYTES = 1 << 16  # size of a sampled piece in a digest of the contents
 _SAMPLES, _REMOTE_SAMPLES = 256, 16
 _REMOTE_BLOCKS = 16  # kept per file
 # Interval of checks of open files: a check costs 2 us locally, some 50 ms over a network.
@@ -241,7 +241,7 @@ class Files:
 
 
 def open_files(most: int) -> int:
-    """Returns how many files may be kept open: at most so many, and a share of those that this process may have."""
+    """Returns the number of files that may stay open: at most so many, and a share of this process's limit."""
     return max(1, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE))
 
 

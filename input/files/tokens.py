@@ -19,7 +19,7 @@ from .prepared import PreparedWriter, prepared
 from .storage import Files
 
 _BYTES = 256
-_LEARN_BYTES = 64 << 20  # of text, from the beginning, for fitting a vocabulary
+_LEARN_BYTES = 64 << 20  # beginning of the text to which a vocabulary is fitted
 
 
 class TextPiece(NamedTuple):
@@ -92,7 +92,7 @@ class Vocabulary:
       separator: the vocabulary's token between documents; "" adds one.
 
     Raises:
-      UsageError: On first use: the library is missing, the JSON is not a vocabulary, or it lacks the token.
+      UsageError: the library is missing, the JSON is not a vocabulary, or it lacks the token; raised on first use.
     """
 
     def __init__(self, text: str, path: str, separator: str):
@@ -178,12 +178,12 @@ def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
     except UnicodeDecodeError:
         raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
     try:
-        of_run = from_saved(json.loads(text)["tokens"], path)
+        restored = from_saved(json.loads(text)["tokens"], path)
     except (KeyError, RecursionError, TypeError, ValueError):  # the library explains other mistakes
         return Vocabulary(text, path, separator)
     if separator:
         raise InputError(f"separator={separator}: tokenizer={path} is of a run, which has its own; leave it out")
-    return of_run
+    return restored
 
 
 def from_saved(kept: dict[str, str], path: str) -> Bytes | Vocabulary:

@@ -28,9 +28,9 @@ _AROUND = HEADER_BYTES + FOOTER_BYTES
 _HEADER = struct.Struct("<8sIqIqqI")
 _MAGIC, _VERSION = b"TFRINDEX", 1
 _OFFSETS_AT = _HEADER.size + 4
-_END_BYTES = 4096  # of a shard, at both ends, whose checksum identifies it
+_END_BYTES = 4096  # bytes at each end of a shard, whose checksum identifies it
 _SCAN_BYTES = 1 << 20
-_IN_MEMORY_BYTES = 32 << 20  # of all shards' offsets
+_IN_MEMORY_BYTES = 32 << 20  # for all shards' offsets
 _QUIET_SECONDS = 5.0
 _GZIP_MAGIC = b"\x1f\x8b"
 

@@ -23,7 +23,7 @@ from .features import Features, RecordFeature, names_in
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and their suffixes
 _COMPONENTS = ("features", "label", "weight")
 _OTHER = b"\1\1\1\x3f\1\1\1\x3f"  # no byte of it occurs in a zero of any type
-_GROUP_BYTES = 1 << 16  # of an ArrayRecord, which are compressed and read together
+_GROUP_BYTES = 1 << 16  # records of an ArrayRecord that are compressed and read together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Encoder:
         first = {name: np.zeros_like(values[0]) for name, values in stored.items()}
         zeros = np.frombuffer(self._record(first), np.uint8)
         block = np.tile(zeros, (count, 1))
-        for name, values in stored.items():  # finds its bytes by changing it
+        for name, values in stored.items():  # finds the bytes of the value by changing it
             other = np.frombuffer(_OTHER * values.shape[1], values.dtype, values.shape[1])
             positions = np.flatnonzero(np.frombuffer(self._record({**first, name: other}), np.uint8) != zeros)
             block[:, positions[0] : positions[-1] + 1] = values.view(np.uint8)

@@ -69,7 +69,7 @@ class ColumnFeature(NamedTuple):
 
 
 def read(make: Callable[[Mapping[str, str]], T], choice: Choice, trained_on: Data | None) -> T:
-    """Makes a table, whose columns have the kinds of those that a run was trained on: few rows may look like others.
+    """Makes a table with the kinds of columns that a run was trained on, since few rows may look like other kinds.
 
     Args:
       make: makes the table, from the kinds of some columns, as `csv_types` names them.
@@ -85,7 +85,7 @@ def read(make: Callable[[Mapping[str, str]], T], choice: Choice, trained_on: Dat
 
 
 def _kinds(trained_on: Data, table: ParquetTable, choice: Choice) -> dict[str, str]:
-    """Returns the kinds of a run's preprocessing by column; of a column that it leaves unchanged, that of text."""
+    """Returns the kind of each column by a run's preprocessing; text for columns that it leaves unchanged."""
     preprocessing = trained_on.preprocessing
     kinds = {name: column.kind for name, column in preprocessing.columns.items()}
     if preprocessing.array:
@@ -126,7 +126,7 @@ def make_splits(
         choice = choice._replace(label=NONE)
     names = _select_columns(train, choice, array, label)
     if array and {*array} != {*names}:
-        saved = None  # refused later, by these names
+        saved = None  # refused later, with their names
     if not saved:
         train.read_ids([name for name in (*names, choice.label) if name != NONE and name not in choice.numbers])
     if evaluation:
@@ -178,7 +178,7 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
 
 
 def _features_from_run(table: ParquetTable, choice: Choice, saved: Data) -> tuple[list[ColumnFeature], Data, list[str]]:
-    """Returns the results of `_fit` as a run has them; columns that it lacks are unchanged, and later refused."""
+    """Returns the results of `_fit` from a run; columns that it lacks stay unchanged, and are refused later."""
     preprocessing = saved.preprocessing
     columns = _array_preprocessing(table, preprocessing) if preprocessing.array else preprocessing.columns
     features = []
@@ -201,10 +201,9 @@ def _features_from_run(table: ParquetTable, choice: Choice, saved: Data) -> tupl
 
 
 def _column_contents(saved: Data, table: ParquetTable, choice: Choice) -> dict[str, Column]:
-    """Returns the contents of a table's columns as a run was trained on them, where these decide how to read them.
+    """Returns the contents of the columns that are read as the run was trained on them, whatever their own values.
 
-    Those are columns without values, ids among which are missing ones or floats, and lists that happen to have one
-    length.
+    Those are columns without values, ids with missing values or floats, and lists that happen to have one length.
     """
     contents = {}
     kinds = _kinds(saved, table, choice)
@@ -236,7 +235,7 @@ def _array_preprocessing(table: ParquetTable, preprocessing: Preprocessing) -> d
 
 
 def _select_columns(table: ParquetTable, choice: Choice, order: Sequence[str], label: str) -> tuple[str, ...]:
-    """Checks the choice, and returns the names of the features' columns, those of a run's array in its order.
+    """Checks the choice, and returns the names of the features' columns, in the order of a run's array if it has one.
 
     `label` is that of the labels' column, also if it is not read.
     """

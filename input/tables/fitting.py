@@ -17,8 +17,8 @@ from .parquet_table import ParquetTable
 # Input arguments that only decide how columns are preprocessed: a trained run has its own preprocessing.
 FITTED = ("numbers", "texts", "text", "array", "missing")
 NONE = "none"  # label name for data without labels
-_MOST_WORDS = 1 << 20  # of a column: some 100 MB in memory
-_MOST_VALUES = 10**7  # of a column of raw ids
+_MOST_WORDS = 1 << 20  # per text column: some 100 MB in memory
+_MOST_VALUES = 10**7  # per column of raw ids
 _SPARSE = 4  # ids are numbered if the largest is this many times their number
 _FEW_ROWS = 10  # whose values may all differ by chance
 _HASH = "too many to fit; hash them, by input_arg=text=hash model_arg=hash_buckets=1000000"
@@ -165,7 +165,7 @@ def fitted(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[st
     )
     if has_text or largest or choice.missing in ("mean", "column"):
         recipe = {**choice._asdict(), "ids": ids, "largest": largest}
-        with contextlib.suppress(InputError):  # raised again below, unless it is that nothing can be written
+        with contextlib.suppress(InputError):  # raised again below, unless the error is that nothing can be written
             file = prepared(table.source, "fitted", recipe, write, table.prepared_dir)
             return Fitted.from_json(file.metadata["fitted"])
     return _fit(table, choice, ids, largest)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...engine.data.preprocessing import days_and_seconds
 
-EXACT_FLOAT32 = 1 << 24  # up to here float32 has all whole numbers
+EXACT_FLOAT32 = 1 << 24  # float32 has all whole numbers up to this
 EXACT_FLOAT64 = 1 << 53
 
 

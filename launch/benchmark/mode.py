@@ -1,4 +1,4 @@
-"""The work of `--mode=benchmark` in the process that measures, with everything put together already.
+"""Executes `--mode=benchmark` on an assembled run.
 
 Every process of a strategy calls the same functions in the same order.
 """
@@ -27,7 +27,7 @@ _TOP_OPS = 10
 def benchmark(run: BaseRun) -> Outcome:
     """Times the training loop, from new weights.
 
-    Nothing of the run_dir is read or changed, except that profile=true adds a trace.
+    The run_dir is neither read nor changed, except that profile=true adds a trace.
     """
     config = run.config
     work = result.configured_work(config)
@@ -45,7 +45,7 @@ def benchmark(run: BaseRun) -> Outcome:
 
 
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Measures the rate, its bound, and with profile=true the time per op."""
+    """Measures the rate, its upper limit, and with profile=true the time per op."""
     arguments = run.config.arguments("benchmark_arg")
     run.log("warm-up")
     before = time.perf_counter()
@@ -59,7 +59,7 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
         at_round=lambda number, totals: run.log(_line(number, arguments["rounds"], totals)),
         processes=lambda: children.job_processes(variables),
     )
-    for name in ("compile_seconds", "first_step_seconds"):  # a user waits for the choice of jit too
+    for name in ("compile_seconds", "first_step_seconds"):  # with the choice of jit, for which a user waits too
         measured[name] += choosing_seconds
     profile, why_no_profile = _profile(run) if arguments["profile"] else (None, [])
     limits, why_no_limits = _limits(run, measured["steps_per_sec"])
@@ -73,7 +73,7 @@ def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
 
 
 def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[str]]:
-    """Returns flops_per_step, bytes_per_step, flops_source, machine, roofline, None if not measured, and why not."""
+    """Returns flops_per_step, bytes_per_step, flops_source, machine, roofline (None if unknown), and the reasons."""
     limits = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
     config, strategy = run.config, run.strategy
     if config.strategy == "tpu":

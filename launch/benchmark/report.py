@@ -1,4 +1,4 @@
-"""A benchmark's result for people: figures in words, as text, and as Markdown by `crankshaft report`.
+"""Formats a benchmark's result as text and, for `crankshaft report`, as Markdown.
 
 Both show the rows of one table, `_SECTIONS`. TensorFlow is not started.
 """
@@ -87,8 +87,8 @@ class Section(NamedTuple):
 
     Attributes:
       title: heading of the section, which also names it.
-      columns: the rows' columns by name; () where each row is a name and a value.
-      figures: whether each of a row's texts is a figure, which is aligned right.
+      columns: names of the columns; () if each row is a name and a value.
+      figures: for each column, whether it holds figures, which are aligned right.
       rows: rows, each with as many texts.
     """
 
@@ -111,7 +111,7 @@ class _Figures(string.Formatter):
         return number(value) if spec == "n" else super().format_field(value, spec)
 
     def row(self, form: str, values: Mapping[str, Any]) -> str | None:
-        """Returns the text, or None where its first figure is missing or empty."""
+        """Returns the text, or None if its first figure is missing or empty."""
         try:
             first = next(name for _, name, _, _ in self.parse(form) if name)
             value = self.get_field(first, (), values)[0]
@@ -121,7 +121,7 @@ class _Figures(string.Formatter):
 
 
 def number(value: Any) -> str:
-    """Formats a number with four significant digits, or whole above a thousand; of mappings and lists each one."""
+    """Formats a number, or each of a mapping or list, with four significant digits, or whole above a thousand."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {number(figure)}" for name, figure in value.items() if figure is not None)
     if isinstance(value, (list, tuple)):
@@ -157,7 +157,7 @@ def _lists(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """Returns a result in lines for a terminal, aligned."""
+    """Formats a result for a terminal, in aligned lines."""
     shown = list(sections(result))
     # One width for all names, so that the values are aligned.
     width = max((len(row[0]) for section in shown if not section.columns for row in section.rows), default=0)
@@ -173,7 +173,7 @@ def _lines(section: Section, width: int) -> Iterator[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Returns the report of a result; what the result lacks is left out."""
+    """Formats a result as Markdown, without figures that it lacks."""
     subject = ", ".join(str(result[name]) for name in ("model", "input", "strategy") if result.get(name))
     blocks = [f"# Benchmark: {subject}", str(result.get("date", "")), f"```console\n$ {result.get('command', '')}\n```"]
     for title, columns, figures, rows in sections(result):
@@ -196,7 +196,7 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None
-    if version != VERSION:  # the rest may be missing: existing parts are shown
+    if version != VERSION:  # other parts may be missing: those that exist are shown
         raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of result_json")
     try:
         list(sections(result))

@@ -28,7 +28,7 @@ class ResultKey(NamedTuple):
 
     Attributes:
       description: meaning of the key, for docs/benchmark.md.
-      types: types that the key's value may have; () is not checked, since no rate is computed from it.
+      types: types that the key's value may have; () if it is not checked, since no rate is computed from it.
     """
 
     description: str
@@ -133,7 +133,7 @@ def problems(result: Any) -> list[str]:
 
 
 def _call_problems(calls: Mapping[str, Any]) -> list[str]:
-    """Checks the columns that rates are computed of: as many numbers in each, above 0."""
+    """Checks the columns from which rates are computed: equally many numbers above 0 in each."""
     columns = [calls.get(name) for name in ("steps", "examples", "seconds", "round")]
     if not all(isinstance(column, list) and column and len(column) == len(columns[0]) for column in columns):
         return ["calls has no columns steps, examples, seconds and round of one length"]
@@ -148,12 +148,12 @@ def measured_work(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configured_work(config: Config) -> dict[str, Any]:
-    """Returns the work that these flags measure, as their result names it."""
+    """Returns the work that these flags measure, as `measured_work` of their result would."""
     return measured_work(config.deciding())
 
 
 def check_baseline(config: Config) -> None:
-    """Raises `UsageError` for a baseline that can't be read, or has no use."""
+    """Raises `UsageError` for a baseline that can't be read, or that nothing is compared with."""
     if config.mode != "benchmark":
         return
     arguments = config.arguments("benchmark_arg")
@@ -169,7 +169,7 @@ def check_baseline(config: Config) -> None:
 
 
 def check_baseline_work(config: Config) -> None:
-    """Raises `UsageError` for a baseline that is of other work than these flags measure."""
+    """Raises `UsageError` for a baseline of other work than these flags measure."""
     if not config.baseline:
         return
     if changed := differences(measured_work(read_baseline(config.baseline)), configured_work(config)):

@@ -12,7 +12,7 @@ _ASSETS = pathlib.Path(__file__).with_name("assets")
 
 
 def html(data: dict[str, Any] | None = None) -> str:
-    """Returns the page. It loads nothing, but its data from the server that it came from where `data` is None.
+    """Returns the page. Without `data`, it loads its data from its own server; it loads nothing else.
 
     Args:
       data: answer of the server's `/data`.
@@ -23,7 +23,7 @@ def html(data: dict[str, Any] | None = None) -> str:
         f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data:; "
         f"connect-src {'none' if data else 'self'!r}; base-uri 'none'; form-action 'none'"
     )
-    # The data is not run. Nothing in it ends its element, since it has no "<".
+    # Data is never executed, and can't end its element, since it has no "<".
     held = json.dumps(data, separators=(",", ":")).replace("<", r"\u003c")
     return (
         _asset("page.html")

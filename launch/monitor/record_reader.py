@@ -1,7 +1,7 @@
 """Reads a run's record, events.jsonl, as it grows, into figures of bounded size.
 
-Anybody may have written the file: lines that are not of the schema are skipped and counted, and the values kept of the
-others are bounded in length, in number and in total.
+Anybody may have written the file: lines that are not of the schema are skipped and counted, and values of the others
+are bounded in length, in number and in total.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .track import Track
 
 VERSION = 1  # of the schema, in `start`
 _LONGEST_TEXT = 500
-_MOST_EVENT_SIZE = 100_000  # characters and values that are kept of one
+_MOST_EVENT_SIZE = 100_000  # characters and values kept per event
 _HUGE = 1e300
 _MOST_WORKERS = 10_000
 _MOST_NOTES = 200  # of each kind
 _MOST_VALUES = 500  # of a mapping
 _POINTS, _LANE_POINTS = 600, 100
-# A longer record's windows are read without their workers' figures, but for as many as these bytes hold.
+# Windows beyond this many bytes of a record are read without their workers' figures.
 _WORKERS_BYTES = 8 << 20
 _WINDOW = re.compile(rb'\{"event": ?"window"')
 _FIGURES = ("step_ms", "own_ms", "input_wait_ms", "reduce_wait_ms", "gradient_norm", "staleness", "lag")
@@ -48,8 +48,8 @@ _NOTED = (
     "best",
     "bytes",
 )
-_TAIL = 64  # bytes before the position read up to, by which a file that was cut and grew again is known
-_SLOW = 1.5  # times the median of all workers' steps, without waiting for others where that is known
+_TAIL = 64  # bytes before the reading position: they show whether a file was truncated and grew again
+_SLOW = 1.5  # times the median of all workers' steps, without waits for others if known
 _SILENT_SECONDS = 3.0
 _MISSING_SECONDS = 2.0  # in others' windows
 _UNKNOWN_PERIOD_SECONDS = 60.0  # until two windows are known
@@ -61,7 +61,7 @@ class RecordReader:
     Args:
       path: path of the file, which need not exist yet.
       clock: gives seconds, monotonic.
-      unix_clock: gives Unix seconds: how long ago the last line of a record that is read at once was written.
+      unix_clock: gives Unix seconds, for the age of the last line that the file has at first.
 
     Attributes:
       read: the share of the file that has been read.
@@ -82,10 +82,10 @@ class RecordReader:
         self._identity = identity
         self._offset = self.skipped = 0
         self._tail = b""
-        self._is_in_long = False  # within a line that is too long to be read
+        self._is_in_long = False  # whether the position is within a line that is too long
         self._with_workers = 0  # bytes of lines whose workers' figures were read
         self._is_current = False  # whether all lines that the file had at first were read
-        self._heard = self._clock()  # when the run last wrote
+        self._heard = self._clock()  # time of the run's last write
         self._starts = 0
         self._latest: dict[str, dict[str, Any]] = {}  # the newest of each of `_LATEST`
         self._windows = Track(_POINTS, _MOST_VALUES, _is_last)
@@ -136,7 +136,7 @@ class RecordReader:
         while time.monotonic() < deadline:
             line = file.readline(LONGEST_LINE)
             is_whole = line.endswith(b"\n")
-            if not is_whole and len(line) < LONGEST_LINE:  # the end, or a line that is half written
+            if not is_whole and len(line) < LONGEST_LINE:  # the end, or an incomplete line
                 self.read = 1.0
                 break
             if is_whole and not self._is_in_long:
@@ -204,10 +204,10 @@ class RecordReader:
             worker = self._workers.setdefault(name, {"seen": self._window_seconds, "figures": {}})
             worker["figures"].update(figures)
             lane.update(((name, key), number) for key, number in figures.items())
-            if row.get("steps") == 0:  # with parameter servers one that does nothing is named too
+            if row.get("steps") == 0:  # with parameter servers an idle worker is listed too
                 continue
             worker["seen"] = self._window_seconds
-            if name in self._faults and self._faults[name][1] != "silent":  # that one ends with its own warning
+            if name in self._faults and self._faults[name][1] != "silent":  # it ends with a warning of its own
                 del self._faults[name]
         if workers:
             self._lanes.add(lane)
@@ -215,7 +215,7 @@ class RecordReader:
     # -- What is shown -----------------------------------------------------------------------------------------------
 
     def age(self) -> dict[str, Any]:
-        """Returns the seconds since the run last wrote, and whether that is longer than usual."""
+        """Returns the seconds since the run's last write, and whether that is longer than usual."""
         age = max(0.0, self._clock() - self._heard)
         period = max([*self._periods][1:], default=_UNKNOWN_PERIOD_SECONDS)  # the first compiles
         is_late = "start" in self._latest and "end" not in self._latest and age > max(_SILENT_SECONDS, 3 * period)
@@ -273,7 +273,7 @@ class RecordReader:
             yield {"name": name, **health, "figures": worker["figures"]}
 
     def _health(self, task: str) -> dict[str, str]:
-        """Returns a task's state, and why: by its faults, and whether the run has ended, other than well."""
+        """Returns a task's state and the reason, from its faults and from how the run ended."""
         end = self._latest.get("end")
         if task in self._faults and (end is None or end.get("exit_code")):
             return {"state": "stopped", "why": self._faults[task][0]}
@@ -284,7 +284,7 @@ _ORDER = ("stopped", "slow", "runs", "ended")
 
 
 def _without_workers(line: bytes) -> bytes:
-    """Cuts the workers' figures out of a window's line. Not JSON where a name in them has a bracket."""
+    """Cuts the workers' figures out of a window's line. If a name in them has a bracket, the result is not JSON."""
     before, start, rest = line.partition(b'"workers": [')
     return before + b'"workers": []' + rest.partition(b"]")[2] if start else line
 
@@ -303,8 +303,8 @@ def _bounded(value: Any, room: list[int], depth: int = 4) -> Any:
 
     Args:
       value: plain JSON.
-      room: how many characters and values there may be in all, as one number, which is taken down.
-      depth: how deeply mappings and lists may be nested; nothing is kept of deeper ones.
+      room: the largest number of characters and values in all, a list of one number, which is reduced.
+      depth: the largest depth of nested mappings and lists; deeper ones are left out.
     """
     room[0] -= 1
     if isinstance(value, str):

@@ -54,12 +54,12 @@ class MonitoredRun:
 
         Args:
           seconds: most seconds to spend on reading.
-          seen: the revision that the page has; if nothing has changed since, `view` is left out.
+          seen: the page's revision; if it is the newest, `view` is left out.
           find: a part of the names of the workers that are shown.
         """
         try:
             return self._shown(seconds, seen, find)
-        except Exception as error:  # whatever is in this run's folder, other runs are shown
+        except Exception as error:  # an error in this run's folder must not hide other runs
             view = {"problem": f"{self.name} can't be shown: {reason(error)}"}
             return {"name": self.name, "revision": "", "read": 1.0, "age": 0.0, "late": False, "view": view}
 
@@ -109,10 +109,10 @@ def _mark(path: str) -> tuple[int, ...]:
 
 
 def _newest(folder: int | None) -> list[tuple[Any, ...]]:
-    """Returns the logs that were written to last: name, size, time."""
+    """Returns the most recently written logs: name, size, time."""
     files = []
     for name in os.listdir(folder) if folder is not None else ():
-        with contextlib.suppress(FileNotFoundError):  # it was there a moment ago
+        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             files += [(name, status)] if stat.S_ISREG(status.st_mode) else []
     newest = sorted(files, key=lambda file: -file[1].st_mtime_ns)[:_LOGS]

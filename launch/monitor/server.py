@@ -37,7 +37,7 @@ _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
 ]
-_READ_SECONDS = 0.4  # of an answer at most: what a long record holds so far is shown while it is read
+_READ_SECONDS = 0.4  # per answer: a long record is shown while it is still being read
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -10,12 +10,13 @@ import numpy as np
 
 
 class Track:
-    """Keeps rows of numbers by column: once there are twice as many as `rows`, each two neighbours become one.
+    """Keeps rows of numbers by column: at twice `rows`, each two neighbours become one.
 
     Args:
       rows: the fewest rows that a long run has.
       columns: the most columns that are kept; a row's others are left out.
-      is_last: whether a column's neighbours become the later one, as of a time or a sum so far, and not their mean.
+      is_last: whether a column's neighbours become the later value, as for a time or a running sum, instead of their
+        mean.
     """
 
     def __init__(self, rows: int, columns: int, is_last: Callable[[Any], bool] = lambda name: False):
@@ -25,7 +26,7 @@ class Track:
         self._table = np.full([2 * rows, 8], np.nan)
         self._lasts = np.zeros(8, bool)
         self._filled = 0
-        self._every, self._in_row = 1, 0  # added rows per kept row, and in the newest
+        self._every, self._in_row = 1, 0  # added rows per kept row, and in the newest one
 
     def add(self, row: Mapping[Any, float]) -> None:
         """Adds a row; columns that it does not name, and NaN, are missing in it."""
@@ -61,7 +62,7 @@ class Track:
         return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
 
     def _joined(self, earlier: np.ndarray, later: np.ndarray, share: float) -> np.ndarray:
-        """Returns the mean in which `later` has so much of the weight; one of the two where the other is missing."""
+        """Returns the weighted mean, or one of the two if the other is missing."""
         shares = np.where(self._lasts, 1.0, share)
         with np.errstate(over="ignore", invalid="ignore"):
             mean = earlier + (later - earlier) * shares

@@ -1,7 +1,7 @@
 """95 % intervals of a benchmark's rate, and of its ratio to another's, from timed calls. NumPy only.
 
-Calls are not independent: a machine is slow for a while, then fast for a while. So neighbours are grouped, and the
-spread of the groups' rates counts: batch means (Schmeiser, 1982), with few groups, so that each is long.
+Calls are not independent: a machine is slow for a while, then fast for a while. So the interval is that of batch means
+(Schmeiser, 1982): the spread of the rates of few, long groups of neighbouring calls.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 FEW_CALLS = 20
-DRIFT = 0.05  # rounds whose rates are this much of the whole rate apart have drifted
+DRIFT = 0.05  # share of the whole rate by which drifted rounds differ
 _MOST_GROUPS = 10
 _NORMAL = 1.959964  # the normal distribution's quantile 0.975
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)  # Student's, of 1 to 5 degrees of freedom
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)  # Student's t, 1 to 5 degrees of freedom
 
 
 def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[float] | None:
@@ -24,8 +24,8 @@ def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[flo
 
     Args:
       calls: columns as `launch.benchmark.measure.statistics.columns` returns them.
-      lost_share: 0 to 1, the share of the machine that others used: without them the rate would be up to
-        1 / (1 - lost_share) times as high, and so is the interval's upper end.
+      lost_share: share of the machine that other processes used, 0 to 1; the interval's upper end is multiplied by 1 /
+        (1 - lost_share).
     """
     margins = log_margins(calls)
     if margins is None:
@@ -39,13 +39,12 @@ def compare(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
 
     Args:
       ours: our results, which have `calls`.
-      theirs: their results, as many; those of the same index were measured one after the other.
+      theirs: as many results to compare with; those of the same index were measured one after the other.
 
     Returns:
-      ratio: our rate over theirs; of several pairs the geometric mean. interval: its 95 % interval, [low, high], see
-      `ratio_interval`; None where a run was a single call. verdict: "faster" or "slower" if
-      1 is outside the interval, else "no difference can be shown". rounds: of each pair {ours, theirs, ratio}, in
-      examples per second.
+      ratio: our rate divided by theirs, the geometric mean over pairs. interval: its 95 % interval, [low, high], see
+      `ratio_interval`; None if a run was a single call. verdict: "faster" or "slower" if 1 is outside the interval,
+      else "no difference can be shown". rounds: {ours, theirs, ratio} of each pair, in examples per second.
     """
     ratio, interval = ratio_interval(list(zip(ours, theirs, strict=True)))
     verdict = "no difference can be shown"
@@ -63,17 +62,16 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
 
     Args:
       pairs: (ours, theirs), results with `calls` and `noise`. Both runs' margins add up as squares do (Zou & Donner,
-        2008). Of several pairs, measured in turn, the ratio is the geometric mean, and its interval holds that of
-        Student's t over the pairs' ratios too: what differs from turn to turn shows between pairs only. What others
-        took of the machine widens it as in `interval`, either end by its own run's; in turns, by what one run lost
-        more than the other.
+        2008). For several pairs, measured in turn, the ratio is the geometric mean, and its interval also includes that
+        of Student's t over the pairs' ratios, since drift between turns shows only there. Load of other processes
+        widens it as in `interval`, each end by its own run's share; for pairs, by the difference of the two shares.
     """
     logs = [math.log(_rate(ours["calls"]) / _rate(theirs["calls"])) for ours, theirs in pairs]
     ratio = math.exp(np.mean(logs))
     margins = [[log_margins(result["calls"]) for result in pair] for pair in pairs]
     if any(None in pair for pair in margins):
         return ratio, None
-    # Of each pair, our margin below and theirs above make the ratio's below.
+    # A ratio's lower margin comes from our lower one and their upper one.
     below, above = (
         math.sqrt(sum(ours[end] ** 2 + theirs[1 - end] ** 2 for ours, theirs in margins)) / len(pairs) for end in (0, 1)
     )
@@ -88,10 +86,10 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
 
 
 def log_margins(calls: Mapping[str, Sequence]) -> tuple[float, float] | None:
-    """Returns how far the interval's ends are below and above the rate, as logarithms; None for a single call.
+    """Returns the distances of the interval's ends from the rate, as logarithms; None for a single call.
 
-    Student's t over the rates of at most ten consecutive groups of calls; where the rate has drifted, at least to each
-    round's rate (see `round_rates`).
+    Student's t over the rates of at most ten consecutive groups of calls; if the rate has drifted, the interval
+    includes each round's rate (see `round_rates`).
     """
     count = len(calls["seconds"])
     if count < 2:
@@ -106,7 +104,7 @@ def log_margins(calls: Mapping[str, Sequence]) -> tuple[float, float] | None:
 
 
 def round_rates(calls: Mapping[str, Sequence]) -> list[float]:
-    """Returns examples per second of each round; of a single round, of the two halves of its calls."""
+    """Returns examples per second of each round; for a single round, of each half of its calls."""
     number = np.asarray(calls["round"])
     if len(set(calls["round"])) == 1:
         number = np.arange(len(number)) * 2 // len(number)
@@ -120,7 +118,7 @@ def _rates(calls: Mapping[str, Sequence], groups: np.ndarray) -> list[float]:
 
 
 def has_drifted(rates: Sequence[float], rate: float) -> bool:
-    """Returns whether the rounds' rates are further apart than `DRIFT` of the whole rate."""
+    """Returns whether the rounds' rates differ by more than a share `DRIFT` of the whole rate."""
     return max(rates) - min(rates) > DRIFT * rate
 
 

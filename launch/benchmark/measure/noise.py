@@ -1,4 +1,4 @@
-"""Detects whether the machine was quiet while something was timed: what other processes and quotas took.
+"""Measures the CPU time that other processes and quotas took while something was timed.
 
 Figures that the system does not report are None, and named in a warning.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ....engine.machine import cpus
 from . import intervals
 
-NOTICED = 0.02  # a share of the machine below this is a quiet machine's own housekeeping
+NOTICED = 0.02  # smaller shares of the machine are a quiet system's own work
 
 
 class LoadCounters(NamedTuple):
@@ -24,9 +24,10 @@ class LoadCounters(NamedTuple):
     Attributes:
       cpus: number of CPUs that the benchmark's processes may use.
       clock: time of the reading, in seconds.
-      busy: CPU seconds of all processes on those CPUs, and of the host's other guests; None where it cannot be seen.
+      busy: CPU seconds of all processes on those CPUs, and of the host's other guests; None if the system does not
+        report it.
       benchmark: CPU seconds of the benchmark's processes.
-      throttled: CPU seconds for which a quota has kept their threads from running.
+      throttled: CPU seconds during which a quota kept the benchmark's threads from running.
     """
 
     cpus: int

@@ -1,6 +1,6 @@
-"""Times the whole loop that users get, on the host: warm-up, then rounds of steps in calls of the inner loop.
+"""Times the loop that users run, on the host: a warm-up, then rounds of steps in calls of the inner loop.
 
-Device work is awaited at both ends of a round and never inside it, so measuring costs two readings of the clock a call.
+The device is awaited at both ends of a round, never within, so measuring costs two readings of the clock per call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ....engine.strategies.base import Program
 from . import intervals, noise
 from .statistics import Call, columns, describe_round, summarize
 
-ENDLESS = 1 << 31  # steps that no benchmark reaches: the pace alone decides how long a call is
-_GROWS = 1.5  # a call this many times longer than all before is still being paced; so are rates that differ so
+ENDLESS = 1 << 31  # more steps than any benchmark makes: only the pace limits a call
+_GROWS = 1.5  # calls whose length or rate still changes by this factor are not paced yet
 _MAX_CALLS = 30
 _MAX_TRIALS = 5
 _TRIAL_SHARE = 0.1
@@ -25,7 +25,7 @@ _TRIAL_SHARE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Length:
-    """How much is timed.
+    """The number and length of the timed rounds.
 
     Attributes:
       steps: steps of a round; None: as many as `seconds` hold.
@@ -38,10 +38,10 @@ class Length:
     rounds: int = 1
 
     def agreed_steps(self, strategy, steps_per_sec: float, share: float = 1.0) -> int:
-        """Returns the steps of a round; of seconds, as many as fill a `share` of them at the chief's rate.
+        """Returns a round's number of steps, the same in all processes.
 
-        So they are the same in all processes. Where replicas meet each so many steps, and a round is long enough, it
-        ends where they meet.
+        For a length in seconds, as many as fill a `share` of it at the chief's rate. If replicas synchronize
+        periodically, and a round is long enough, it ends at a sync.
         """
         if self.steps is not None:
             return self.steps
@@ -60,7 +60,7 @@ def run(
 ) -> dict:
     """Warms up, then trains in rounds and times them.
 
-    Several processes all make the same calls: they agree on the length of a round before it begins.
+    Several processes agree on the length of a round before it begins, so that all make the same calls.
 
     Args:
       strategy: strategy of the run.
@@ -77,10 +77,10 @@ def run(
       of the metrics over the last call's steps; `compile_seconds`, the whole warm-up's; `first_step_seconds`, as
       `warm_up` returns it; `peak_rss_mb` and `device_peak_mb`; `environment`, as found before the first step.
 
-      Where devices work behind the host's back (GPU, TPU), a call's time is that of starting it until the queue is
-      full; totals hold all the same, since a round's last call's time lasts until the devices are done.
+      On devices that work asynchronously (GPU, TPU), a call's time is that of queueing it, until the queue is full.
+      Totals are right all the same, since a round's last call lasts until the devices are done.
     """
-    machine = environment.describe(variables)  # before the run, so that the load average is that of others
+    machine = environment.describe(variables)  # before the run: its own load is not part of the load average
     start, began = noise.read(processes()), clock()
     first_step_seconds, steps = warm_up(strategy, program, length, clock)
     compile_seconds, first_round = clock() - began, noise.read(processes())
@@ -102,7 +102,7 @@ def run(
 
 
 def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise, meet_steps: int) -> dict:
-    """Returns the figures of the calls and the machine, where replicas meet each `meet_steps`."""
+    """Returns the figures of the calls and the machine; replicas synchronize every `meet_steps`."""
     timed, warnings = columns(rounds), []
     shortest = min(sum(call.steps for call in calls) for calls in rounds)
     if shortest < meet_steps:
@@ -127,7 +127,7 @@ def timed_round(strategy, program: Program, steps: int, clock=time.perf_counter)
     The devices have to be idle when this begins (a warm-up's end awaits them), and are when it ends.
     """
     end = program.step + steps
-    noted = []  # only this is done while timing: the rest is computed afterwards
+    noted = []  # the rest is computed after the timing
     before = clock()
     while program.step < end:
         first = program.step
@@ -135,9 +135,9 @@ def timed_round(strategy, program: Program, steps: int, clock=time.perf_counter)
         after = clock()
         noted.append((first, result.steps, after - before, result.input_seconds, result.workers))
         before = after
-    sums = result.sums.read()  # waits for the devices: the last call's time goes on until they are done
+    sums = result.sums.read()  # waits for the devices, so the last call's time includes their work
     awaited = clock() - before
-    # Replicas that train by themselves for a round have their sums between steps, where they are not timed.
+    # Replicas that train independently for a whole round sum between steps, outside of the timed calls.
     is_waited = result.workers is not None and strategy.sync_period_steps == 1
     calls = []
     for first, steps, seconds, input_seconds, workers in noted:
@@ -168,8 +168,8 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
       clock: returns seconds.
 
     Returns:
-      The seconds of the first call, until its steps were done: tracing and compiling, and its one step (or as many as a
-      call has by --steps_per_loop); and the steps of the first round.
+      The seconds of the first call, until its steps are done: tracing, compiling, and its one step (or
+      --steps_per_loop); and the number of steps of the first round.
     """
     first_step_seconds, steps_per_sec = _settle(strategy, program, length.steps or ENDLESS, clock)
     if length.steps is None:
@@ -181,7 +181,7 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
 
 
 def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float]:
-    """Compiles, and runs calls of at most `limit` steps until two in a row are no longer than those before them.
+    """Compiles, and runs calls of at most `limit` steps until two in a row are not longer than the ones before.
 
     Returns:
       The seconds of the first one, and the steps per second of the last one.
@@ -203,7 +203,7 @@ def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float
 
 
 def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock) -> float:
-    """Returns the rate of a short round, repeated until it takes about as long as the one before predicted.
+    """Returns the rate of a short round, repeated until its duration is about what the previous one predicted.
 
     Single calls can't predict it: some are short, and some compile code that earlier calls did not need.
     """
@@ -213,7 +213,7 @@ def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock
         while program.step < first + steps:
             result = strategy.run(program, first + steps - program.step)
         result.sums.read()
-        # More than requested if steps were in progress already.
+        # more than requested if steps were already in progress
         steps_per_sec = (program.step - first) / max(clock() - before, 1e-9)
         agree = expected / _GROWS <= steps_per_sec <= expected * _GROWS
         if strategy.exchange(int(agree))[0]:
@@ -224,7 +224,7 @@ def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock
 def _compile_last_batch(strategy, program: Program, round_steps: int, steps: int) -> None:
     """Trains on an epoch's smaller last batch if the next `steps`, or for safety twice as many, may reach it.
 
-    It has a separately compiled program, which must not be made within a round.
+    Its program is compiled separately, which must not happen within a round.
     """
     order = program.feed.order
     before_it = order.steps_per_epoch - 1 - program.step % order.steps_per_epoch
@@ -235,10 +235,10 @@ def _compile_last_batch(strategy, program: Program, round_steps: int, steps: int
 
 
 def _finish_open_steps(strategy, program: Program, round_steps: int) -> None:
-    """Ends the steps in progress, so that none of them is timed next; devices are idle afterwards.
+    """Ends the steps in progress, so that none of them is timed; devices are idle afterwards.
 
-    Where replicas meet now and then, and within rounds of `round_steps`, the timing begins where they have met. The
-    program by which they meet in between, as they do where something is due, is compiled here: one of two steps ends
+    If replicas synchronize periodically, and within rounds of `round_steps`, the timing begins after a sync. The
+    program of a sync within a period, as at a step at which something is due, is compiled here: one of two steps ends
     there.
     """
     period = strategy.sync_period_steps

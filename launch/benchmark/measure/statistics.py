@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MAD_TO_DEVIATION = 1.4826  # 1 / the normal distribution's third quartile: makes jitter a standard deviation there
+_MAD_TO_DEVIATION = 1.4826  # 1 / the normal distribution's third quartile
 
 
 class Call(NamedTuple):
@@ -22,8 +22,7 @@ class Call(NamedTuple):
       examples: number of examples in the call.
       seconds: seconds from the return of the call before to its own, so that the calls' seconds add up to the span.
       input_seconds: seconds of the call spent waiting for input.
-      reduce_seconds: seconds of the call spent waiting for sums over workers, their average; None where it is not
-        known.
+      reduce_seconds: seconds of the call that workers waited for each other's sums, on average; None if unknown.
     """
 
     steps: int
@@ -39,12 +38,11 @@ def summarize(calls: Sequence[Call]) -> dict:
     Returns:
       steps, wall_seconds: totals.
       steps_per_sec, examples_per_sec: totals over wall time.
-      step_ms: {p50, p90, p99} of a step's milliseconds. A step's time is its call's, divided evenly over the call's
-        steps; the quantile p is the smallest time that a share p of all steps keeps within.
-      mean, stderr, jitter: of the calls' rates, in examples per second, each call weighing as many as its steps: the
-        average; its standard error, None for a single call; 1.4826 times the median absolute deviation from the
-        median (of two middle values the lower), which is the standard deviation if the rates are normally
-        distributed, and which a few slow calls do not move.
+      step_ms: {p50, p90, p99} of a step's milliseconds. A step's time is its call's, divided by the call's steps; the
+        quantile p is the smallest time that a share p of all steps does not exceed.
+      mean, stderr, jitter: statistics of the calls' rates, in examples per second, weighted by steps: the average; its
+        standard error, None for a single call; 1.4826 times the median absolute deviation from the median (the lower of
+        two middle values), a standard deviation that a few slow calls do not move.
       input_wait_fraction, reduce_fraction: shares of wall time spent waiting for input and for sums over workers, 0 to
         1; the second None where it is not known.
     """
@@ -97,10 +95,10 @@ def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, list | None]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """Returns the smallest of `values` such that it and those below it hold `share` (0 to 1) of all weight."""
+    """Returns the smallest of `values` up to which the weights are at least a `share` (0 to 1) of all weight."""
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
-    # Weights are whole steps: a part of one that rounding adds to the product must not take the next value.
+    # Weights are whole steps: a rounding error in the product must not select the next value.
     index = np.searchsorted(reached, share * reached[-1] - 1e-6)
     return float(values[order][index])
 
@@ -108,8 +106,7 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> 
 def standard_error(values: np.ndarray, weights: np.ndarray, mean: float) -> float | None:
     """Computes the standard error of a weighted mean: s / sqrt(n), with the effective size n.
 
-    n = (sum of w)^2 / sum of w^2 (Kish, Survey Sampling, 1965). With equal weights it is the usual one. None for a
-    single value.
+    n = (sum of w)^2 / sum of w^2 (Kish, Survey Sampling, 1965). None for a single value.
     """
     effective = weights.sum() ** 2 / np.sum(weights**2)
     if len(values) < 2:

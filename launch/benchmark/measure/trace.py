@@ -22,11 +22,11 @@ from ....engine.strategies.parameter_server.leases import COUNT_SCOPE
 from .rounds import ENDLESS
 
 STEPS = 10
-_LEAST_TRACE_MS = 200  # of other tasks: so that their beginning and end do not count much
-# The form of an op's event of TensorFlow's executor, and where the step begins in the op's name.
+_LEAST_TRACE_MS = 200  # other tasks' shortest trace: its beginning and end hardly count
+# The name of an executor's event for an op, and the start of a step's scope in it.
 _EXECUTED = re.compile(r"(?P<name>[^:\s]+):(?P<type>[A-Z_][A-Za-z0-9_]*)")
 _CALLED = re.compile(r".*StatefulPartitionedCall/|\bwhile(_\d+)?/((body/_|step_)\d+/)?")
-# Ops that only run other ops: their own time is waiting.
+# Ops that only wait for other ops, which they run.
 _CONTROL = re.compile(
     r"_*(Stateless|Stateful)?(While|If|Case|PartitionedCall|_inference\w*)|.*\b(while|cond|conditional|call)"
 )
@@ -46,8 +46,8 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
       steps: number of steps to trace.
 
     Returns:
-      trace: the folder. steps. ops: [{name, type, ms_per_step, share}] by time, the longest first, all of them;
-      a share is of all ops' time, threads added up. ops_ms_per_step: that time. None, with no trace, but in the chief.
+      trace: the folder. steps: number of traced steps. ops: [{name, type, ms_per_step, share}], the longest first; a
+      share is of all ops' time, threads added up. ops_ms_per_step: that time. In other processes than the chief, None.
     """
     before, program = set(_files(folder)), strategy.training
     if tasks := strategy.computing_tasks:
@@ -82,7 +82,7 @@ def _profile_result(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
 
 
 def _trace_tasks(strategy, folder: str, steps: int) -> None:
-    """Makes the tasks that compute write a trace each into `folder`, which they have to share."""
+    """Makes each computing task write a trace into `folder`, which all of them share."""
     program = strategy.training
     before, end = time.perf_counter(), program.step + steps
     while program.step < end:
@@ -97,7 +97,7 @@ def _trace_tasks(strategy, folder: str, steps: int) -> None:
         except Exception as error:  # reaches the caller's thread
             failed.append(error)
 
-    # A daemon: where training fails, the process does not wait for a trace.
+    # A daemon: if training fails, the process does not wait for a trace.
     tracing = threading.Thread(target=trace, name="trace", daemon=True)
     tracing.start()
     while tracing.is_alive():
@@ -109,7 +109,7 @@ def _trace_tasks(strategy, folder: str, steps: int) -> None:
 
 
 def _steps_in(space: xplane_pb2.XSpace) -> int:
-    """Returns how many steps of parameter servers a trace holds: as often as they were counted in it."""
+    """Returns the number of steps in a trace of parameter servers: the updates of the counter in it."""
     events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
     by_op = Counter(op for plane, event in events if (op := _op(plane, event, is_device=False)))
     return max((times for (name, _), times in by_op.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
@@ -123,7 +123,7 @@ def _read(paths) -> xplane_pb2.XSpace:
 
 
 def ops(space: xplane_pb2.XSpace, steps: int) -> list[dict]:
-    """Returns a trace's ops, as `profile` does: TensorFlow's, and, where XLA compiled the loop, XLA's.
+    """Returns a trace's ops, as `profile` does: TensorFlow's and, if XLA compiled the loop, XLA's.
 
     With devices besides the host, these are the devices' kernels, by the op that started them.
     """
@@ -147,7 +147,7 @@ def _own_times(plane, line, is_device: bool) -> Iterator[tuple[str, str, int]]:
     """Yields (name, type, picoseconds) of a line's ops, without the time of the ops within them."""
     events = [(event.offset_ps, event.duration_ps, op) for event in line.events if (op := _op(plane, event, is_device))]
     events.sort(key=lambda event: (event[0], -event[1]))
-    open_ops: list[list[Any]] = []  # [end, name and type, time of its own], each within the one before it
+    open_ops: list[list[Any]] = []  # [end, name and type, own time]; each op is within the previous one
     for start, duration, op in [*events, (float("inf"), 0, None)]:
         while open_ops and open_ops[-1][0] <= start:
             _, (name, type_), own_time = open_ops.pop()
