@@ -242,7 +242,7 @@ def test_a_directory_that_can_not_be_made_is_told_at_wait(tmp_path):
     assert checkpoints.latest().step == 2
 
 
-def test_a_full_disk_is_told_once_leaves_the_checkpoint_before_and_the_next_is_written(tmp_path, caplog):
+def test_a_full_disk_is_told_once_and_leaves_the_checkpoint_before(tmp_path, caplog):
     state, checkpoints = saved(tmp_path, [1])
     before = names(tmp_path)
     state.large = tf.Variable(tf.random.stateless_uniform([500_000], [1, 2]))

@@ -286,7 +286,7 @@ def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
             peers.wait(0.5)
 
 
-def test_a_task_that_is_there_and_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
+def test_a_task_that_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
     """A stopped one: its kernel goes on to take callers."""
     silent, here = free_ports(2)
     with socket.create_server(("", silent)), rendezvous.Rendezvous(on_this_host([here])):

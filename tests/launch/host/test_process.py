@@ -118,7 +118,7 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}"
 
 
-def test_a_process_that_is_gone_is_not_blamed_for_the_lock_that_another_program_holds(tmp_path):
+def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
     code = "import sys; from crankshaft.launch.host import process\nwith process.lock(sys.argv[1]): pass"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT.parent) as last:
         assert last.wait(PATIENCE) == 0
