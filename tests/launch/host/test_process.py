@@ -11,13 +11,11 @@ import time
 
 import pytest
 
-from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine import cpus
 from crankshaft.launch.errors import UsageError
 from crankshaft.launch.host import process, signals
 from tests.limits import files_no_larger_than
 from tests.processes import ROOT, Program
-from tests.runs import newest
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
@@ -201,21 +199,6 @@ def test_a_hang_up_asks_to_save_unless_it_is_ignored(before, after):
     finally:
         signal.signal(signal.SIGHUP, at_start)
     assert asked == after
-
-
-def test_a_run_whose_terminal_closes_is_saved(inside, tmp_path):
-    def close(status, means):
-        signal.raise_signal(signal.SIGHUP)
-
-    run = ("--model=mlp", "--input=synthetic", "--input_arg=examples=200", "--jit=off", "--train_steps=50")
-    at_start = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    try:
-        outcome = inside(*run, f"--run_dir={tmp_path}", hooks=[every_steps(7, close)])
-    finally:
-        signal.signal(signal.SIGHUP, at_start)
-    assert outcome.code == 129
-    assert "stopped at step 7: SIGHUP" in outcome.out
-    assert newest(tmp_path) == 7
 
 
 TWICE_AT_ONCE = """
