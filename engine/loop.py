@@ -146,7 +146,7 @@ class Loop:
         self._uncalled, self._is_due = [*self._hooks[pending:]], True
 
     def resume_work(self) -> None:
-        """Continues a run that was stopped, in all processes alike."""
+        """Continues a run that was stopped; all processes call it."""
         self.status.stop = self.status.agreed_stop = None
         self._strategy.resume_work()
 

@@ -324,7 +324,7 @@ class Supervisor:
         if self._ended_early is None or self._plan or self._ended_early[0] > time.monotonic():
             return
         ending = self._ended_early[1]
-        queried = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
+        queried = [task for task in self._tasks if self._rule.saves(task.name)]  # no task waits for another
         replies = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in queried}
         self._ended_early = (
             None if {*replies.values()} <= {"ready", "serving"} else (time.monotonic() + _QUERY_SECONDS, ending)

@@ -34,7 +34,7 @@ class Peak:
 
     Attributes:
       total: bytes of all tensors that the step makes; without variables and the batch.
-      gradients: those of them that are gradients of variables, and what is made of them to be sent.
+      gradients: bytes of those that are gradients of variables, and of the messages made from them.
       uncertain: a line for each part of `total` that may differ much.
     """
 

@@ -39,8 +39,8 @@ class Room(NamedTuple):
 def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) -> TrainState:
     """Calls `strategy.build(make)`, unless the variables need more than is left.
 
-    Variables that surely take less than half are created at once. Else the build ends before it has taken a sixth; it
-    is repeated in a graph without memory, which gives the bytes of all, and then for good.
+    Variables that certainly take less than half are created at once. Otherwise the build stops before it has taken a
+    sixth, is repeated in a graph, which allocates nothing, to sum up the bytes, and only then creates the variables.
 
     Raises:
       UsageError: the variables, or a checkpoint of them, need more than is left.
@@ -107,7 +107,7 @@ def _bytes(shape: Any, dtype: Any) -> int:
 
 
 def _compare(config: Config, needed: int, copies: int, room: Room) -> None:
-    """Logs a line if variables of so many bytes need more than half of what is left. Raises `UsageError` if all."""
+    """Logs a line if variables of these bytes need over half of what is free. Raises `UsageError` if more than it."""
     in_memory, saves = copies * needed, room.disk < math.inf
     copied = _SNAPSHOTS * needed if saves and config.snapshot_seconds else 0
     parts = []

@@ -55,7 +55,7 @@ class Placement:
         self.loads = [0] * num_servers
 
     def build(self) -> None:
-        """Creates a variable per server, with which others are colocated: the strategy would place them in turn.
+        """Creates a variable per server, with which others are colocated: the strategy itself places round robin.
 
         Call it once, before any other variable is created.
         """

@@ -165,7 +165,7 @@ def difference(wanted: dict, described: Sequence[dict]) -> str:
 
 
 def failure(error: Any) -> CrankshaftError | None:
-    """Returns the exception of a task's source behind an error, if any; the message begins with the task."""
+    """Returns the exception of a task's source that caused an error, if any; the message begins with the task."""
     match = _ERROR.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     return {"Source": SourceError, "Unavailable": UnavailableError}[match[1]](match[2]) if match else None
 

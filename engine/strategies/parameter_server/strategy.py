@@ -383,8 +383,8 @@ class ParameterServer(Strategy):
     def run(self, program: LeaseLoop, limit: int) -> LoopResult:
         """Executes at most `limit` steps, at least one, and returns the results after about 0.1 s.
 
-        They may not be the next steps: all are done when it has reached `limit`. If more than these are in progress,
-        as after an unforeseen request, it completes them and schedules no others.
+        They need not be the next steps: all steps are done when it has reached `limit`. If more than these are in
+        progress, as after an unforeseen request, it completes them and schedules no others.
         """
         self._inventory.warn_of_changed_values()
         began = time.monotonic()
