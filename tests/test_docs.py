@@ -158,6 +158,18 @@ def test_each_row_of_where_is_names_what_exists():
     assert lost == []
 
 
+def test_the_heart_names_a_steps_functions_as_they_are():
+    heart = (ROOT / "BUILD.md").read_text(encoding="utf-8").split("## The heart")[1].split("What they rely on")[0]
+    functions = {
+        (*path.split("/"), *name.split("."))
+        for path, text in re.findall(r"^\d+\. `(\S+)\.py`(.*?)(?=^\d+\. |\Z)", heart, re.M | re.S)
+        for name in re.findall(r"`((?:[A-Z]\w+\.)?_*[a-z]\w*)`", text)
+    }
+    assert [name for name in functions if not _is_there(ROOT, *name)] == []
+    assert 20 < len(functions) <= 30
+    assert len({name[:3] for name in functions}) <= 18
+
+
 def test_each_script_that_measures_is_listed_in_a_line():
     names = [line.split()[0] for line in benchmarks.__main__.lines()]
     assert {"bits", "faults", "plan_validation"} <= {*names}

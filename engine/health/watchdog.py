@@ -121,11 +121,11 @@ class Watchdog:
         self._period = min(_PERIOD_SECONDS, timeout_seconds / 8) if timeout_seconds else _PERIOD_SECONDS
         self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, read atomically
         self._arrived = -1
-        self._moved = 0.0  # time of the last progress, by the monotonic clock
+        self._progressed_at = 0.0  # time of the last progress, by the monotonic clock
         self._lost = -1  # the peer whose loss ends this worker,
         self._farewell: str | None = None  # and its message about it
         self._has_aborted = False
-        self._speaks = threading.RLock()  # held by the thread that reports why this process ends
+        self._reporting = threading.RLock()  # held by the thread that reports why this process ends
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -152,7 +152,7 @@ class Watchdog:
             address = self._peers.called(self._peers.worker)
             logging.warning("the UDP port of %s can't be used (%s): who is stuck or lost is a guess", address, error)
             self._peers.close()
-        self._moved = time.monotonic()
+        self._progressed_at = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -199,21 +199,21 @@ class Watchdog:
                 self._closing.wait(self._period)
             now = time.monotonic()
             if now - before > 4 * self._period:  # the whole process was stopped: this time does not count
-                self._moved += now - before
+                self._progressed_at += now - before
             self._abort_for_ended_peer()
             if self._arrived_now is not None:
                 with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up, and so does the main thread
                     self._arrived = self._arrived_now()
             if (now_at := (self._mark, self._arrived)) != seen:
-                seen, self._moved = now_at, now
+                seen, self._progressed_at = now_at, now
             if self._timeout and not self._closing.is_set():
-                idle, limit = now - self._moved, self._timeout * self._mark[2]
+                idle, limit = now - self._progressed_at, self._timeout * self._mark[2]
                 accuser = next((i for i, heard in self._peers.heard.items() if heard.lost == self._peers.worker), None)
                 if accuser is not None and idle > limit / 2:
                     line = f"{self._own_stall(idle)}; {self._peers.called(accuser)} noticed it"
                     self._leave(line, self._peers.worker)
                 elif idle > limit:
-                    self._leave(*self._verdict(idle))
+                    self._leave(*self._diagnose(idle))
 
     def _abort_for_ended_peer(self) -> None:
         """Makes the main thread's exchange fail if a peer's process has ended.
@@ -229,16 +229,16 @@ class Watchdog:
         self._abort(f"{self._peers.called(gone[0])} is gone")
 
     def _leave(self, line: str, lost: int) -> None:
-        if not self._speaks.acquire(blocking=False):
+        if not self._reporting.acquire(blocking=False):
             return
         farewell = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
         for _ in range(3):  # a datagram may be lost
             self._send(farewell, lost)
         self._closing.set()
         self._end(line)
-        self._speaks.release()
+        self._reporting.release()
 
-    def _verdict(self, idle: float) -> tuple[str, int]:
+    def _diagnose(self, idle: float) -> tuple[str, int]:
         """Returns the message after so many seconds without progress, and the worker to blame, or -1."""
         peers, (beats, step, _) = self._peers, self._mark
         if loss := self._ended_peer() or self._silent_peer():
@@ -309,10 +309,10 @@ class Watchdog:
         """
         if not _may_mean_lost_peer(error):
             return None
-        self._speaks.acquire()
+        self._reporting.acquire()
         loss = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
         if loss is None:
-            self._speaks.release()
+            self._reporting.release()
             return None
         self._farewell, self._lost = loss
         self._send(self._farewell, self._lost)

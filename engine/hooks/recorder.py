@@ -70,8 +70,8 @@ class Recorder(Hook):
         self._is_open = False
         self._status: Status | None = None
         self._figures: Figures | None = None
-        self._cut_at = self._loop_began = began
-        self._aside: dict[str, float] = {}
+        self._window_began = self._loop_began = began
+        self._between_calls: dict[str, float] = {}
         self._silent: set[str] = set()
         self._evaluated_seconds = 0.0
         self.past = Past()
@@ -117,7 +117,7 @@ class Recorder(Hook):
             seconds, self._evaluated_seconds = spent - self._evaluated_seconds, spent
             partial = getattr(status.evaluation, "batches", {})
             self.write("evaluation", metrics=dict(status.evaluation), seconds=seconds, **partial)
-        if time.monotonic() - self._cut_at >= self._window_seconds:
+        if time.monotonic() - self._window_began >= self._window_seconds:
             self._end_window(status)
 
     def before_save(self, status: Status) -> None:
@@ -161,7 +161,7 @@ class Recorder(Hook):
         try:
             yield
         finally:
-            self._aside[kind] = self._aside.get(kind, 0.0) + self._pauses.clock() - began
+            self._between_calls[kind] = self._between_calls.get(kind, 0.0) + self._pauses.clock() - began
 
     def goodput(self) -> dict[str, Any]:
         """Returns how the run's time was spent so far; see `Goodput.report`."""
@@ -184,7 +184,7 @@ class Recorder(Hook):
         """Records the end of a started run, when it is closed."""
         if self._status is None:
             return
-        self._goodput.seconds["lost" if is_fault else "other"] += time.monotonic() - self._cut_at
+        self._goodput.seconds["lost" if is_fault else "other"] += time.monotonic() - self._window_began
         step, text = self._status.step, reason[:_LONGEST_TEXT]
         if is_fault:
             cluster = self._around.get("cluster", {})
@@ -198,7 +198,7 @@ class Recorder(Hook):
         return max(_WINDOW_SECONDS, sum(self._goodput.seconds.values()) / _WINDOWS)
 
     def _begin_window(self, status: Status, now: float) -> None:
-        self._status, self._cut_at = status, now
+        self._status, self._window_began = status, now
         self._hooks_before = dict(status.hook_seconds)
         self._paused_before = self._pauses.seconds
 
@@ -206,14 +206,14 @@ class Recorder(Hook):
         """Passes the window to the thread, and starts another."""
         now, before = time.monotonic(), self._hooks_before
         aside = {kind: seconds - before.get(kind, 0.0) for kind, seconds in status.hook_seconds.items()}
-        for kind, seconds in self._aside.items():
+        for kind, seconds in self._between_calls.items():
             aside[kind] = aside.get(kind, 0.0) + seconds
         self._pauses.check()
         aside["down"] = self._pauses.seconds - self._paused_before
-        self._aside = {}
+        self._between_calls = {}
         totals = self._window.take()
         figures = {**self._figures.read(), **status.strategy.activity()} if totals.calls else {}
-        work = functools.partial(self._write_window, status, totals, now - self._cut_at, aside, figures)
+        work = functools.partial(self._write_window, status, totals, now - self._window_began, aside, figures)
         self._writer.submit(functools.partial(work, now - self._loop_began, time.time()))
         self._begin_window(status, now)
 

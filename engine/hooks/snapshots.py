@@ -40,7 +40,7 @@ class InMemory(Hook):
         self.snapshots = snapshots
         self.hooks = hooks
         self._every_seconds, self._clock = every_seconds, clock
-        self._wished_at = 0.0
+        self._requested_at = 0.0
         self._began_at = 0.0  # workers of parameter servers may wait from here for those that complete their steps
         self._seconds: float | None = None  # that the newest took of the loop
         self._costs: collections.deque[float] = collections.deque(maxlen=NEWEST)  # without the first's
@@ -48,7 +48,7 @@ class InMemory(Hook):
         self._due: int | None = None
 
     def begin(self, status: Status) -> None:
-        self._wished_at, self._due = self._clock(), None
+        self._requested_at, self._due = self._clock(), None
 
     def rewind(self, status: Status) -> None:
         self.begin(status)
@@ -78,9 +78,9 @@ class InMemory(Hook):
         now, every = self._clock(), self._every_seconds
         if every is None:  # the least of some: other programs' work is not a snapshot's
             every = max(LEAST_SECONDS, min(self._costs, default=0.0) / COST)
-        if now - self._wished_at < every:
+        if now - self._requested_at < every:
             return False
-        self._wished_at = now
+        self._requested_at = now
         return True
 
     def end(self, status: Status) -> None:

@@ -153,8 +153,8 @@ def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[b
     if exchange is not None:
         file = io.BytesIO()
         np.savez(file, *map(_fixed_width, columns))
-        all_columns = [np.load(io.BytesIO(content)) for content in exchange(file.getvalue())]
-        columns = [joined([_objects(columns[name]) for columns in all_columns]) for name in all_columns[0].files]
+        by_process = [np.load(io.BytesIO(content)) for content in exchange(file.getvalue())]
+        columns = [joined([_objects(arrays[name]) for arrays in by_process]) for name in by_process[0].files]
     keys, *columns = columns
     if (np.diff(keys) >= 0).all():
         return columns

@@ -99,15 +99,15 @@ class Ranking:
         both = object.__new__(Ranking)
         both.wrong, both._bins = self.wrong + other.wrong, self._bins + other._bins
         if sum(len(low) for low, *_ in both._bins) > _KEPT:
-            both._settle()
+            both._merge()
         return both
 
     def area(self) -> tuple[float, float] | None:
         """Returns the area and its error bound; None if a class is missing."""
-        return area(*self._settle())
+        return area(*self._merge())
 
     def to_bytes(self) -> bytes:
-        return b"".join([self.wrong.tobytes(), *(np.ascontiguousarray(column).tobytes() for column in self._settle())])
+        return b"".join([self.wrong.tobytes(), *(np.ascontiguousarray(column).tobytes() for column in self._merge())])
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Ranking:
@@ -119,7 +119,7 @@ class Ranking:
         ranking._bins = [(low, low if np.array_equal(low, high) else high, *sums)]
         return ranking
 
-    def _settle(self) -> tuple[np.ndarray, ...]:
+    def _merge(self) -> tuple[np.ndarray, ...]:
         """Merges the bins, sorted, with one entry per logit; returns it."""
         exact = all(low is high for low, high, *_ in self._bins)
         low, high, *sums = (np.concatenate(columns) for columns in zip(*self._bins, strict=True))

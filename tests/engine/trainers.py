@@ -19,6 +19,13 @@ class Squares(Trainer):
         return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
+class Columns(Squares):
+    """Least squares, of outputs and labels of one column."""
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0])
+
+
 class Pull(Trainer):
     """Pulls the sum of each id's row towards its label; the arguments are of its table, of three columns."""
 

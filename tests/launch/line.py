@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from tests.engine.trainers import Squares
 
 RUN = ("--train_steps=4", "--global_batch_size=8", "--jit=off", "--progress=plain")
 FEATURES = np.linspace(-1, 1, 32, dtype=np.float32).reshape(32, 1)
@@ -16,14 +15,8 @@ def data():
     return (FEATURES, LABELS), (FEATURES, LABELS)
 
 
-class Line(Trainer):
+class Line(Squares):
     """Fits a line."""
-
-    def build_model(self):
-        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 def location_of(function) -> str:

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.hooks import saving
+from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
 
 DATA = tuple(np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((40, 5), (40,)))
 
 
-class Net(Trainer):
+class Net(Squares):
     """Whose first layer may be frozen."""
 
     def __init__(self, frozen: bool):
@@ -25,9 +25,6 @@ class Net(Trainer):
         first = tf.keras.layers.Dense(4, "tanh", kernel_initializer=tf.keras.initializers.GlorotUniform(1))
         first.trainable = not self.frozen
         return tf.keras.Sequential([first, tf.keras.layers.Dense(1, kernel_initializer="ones")])
-
-    def loss(self, outputs, batch):
-        return mean((outputs[:, 0] - batch[1]) ** 2)
 
 
 def checkpoints(made, folder) -> Checkpoints:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
 from crankshaft.engine.layers import BatchNormalization
 from crankshaft.models.classification import Classifier
+from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
 
@@ -64,16 +64,13 @@ def test_replicas_with_and_without_examples_learn_what_one_device_learns(bench, 
         np.testing.assert_allclose(many.held(other), variable.numpy(), rtol=1e-4, atol=1e-5)
 
 
-class Words(Trainer):
+class Words(Squares):
     """Sentences padded with zeros, normalized by Keras's layer over their words."""
 
     def build_model(self):
         layers = tf.keras.layers
         normalized, pooled = layers.BatchNormalization(synchronized=True, momentum=0.0), layers.GlobalAveragePooling1D()
         return tf.keras.Sequential([tf.keras.Input([6, 3]), layers.Masking(), normalized, pooled, layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 def test_masked_positions_count_on_no_replica(bench):

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, UsageError, load_model, mean, run
+from crankshaft import UsageError, load_model, run
 from crankshaft.engine import Embedding
 from crankshaft.input import csv as csv_input
 from crankshaft.input import tfrecord
 from crankshaft.launch import prepare
 from tests import runs
+from tests.engine.trainers import Squares
 
 
 def write_mixed(folder, rows=400):
@@ -284,7 +285,7 @@ def test_crosses_that_are_hashed_by_a_capacity_are_not_read_with_another(inside,
 def in_shards(number, rows=11):
     """A trainer with two tables of so many shards, as around as many servers, and a weight between them."""
 
-    class Tables(Trainer):
+    class Tables(Squares):
         def build_model(self):
             self.tables = [Embedding(name, size, 3, num_shards=number) for name, size in (("a", rows), ("b", 7))]
             return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
@@ -294,9 +295,6 @@ def in_shards(number, rows=11):
                 table(features[name], training=training) for table, name in zip(self.tables, "ab", strict=True)
             )
             return self.model(first * second, training=training)
-
-        def loss(self, outputs, batch):
-            return mean(tf.square(outputs[:, 0] - batch[1]))
 
     return Tables
 

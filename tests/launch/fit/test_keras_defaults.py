@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import UsageError, load_model, mean, open_run, run
+from crankshaft import UsageError, load_model, open_run, run
 from crankshaft.engine import StepOptions
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
@@ -20,6 +20,7 @@ from crankshaft.engine.step.options import RunContext
 from crankshaft.launch.host.isolation import Isolation
 from crankshaft.models import cnn, resnet
 from tests import runs
+from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
 
@@ -55,7 +56,7 @@ class PlusEpsilon(tf.keras.layers.Layer):
         return x * (1 + config.epsilon())
 
 
-class Pixels(crankshaft.Trainer):
+class Pixels(Squares):
     """Weighs pixels, whose order Keras's default decides; its outputs depend on epsilon."""
 
     seen: ClassVar[list[dict]] = []
@@ -63,9 +64,6 @@ class Pixels(crankshaft.Trainer):
     def build_model(self):
         self.seen.append(now())
         return tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(1), PlusEpsilon()])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 class Outputs(Pixels):

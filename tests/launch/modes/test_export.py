@@ -13,6 +13,7 @@ import crankshaft
 from crankshaft import Source, Spec, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.data import form
 from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
+from tests.engine.trainers import Columns
 
 pytestmark = pytest.mark.thorough
 
@@ -134,7 +135,7 @@ def test_tflite_of_each_family_computes_what_the_run_predicts(family, name):
         np.testing.assert_allclose(outputs, expected[:count], rtol=1e-4, atol=1e-5)
 
 
-class Global(Trainer):
+class Global(Columns):
     """Reads a table that is none of its attributes."""
 
     def build_model(self):
@@ -142,9 +143,6 @@ class Global(Trainer):
 
     def forward(self, features, training=False):
         return self.model(features) + table().lookup(tf.constant(0))
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0])
 
 
 @functools.cache
@@ -267,14 +265,11 @@ def test_features_of_varying_length_and_nested_outputs_keep_their_names(tmp_path
         np.testing.assert_allclose(outputs[name], values, rtol=1e-5)
 
 
-class Remembers(Trainer):
+class Remembers(Columns):
     """Has a layer with a state, of batches of 4."""
 
     def build_model(self):
         return tf.keras.Sequential([L.Input(batch_shape=(4, 5, 2)), L.GRU(6, stateful=True), L.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0])
 
 
 def test_requests_of_a_stateful_model_are_of_its_batch_size_and_begin_with_zeros(tmp_path):

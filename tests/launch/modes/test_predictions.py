@@ -14,6 +14,7 @@ from crankshaft import Data, UsageError, load_model, open_run, run
 from crankshaft.engine import Embedding
 from crankshaft.launch.run.modes.prediction_files import write
 from crankshaft.models.mlp import Model
+from tests.engine.trainers import Columns, Squares
 from tests.launch.conftest import MLP
 
 pytestmark = pytest.mark.thorough
@@ -85,16 +86,13 @@ def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
         np.testing.assert_allclose(model.predict(**split), expected, rtol=1e-5, atol=1e-6)
 
 
-class Spelled(crankshaft.Trainer):
+class Spelled(Squares):
     """Takes text, which a layer of its model looks up."""
 
     def build_model(self):
         look_up = tf.keras.layers.StringLookup(vocabulary=[*PETS[:2]], output_mode="one_hot")
         word = tf.keras.Input([], dtype="string")
         return tf.keras.Model(word, tf.keras.layers.Dense(1)(look_up(word)))
-
-    def loss(self, outputs, batch):
-        return crankshaft.mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 def test_text_is_predicted_in_every_form_by_every_model_of_a_run(tmp_path):
@@ -186,14 +184,7 @@ def test_names_that_are_not_utf_8_are_written_as_their_bytes_and_escaped_in_parq
 
 
 def test_outputs_that_are_no_classes_are_named(tmp_path):
-    class Plane(crankshaft.Trainer):
-        def build_model(self):
-            return tf.keras.Sequential([tf.keras.layers.Dense(1)])
-
-        def loss(self, outputs, batch):
-            return crankshaft.mean(tf.square(outputs - batch[1])[:, 0])
-
-    class Several(Plane):
+    class Several(Columns):
         def forward(self, features, training=False):
             return {"height": self.model(features), "twice": tf.concat([features, features], 1)}
 
@@ -201,7 +192,7 @@ def test_outputs_that_are_no_classes_are_named(tmp_path):
             return super().loss(outputs["height"], batch)
 
     asked = {"data": ((FEATURES, LABELS[:, None].astype(np.float32)),), "train_steps": 1, **QUIET}
-    wanted = {Plane: ["prediction"], Several: ["height_0", *(f"twice_{number}" for number in range(8))]}
+    wanted = {Columns: ["prediction"], Several: ["height_0", *(f"twice_{number}" for number in range(8))]}
     for trainer, columns in wanted.items():
         asked["run_dir"] = tmp_path / trainer.__name__
         run(trainer, **asked)

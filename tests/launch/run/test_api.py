@@ -23,6 +23,7 @@ from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch, every_steps
 from crankshaft.engine.machine.events import read
 from tests.engine.hooks.tensorboard.boards import scalars
+from tests.engine.trainers import Columns
 
 pytestmark = pytest.mark.thorough
 
@@ -133,15 +134,12 @@ def test_a_model_has_the_weights_that_evaluations_use(tmp_path):
         np.testing.assert_allclose(outputs, done.predict(EVAL_POINTS), rtol=1e-6, atol=1e-6)
 
 
-class Two(Trainer):
+class Two(Columns):
     """Two inputs, one output."""
 
     def build_model(self):
         inputs = tf.keras.Input([3]), tf.keras.Input([2])
         return tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(inputs)))
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0])
 
 
 def test_several_inputs_are_trained_exported_and_loaded(tmp_path):

@@ -15,11 +15,12 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Mean, Trainer, auc, mean
+from crankshaft.engine import Mean, auc, mean
 from crankshaft.engine.hooks import Hook
 from crankshaft.launch.errors import UsageError
 from tests import runs
 from tests.engine.hooks.tensorboard.boards import scalars
+from tests.engine.trainers import Squares
 from tests.launch.conftest import MLP
 from tests.launch.line import FEATURES, LABELS, Line, data
 from tests.runs import manifests, tensors
@@ -295,14 +296,11 @@ SHORT_RUN = {
 MIRRORED = {"strategy": "mirrored", "num_virtual_devices": 2}
 
 
-class Plane(Trainer):
+class Plane(Squares):
     """Batch normalization's statistics and the optimizer's slots are of the state that is put back."""
 
     def build_model(self):
         return tf.keras.Sequential([tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 def of_finite():

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, load_model, mean, run
+from crankshaft import load_model, mean, run
 from crankshaft.engine import Averaged
 from crankshaft.engine.layers.parallel import Attention, Dense, Embedding, RMSNorm
 from crankshaft.models.mlp import Model as Mlp
+from tests.engine.trainers import Columns, Squares
 from tests.launch.modes.test_generation import RUN, text
 from tests.runs import result, tensors
 
@@ -106,12 +107,9 @@ def as_functions(inputs):
 
 @pytest.mark.parametrize("make", [in_a_row, pytest.param(as_functions, marks=pytest.mark.slow)])
 def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, make):
-    class Own(Trainer):
+    class Own(Squares):
         def build_model(self):
             return make(self.run_context.example[0])
-
-        def loss(self, outputs, batch):
-            return mean((outputs[:, 0] - batch[1]) ** 2)
 
     numbers = np.arange(240, dtype=np.float32).reshape(40, 6) % 11
     mesh = {"strategy": "mirrored", "num_virtual_devices": 4, "mesh": "data:2,model:2"}
@@ -151,13 +149,10 @@ X = np.random.default_rng(0).normal(size=(45, 2)).astype("float32")
 Y = X[:, :1] * X[:, 1:]
 
 
-class Shared(Trainer):
+class Shared(Columns):
     def build_model(self):
         layers = [Dense(8, "columns", "gelu"), Dense(4, "rows"), tf.keras.layers.Dense(1)]
         return tf.keras.Sequential([tf.keras.Input([2]), *layers])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0])
 
 
 class Taught(Shared):

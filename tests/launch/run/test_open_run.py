@@ -24,21 +24,19 @@ from crankshaft.engine.layers import parallel
 from crankshaft.engine.strategies.base import Stop
 from crankshaft.launch.run.modes.predictions import Predictor
 from tests import logical_cpus
+from tests.engine.trainers import Columns, Squares
 from tests.launch.line import Line
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 
 
-class Noisy(Trainer):
+class Noisy(Columns):
     """A plane through points, with everything whose state has to go on from call to call: dropout, averages, a rate."""
 
     def build_model(self):
         layers = tf.keras.layers
         return tf.keras.Sequential([layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0])
 
 
 def data():
@@ -450,12 +448,9 @@ def test_the_programs_random_generators_and_policy_are_left_to_it():
     assert found == wanted
 
 
-class Straight(Trainer):
+class Straight(Columns):
     def build_model(self):
         return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0])
 
 
 def test_weights_that_are_set_in_the_model_are_the_runs(tmp_path):
@@ -477,7 +472,7 @@ def test_weights_that_are_set_in_the_model_are_the_runs(tmp_path):
         np.testing.assert_allclose(opened.predict(np.zeros([4, 3], "float32"))[:, 0], bias, rtol=1e-6)
 
 
-class Ranked(Trainer):
+class Ranked(Squares):
     """A table and a layer that is sharded over a mesh."""
 
     def build_model(self):
@@ -487,9 +482,6 @@ class Ranked(Trainer):
 
     def forward(self, features, training):
         return self.model(self.users(features))
-
-    def loss(self, outputs, batch):
-        return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
 @pytest.mark.parametrize(
