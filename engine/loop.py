@@ -52,7 +52,7 @@ class Loop:
         self._due: dict[int, int | None] = {}
         self._time_left = _TimeLeft(until_step, state.step)
         self.meter = Meter()
-        self._calls = self.meter.window()  # of `train_to`
+        self._calls = self.meter.window()  # totals of `train_to`
         self.status = Status(
             step=state.step,
             until_step=until_step,

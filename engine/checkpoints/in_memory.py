@@ -25,7 +25,7 @@ from .slices import SlicedVariable
 from .slots import Slots, StoredSnapshot, newest_whole
 from .store import Checkpoints
 
-_SHARE = 0.25  # of the available memory, that snapshots may take
+_SHARE = 0.25  # share of the available memory that snapshots may take
 
 
 class Snapshots:

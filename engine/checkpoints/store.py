@@ -46,8 +46,8 @@ T = TypeVar("T")
 _NICENESS = 15
 # Kept besides the one being written: if the newest turns out to be broken, one is left.
 _LEFT_WHILE_WRITING = 2
-_FOLDER = re.compile(r"ckpt-\d+_temp_\w+_\d+")  # of one save
-_MARK = ".crankshaft"  # in it, created first: the folder is this program's
+_FOLDER = re.compile(r"ckpt-\d+_temp_\w+_\d+")  # temporary folder of one save
+_MARK = ".crankshaft"  # file created first in it: the folder is this program's
 _LISTED = 4
 # For a reader beside a run: how often it starts over, and how long it waits for files that are being moved.
 _MOST_READS = 100
@@ -118,7 +118,7 @@ class Checkpoints:
         self._error: SaveError | None = None  # why the newest save failed
         self._failed_step: int | None = None  # the first one since a checkpoint was written
         self._begun_step: int | None = None  # that this object began to save, or restored, last; as in all processes
-        self._current_step: int | None = None  # of its last one that is whole
+        self._current_step: int | None = None  # step of its last complete one
         self._writing = threading.Lock()
         self._warned: set[str] = set()
         self.written: Callable[[Manifest, float], None] = lambda manifest, seconds: None

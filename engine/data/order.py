@@ -21,7 +21,7 @@ from .source import Source
 # Epochs in a block. A shuffle's cipher has 16 bits or more, and is repeated until its output is an example's index:
 # with 64 examples, about a thousand times per example.
 _MOST_EPOCHS = 8
-_ROUNDS = 8  # of the cipher
+_ROUNDS = 8  # rounds of the cipher
 _CHUNK_EXAMPLES = 1024  # of sources that read single examples well, if a window is requested
 _WINDOW_CHUNKS = 64  # by default: batches' classes then vary little more than in a full shuffle (docs/data.md)
 

@@ -132,7 +132,7 @@ class KerasCallbacks(Windowed):
         self.epoch_steps, self._first_epoch, self._epochs = epoch_steps, first_epoch, epochs
         self.needs_epochs = epoch_steps is None
         self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
-        self._states: list[dict[str, Any]] = []  # of a checkpoint
+        self._states: list[dict[str, Any]] = []  # the callbacks' states in a checkpoint
         self._model: Any = None
         self._is_evaluating = False
         self._ended: int | None = None  # the step of the batch that callbacks have ended

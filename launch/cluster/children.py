@@ -29,7 +29,7 @@ from .template import Template
 
 MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
 _POLL_SECONDS = 0.1
-_PEERS_SECONDS = 10.0  # in which a stopped task's peers, which find it by themselves, log what they know
+_PEERS_SECONDS = 10.0  # time for a stopped task's peers, which detect it too, to log what they know
 
 
 class Child:
@@ -179,7 +179,7 @@ class Children:
             keeper.fork_below_keeper(parent, report, stopped_seconds=self._stopped_seconds)
             os.close(report)
             os.close(reading)
-            random.setstate(numbers)  # as its program has left it: Python seeds it again in each fork
+            random.setstate(numbers)  # the program's own state: Python seeds it again in each fork
             return work()
 
         exits.flush()

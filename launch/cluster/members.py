@@ -25,14 +25,14 @@ from .cluster import Cluster
 from .rendezvous import ClusterError, Rendezvous, Wait
 
 _POLL_SECONDS = 0.1
-_LATE_SECONDS = 5.0  # of an attempt that runs while a worker waits here; one that is about to end takes less
+_LATE_SECONDS = 5.0  # a worker waits longer than this only for an attempt that is not about to end
 # For the tasks of an attempt that ends to come; and beyond the timeout, for another half of the network to decide,
 # or for the lock of a process that has ended to become free.
 _GRACE_SECONDS = 10.0
 _READ_SECONDS = (
     60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
 )
-_NOTICE_SECONDS = 2.0  # from the first notice of preemption, for further ones
+_NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
 
 
 def is_waiting(address: str) -> bool:

@@ -171,7 +171,7 @@ class Synchronous:
         self._clock = clock
         self._restarts = restarts
         self._failures = collections.deque(before)
-        self._in_a_row = 0  # of these, failures without a new step between them
+        self._in_a_row = 0  # consecutive failures without a new step
         self._preemptions: collections.deque[float] = collections.deque()
 
     def restart_alone(self, ending: TaskExit) -> Decision | None:

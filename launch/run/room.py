@@ -59,7 +59,7 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
     try:
         return strategy.build(make_small)
     except _TooLarge:
-        keras.exchange_state(names)  # as if nothing had been created
+        keras.exchange_state(names)  # Keras's names as before the attempt
     gc.collect()  # frees the variables that were
     if needed := sum(variable.weight for variable in dry_run(make)):  # else unknown
         _compare(config, needed, copies, room)
@@ -68,7 +68,7 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
 
 def _measure(config: Config, strategy: Strategy) -> Room:
     """Measures the bytes that are left for this process."""
-    on_gpus = is_on_gpus(strategy.distribution)  # whose memory TensorFlow says when it is short
+    on_gpus = is_on_gpus(strategy.distribution)  # TensorFlow itself reports a lack of their memory
     disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
     return Room(math.inf if on_gpus else memory.available_bytes(), disk)
 

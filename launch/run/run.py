@@ -52,7 +52,7 @@ class Run(BaseRun):
         self._standby = Standby(self._end_by_signal)
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
-        self._copy: Any = None  # of the models, if it is not those of the run that are handed out
+        self._copy: Any = None  # copy of the models, if the run's own are not handed out
 
     def __repr__(self) -> str:
         result = self.result

@@ -29,7 +29,7 @@ from ...machine.threads import PROCESS
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
 OPEN_PER_WORKER = 2  # leases that are out at once
-_MAX_RETRIES = 3  # of a lease that raises
+_MAX_RETRIES = 3  # repetitions of a lease that raises
 _PROBE_SECONDS = 0.5
 _ASSIGN_SECONDS = 3e-3  # of the one coordinator, per lease; 2.3 ms with 8 workers, 4.1 with 256: benchmarks.leases
 _LEASE_SECONDS = 0.25
@@ -158,7 +158,7 @@ class Leases:
         slots = OPEN_PER_WORKER * len(cluster.workers)
         self.counters = Counters(slots)
         self.ledger = Ledger()
-        self._free = [(slot, 0, 0) for slot in range(slots)]  # with the steps and starts counted there
+        self._free = [(slot, 0, 0) for slot in range(slots)]  # (slot, steps counted there, starts counted there)
         self._open: dict[int, _Open] = {}
         self._traced: set[LeaseLoop] = set()
         self._built: set[LeaseLoop] = set()  # run by a worker before

@@ -13,7 +13,7 @@ from ..dry_run import dry_run, name_and_path, num_bytes, shape_and_dtype
 
 _LISTED = 20  # variables, of a table for people
 # With less than both, a server's share of a step's work costs more in messages than it saves.
-_LEAST_SHARE = 0.05  # of the fullest server's bytes
+_LEAST_SHARE = 0.05  # smallest share of the fullest server's bytes
 _LEAST_BYTES = 256 << 10
 
 

@@ -32,7 +32,7 @@ _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
 )
 _ERROR = re.compile(r"\[(Source|Unavailable)Error\] (.*?) \[end\]", re.DOTALL)  # TensorFlow adds names and a traceback
 _PAUSE_SECONDS = 0.5
-_ANSWER_SECONDS = 60.0  # for calls that may fail
+_ANSWER_SECONDS = 60.0  # timeout of calls that may fail
 _DISMISS_SECONDS = 2.0
 
 

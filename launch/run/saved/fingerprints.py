@@ -29,7 +29,7 @@ from ...errors import UsageError
 _MOST_ROWS = 1024
 _MOST_BYTES = 1 << 24
 _SAMPLED = 16  # examples that workers compare
-_SAMPLED_FLOATS = 256  # of each component
+_SAMPLED_FLOATS = 256  # sampled per component
 _ROUNDING = 1e-4  # between CPUs
 _DIGITS = 6  # after the point
 _NAMES = {"train": "training", "eval": "evaluation"}
