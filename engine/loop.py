@@ -195,7 +195,6 @@ class _TimeLeft:
 
     Args:
       until_step: the run's last step; None if it is unknown.
-      step: the present step.
     """
 
     def __init__(self, until_step: int | None, step: int):

@@ -20,7 +20,6 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, micro_batch: int |
     """Returns a seed for `tf.random.stateless_*` ops.
 
     Args:
-      seed: the run's seed.
       step: scalar int64, the global step.
       replica: scalar int32, the replica's id in the whole strategy.
       micro_batch: which of the replica's micro-batches, an int or scalar int32.

@@ -278,9 +278,6 @@ class TrainState:
         A variable's slots are restored with its count of updates, or are new with a count of 0; an average that the
         checkpoint lacks begins at the variable, and an `Averaged` model at its model. A Keras optimizer's state and the
         reduction's memory, which are not kept by name, are restored if all variables are the same, else they are new.
-
-        Args:
-          manifest: the checkpoint's manifest.
         """
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.key_prefix(("trainer", "reduction"))

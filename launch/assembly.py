@@ -61,7 +61,6 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     Args:
       config: checked configuration of the run.
       data: data, or a function that returns it, if the configuration names no input.
-      hooks: hooks of the user.
       script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
     """
     began = time.monotonic()

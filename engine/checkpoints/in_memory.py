@@ -58,7 +58,6 @@ class Snapshots:
         """Takes a snapshot of the current state; returns when the variables may change again. All processes call it.
 
         Args:
-          step: the state's step.
           host_state: plain JSON and NumPy scalars, the same in all processes, read at once.
         """
         self.wait()

@@ -28,10 +28,8 @@ class StoredSnapshot:
 
     Attributes:
       number: counts the snapshots in these slots.
-      step: the state's step.
       record: plain JSON, as it was written.
       values: the description of each value, plain JSON, with its position in the file, "at", and its "bytes".
-      descriptor: the file's descriptor.
     """
 
     number: int
@@ -71,7 +69,6 @@ class Slots:
         """Writes a snapshot to the slot that does not have the newest one.
 
         Args:
-          step: the state's step.
           record: plain JSON.
           values: (description, plain JSON; contiguous bytes) of each value.
 

@@ -59,7 +59,6 @@ class _Saving:
     """One checkpoint that is being written.
 
     Attributes:
-      step: the state's step.
       folder: the save's temporary folder, shared by all processes that write it.
       entries: the entries of the state that this process writes, made by `snapshot.take`.
       others: numbers of the other processes that write entries.
@@ -190,8 +189,6 @@ class Checkpoints:
         Every process calls it, also one without entries; the first one waits for the shares of `others`.
 
         Args:
-          step: the state's step.
-          entries: the entries that this process writes.
           others: numbers of the other processes that write entries.
           record: the record of the state, for the manifest: about, host_state, variables.
 
@@ -318,7 +315,6 @@ class Checkpoints:
         Returns None if there is no valid checkpoint.
 
         Args:
-          manifest: the manifest of the checkpoint to restore.
           matching: returns how the state matches a checkpoint by name.
           allow_changed: whether optimizer state may differ from the checkpoint's: what matches is restored, and a
             warning lists the differences.

@@ -72,7 +72,6 @@ def read_newest(path, use: Callable[[str], T]) -> T:
 
     Args:
       path: the path, as `load_weights` takes it.
-      use: reads the checkpoint.
 
     Raises:
       CheckpointError: the path has no valid checkpoint.

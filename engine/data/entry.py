@@ -135,7 +135,6 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
     `PyDataset` a source.
 
     Args:
-      name: name of the split, for messages.
       data: data in one of the forms of a batch, or a `Source`, a `Stream`, a dataset, a loader.
       rules: rules by which the data is converted.
       notes: list to which lines to print are added.

@@ -49,9 +49,6 @@ class ExternalFeed(Feed):
     Args:
       num_replicas: number of replicas that share each batch.
       mesh: layout of the replicas.
-
-    Attributes:
-      split: the present data.
     """
 
     def __init__(self, num_replicas: int, mesh: Mesh):

@@ -44,7 +44,6 @@ class ResidentFeed(Feed):
 
     Args:
       devices: `Devices`, or workers with parameter servers, which keep the arrays.
-      source: source of the arrays.
       order: assigns examples to steps.
     """
 
@@ -234,7 +233,6 @@ class StreamedFeed(Feed):
 
     Args:
       devices: devices of the replicas.
-      part: this process's part of the stream.
       order: order with the sizes of batches and the seed, from `part.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
       watch: shows progress of reading again.

@@ -34,7 +34,6 @@ class Origin:
 
     Attributes:
       step: the first step of this size.
-      epoch: epoch of this first step.
       place: the order index of its first example. Not 0 only in checkpoints of earlier versions, which changed the size
         within an epoch; the name is that in checkpoints.
       rate_step: the schedule's position there.
@@ -331,7 +330,6 @@ class ChunkedOrder(Order):
 
     Attributes:
       chunk_examples: examples in a chunk, 2 or more.
-      window_chunks: chunks in a window.
     """
 
     chunk_examples: int = 2
@@ -471,7 +469,6 @@ def plain_order(
     """Returns the order of a source, without buckets: by single examples, or by chunks if these are read better.
 
     Args:
-      source: the data.
       batch_size: see `Order`.
       block_steps: see `Order`.
       seed: see `Order`.

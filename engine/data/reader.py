@@ -147,7 +147,6 @@ class Chunks:
     Those of a source that `varies` are cached for one epoch.
 
     Args:
-      reads: reads of the source.
       order: order of the source's examples, by chunks.
     """
 

@@ -318,7 +318,6 @@ def divide(
     its own rows, so batches don't depend on the number of processes.
 
     Args:
-      stream: the whole stream.
       processes: the training processes, `engine.strategies.base.Processes`.
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
         own part already. OFF in a dataset's options replaces AUTO.

@@ -24,7 +24,6 @@ def wait_for_result(
     """Waits for a future and returns its result, or raises its exception.
 
     Args:
-      future: the future to wait for.
       timeout_seconds: limit on time without progress, not counting time while the process is stopped; 0 waits for ever.
       progress: returns another value after any progress.
       stuck: returns the error to raise after so many seconds without progress.

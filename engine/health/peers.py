@@ -66,7 +66,6 @@ class Peers:
 
     Args:
       worker: this process's index among the workers.
-      names: the names of all workers, for messages.
       addresses: the addresses of all workers, host:port.
       secret: the job's, which signs datagrams; empty signs none.
       bind: the address of this host at which it listens; empty: the one in `addresses`.

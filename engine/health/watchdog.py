@@ -89,7 +89,6 @@ class Watchdog:
 
     Args:
       worker: this process's index among the workers.
-      names: the workers' names, for messages.
       addresses: the address of each worker, host:port.
       timeout_seconds: the seconds without progress after which the process ends; 0 never ends anything, but still knows
         who is lost.

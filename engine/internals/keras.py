@@ -510,7 +510,6 @@ def update(
 
     Args:
       optimizer: an optimizer that is built.
-      gradients: the variables' gradients.
       variables: variables of this replica, some of those that the optimizer was built for.
       rates: for each variable, its learning rate and its number of updates, an int64 scalar.
       counts: numbers of updates of all variables for which the optimizer was built.

@@ -386,7 +386,6 @@ class Metric(NamedTuple):
 
     Attributes:
       metric: Keras's object.
-      output: the number of the output.
       is_weighted: whether it is one of `weighted_metrics`.
     """
 
@@ -416,9 +415,6 @@ class Metrics:
     Args:
       model: a model that is compiled.
       y_true, y_pred: specifications of labels and outputs.
-
-    Attributes:
-      by_name: each metric, by its name.
     """
 
     def __init__(self, model: tf.keras.Model, y_true, y_pred):

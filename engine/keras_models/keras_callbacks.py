@@ -92,14 +92,12 @@ class KerasCallbacks(Windowed):
     Args:
       callbacks: `tf.keras.callbacks.Callback`s.
       epoch_steps: steps of an epoch for callbacks, which ends earlier where the data does; None is all of the data.
-      first_epoch: the number of the run's first epoch.
       epochs: number of the run's epochs, which limits it if `epoch_steps` is set or the number is 0; None is no limit.
       batch_stride: batches from one call of the batch methods to the next, Keras's `steps_per_execution`.
       eval_epochs: the epochs, from 1, after which the run evaluates, or the interval between them.
       verbose: for `self.params`.
 
     Attributes:
-      callbacks: the callbacks.
       history: Keras's `History` of the run, on each process.
 
     Raises:

@@ -32,7 +32,6 @@ def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Co
 
     Args:
       trainer: the trainer whose `compute_metrics` to call.
-      strategy: the run's strategy.
       predictions: returns them; called at the chief alone.
       taken: the names of the evaluation's other metrics.
 

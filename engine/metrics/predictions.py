@@ -28,7 +28,6 @@ class Predictions(dict[str, Any]):
     and in a file (`numpy.memmap`): compute with a slice of them at a time.
 
     Attributes:
-      num_examples: number of examples.
       is_partial: whether the evaluation was of the first batches alone.
     """
 

@@ -49,8 +49,6 @@ def measure(
     """Times the training program with and without XLA, and restores every variable.
 
     Args:
-      strategy: strategy of the run.
-      state: state of the run.
       clock: returns the time in seconds.
       steps: number of steps that the run has left; None if it has no end.
 

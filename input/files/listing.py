@@ -110,7 +110,6 @@ def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[in
     """Returns the indices of the files that are not empty; logs the empty ones.
 
     Args:
-      paths: paths of the files.
       empty: whether each file is empty.
       line: end of the message: the expectation and the cure.
 

@@ -75,8 +75,6 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
     """Returns the result of a function that reads a file; retries it if a disk or a network fails briefly.
 
     Args:
-      path: path of the file, for messages.
-      read: reads the file.
       before: called before each retry.
 
     Raises:
@@ -121,11 +119,9 @@ class Files:
     If it was removed, replaced or written to, reading ends, although an open file would still return its old bytes.
 
     Args:
-      paths: paths of the files.
       states: states of the files; None reads them.
 
     Attributes:
-      paths: paths of the files.
       sizes: bytes of each file.
 
     Raises:

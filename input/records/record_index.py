@@ -40,7 +40,6 @@ class ShardIndex:
     """The sizes and offsets of one shard's records.
 
     Attributes:
-      records: number of records.
       length: bytes of each record's data, or -1 if they differ.
       ends: checksum of the shard's ends.
       offsets: [records + 1] int64 if lengths differ and they are in memory; None if read from the index file.

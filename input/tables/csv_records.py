@@ -84,8 +84,6 @@ class Records:
     """The records of files, in order, as tables of `pyarrow`.
 
     Args:
-      table_files: the files.
-      layouts: layout of each file.
       passes: number of times that they will be read, for progress.
       converters: converters of the columns to read, if known: a field that can't be converted makes its record
         malformed. None reads all columns, as text.
@@ -320,7 +318,6 @@ def _split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> 
     """Yields (last line, fields or problem) of each record, except empty lines.
 
     Args:
-      path: path of the file, for messages.
       stream: stream of bytes.
       layout: layout of the records; `names` and `header` are not used.
       line: number of lines before the stream.

@@ -71,7 +71,6 @@ class Unfit(ValueError):
 
     Args:
       row: index of the row among the converted fields.
-      field: text of the field.
     """
 
     def __init__(self, row: int, field: str):

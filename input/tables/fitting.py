@@ -115,7 +115,6 @@ def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str
     """Returns the distinct ids in a table's first rows, sorted, of the columns whose largest is far above their number.
 
     Args:
-      table: the table.
       largest: largest id of each column of ids.
       rows: number of rows to train on.
     """
@@ -151,7 +150,6 @@ def fitted(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[st
     """Returns the statistics; keeps them beside the table if they take a while and can be written.
 
     Args:
-      table: the table.
       choice: the columns.
       ids: columns of integers that are ids.
       largest: largest value of each column of ids that may have far fewer values.

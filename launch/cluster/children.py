@@ -220,11 +220,7 @@ class Children:
 
 
 def job_processes(environment: Mapping[str, str]) -> list[int]:
-    """Lists the job's processes on this host: all that the same supervisor started, or only this one.
-
-    Args:
-      environment: environment variables of this process.
-    """
+    """Lists the job's processes on this host: all that the same supervisor started, or only this one."""
     mark = environment.get(MARK)
     if not mark:
         return [os.getpid()]

@@ -35,8 +35,6 @@ def cluster_from_flags(
 
     Args:
       given: values of the flags that the caller gave.
-      values: values of all flags.
-      environment: the process's variables.
 
     Raises:
       UsageError: the tasks are missing, too few, or named in two ways.

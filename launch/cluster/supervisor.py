@@ -75,7 +75,6 @@ class Supervisor:
     """Runs a job: starts all tasks, and again as its rule decides.
 
     Args:
-      specs: the tasks.
       command: the first words of each task's command line.
       arguments: last words of each task's command line; the task's own flags come in between.
       rule: decides the action after a task's end.

@@ -20,7 +20,6 @@ def open_file(flag: str, path: str, cure: str) -> BinaryIO:
     """Opens a regular file that a flag names; never waits, as for a pipe's other end, and reads no device.
 
     Args:
-      flag: name of the flag.
       path: path of the file; empty is a mistake too.
       cure: what to do instead, for the message, e.g. "give ...".
 

@@ -51,7 +51,6 @@ class Handlers:
     SIGHUP stays ignored where it is (nohup). A thread that is not the main one gets no signals: there nothing is done.
 
     Args:
-      numbers: numbers of the signals.
       act: called with a signal's number and the frame.
     """
 

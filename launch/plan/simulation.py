@@ -52,7 +52,6 @@ class Scenario:
       checkpoint_every_seconds: seconds of training between two checkpoints.
       snapshot_every_seconds: seconds of training between two snapshots in memory; infinite without snapshots.
       snapshots_survive: whether the loss of a host leaves a whole snapshot on others.
-      failures_per_host_hour: failures per hour of each host.
       lost_hosts: the share of failures in which the host is lost.
       recovery_seconds: seconds from the failure of a process to the next step, on the same hosts.
       lost_host_seconds: seconds from the loss of a host to the next step, with the scheduler's restart.

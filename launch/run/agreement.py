@@ -94,7 +94,6 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
     """Raises `UsageError`, on all workers, where arrays or datasets differ, which would be divided once more.
 
     Args:
-      splits: splits of the data, by name.
       strategy: see `check_settings`.
       policy: see `engine.data.streamed.divide`.
     """

@@ -41,8 +41,6 @@ class BaseRun:
 
     Attributes:
       config: checked configuration of the run.
-      strategy: strategy on which the steps run.
-      inputs: data of the run.
       state: state of the run, which steps change.
       train_steps: the total number of updates; None if only the run's caller knows.
       checkpoints: checkpoints of the run; None without a run_dir.

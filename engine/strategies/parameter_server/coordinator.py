@@ -132,7 +132,6 @@ class Leases:
 
     Args:
       coordinator: TensorFlow's `ClusterCoordinator`.
-      cluster: addresses of the cluster's tasks.
       timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever. `FIRST_CALL_FACTOR`
         times as long for a loop without a completed lease: workers build and optimize its graph.
       describe: describes a lease of a loop and a step of it, for messages.

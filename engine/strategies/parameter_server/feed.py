@@ -70,7 +70,6 @@ class LeaseFeed(Feed):
 
         Args:
           operands: operands of the lease.
-          first: first step to run.
           stop: step after the last one to run.
           compute: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
           state: state that steps pass on to the next ones.
@@ -351,7 +350,6 @@ def _piece_stats(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.
       since: time at which the steps before the piece were done.
       there: time at which the piece had been read.
       size: number of bytes read for the piece.
-      steps: number of steps that the piece is for.
     """
     steps = tf.cast(steps, tf.float64)
     waited = tf.maximum(there - since, 0.0)

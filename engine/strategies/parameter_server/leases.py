@@ -284,7 +284,6 @@ class UpdateLoop(LeaseLoop):
     another request.
 
     Args:
-      counters: counters of the steps.
       The rest is `LeaseLoop`'s.
     """
 

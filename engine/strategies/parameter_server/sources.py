@@ -41,7 +41,6 @@ class Sources:
 
     Args:
       load: returns the sources; called once, when first needed, and again after an error.
-      task: name of this task, for messages.
 
     Attributes:
       dismissed: set when the coordinator's run has succeeded.

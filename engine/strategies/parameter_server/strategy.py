@@ -59,7 +59,6 @@ class ServerOptions:
     """Options of parameter servers.
 
     Attributes:
-      cluster: the tasks' addresses.
       max_staleness_steps: workers run in rounds of leases of at most this plus one steps, so none is more than this
         many updates ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed ML via a stale
         synchronous parallel parameter server); None has no rounds.
@@ -79,7 +78,6 @@ class ParameterServer(Strategy):
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
-      options: options of parameter servers.
       feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is per lease.
       step_timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever.
       end_process: called if servers don't answer, see `StrategyOptions`.

@@ -73,7 +73,6 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     Args:
       config: configuration of the run.
       data: loaded data.
-      strategy: strategy of the run.
       needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
 
     Raises:

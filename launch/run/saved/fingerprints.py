@@ -142,7 +142,6 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_
 
     Args:
       config: configuration of the run.
-      manifest: manifest of the checkpoint.
       about: the metadata to keep from now on.
       is_complete: whether the run would train no further, so that other data would not be trained on at all.
 
@@ -179,7 +178,6 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
 
     Args:
       config: configuration of the run.
-      manifest: manifest of the checkpoint.
       ids: as `fingerprint` takes them.
     """
     before = manifest.about.get("data", {}).get("train")
@@ -241,7 +239,6 @@ def warn_of_other_data(config: Config, manifest: Manifest, about: dict[str, Any]
 
     Args:
       config: configuration of the run.
-      manifest: manifest of the checkpoint.
       about: the metadata of the data that is read.
       has_ids: whether the model gets ids, whose numbering a script's data may not identify.
     """

@@ -265,7 +265,6 @@ def _with_predict(
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
-      model: model that predicts.
       run: run that the model belongs to.
       environment: see `model_of_trainer`.
       features: features that the model takes, a nest of arrays or specs [examples, ...], if it does not define them.

@@ -200,9 +200,6 @@ class TrainerCopy:
     """A copy of a run's trainer on this process's device, with the weights that evaluations use.
 
     A program may set weights of its models: `write_back` gives the run those that were set.
-
-    Attributes:
-      trainer: the copy.
     """
 
     def __init__(self, run: BaseRun):
