@@ -113,7 +113,7 @@ class StepIndices:
     def __init__(self, order: Order):
         self._order = order
 
-    def reach(self, step: int, limit: int) -> int:
+    def max_steps_per_call(self, step: int, limit: int) -> int:
         return limit
 
     def call_input(self, step: int, limit: int):
