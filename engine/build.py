@@ -125,8 +125,8 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
                 "return a tf.keras.Model with an input for each, or pass (features, labels) if labels are among them"
             ) from error
         named = form.fields((specs,)).named()
-        if of_any_length := [(name, [*spec.shape]) for name, spec in named if None in spec.shape]:
-            name, shape = of_any_length[0]
+        if varying := [(name, [*spec.shape]) for name, spec in named if None in spec.shape]:
+            name, shape = varying[0]
             raise UsageError(
                 f"{owner}'s model does not take {name} of shape {shape}, in which examples differ: {reason(error)}; "
                 "make all of one shape, as by np.pad, or use layers for any length; if they are, and a dataset does "

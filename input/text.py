@@ -118,8 +118,8 @@ class Windows(Source):
     def __init__(self, data: Prepared):
         self._prepared = data
         self._context: int = data.metadata["context"]
-        tokens_of = ("tokens", data.metadata["dtype"], (self._context + 1,))
-        self._record = np.dtype([tokens_of, ("checksum", _CHECKSUM)])
+        token_field = ("tokens", data.metadata["dtype"], (self._context + 1,))
+        self._record = np.dtype([token_field, ("checksum", _CHECKSUM)])
         self.labels: int = data.metadata["labels"]
         self.element_spec = (Spec((self._context,), np.int32), Spec((self._context,), np.int32))
         self.chunk_examples = _REMOTE_CHUNK if storage.is_remote(data.path) else 1
@@ -179,9 +179,9 @@ def _write_windows(writer: PreparedWriter, row: np.ndarray, context: int) -> Non
     if len(row) <= context:
         return
     windows = np.lib.stride_tricks.sliding_window_view(row, context + 1)[::context]
-    tokens_of = np.ascontiguousarray(windows).view(np.uint8)
-    checksums = np.array([zlib.crc32(window) for window in tokens_of], _CHECKSUM).view(np.uint8)
-    writer.write(np.concatenate([tokens_of, checksums.reshape(len(windows), -1)], 1).tobytes())
+    window_bytes = np.ascontiguousarray(windows).view(np.uint8)
+    checksums = np.array([zlib.crc32(window) for window in window_bytes], _CHECKSUM).view(np.uint8)
+    writer.write(np.concatenate([window_bytes, checksums.reshape(len(windows), -1)], 1).tobytes())
 
 
 def _batches(pieces: Iterator[tokens.TextPiece], done: Callable[[int], None]) -> Iterator[list[tokens.TextPiece]]:

@@ -112,9 +112,9 @@ class TFRecords(ExampleSource):
         lengths = []
         for rows in np.split(np.arange(len(shards)), np.flatnonzero(np.diff(shards)) + 1):
             shard, its_numbers = int(shards[rows[0]]), numbers[rows]
-            starts, of_shard = self._index.find(shard, its_numbers)
-            sizes = of_shard + (HEADER_BYTES + FOOTER_BYTES)
-            lengths.append(of_shard)
+            starts, shard_lengths = self._index.find(shard, its_numbers)
+            sizes = shard_lengths + (HEADER_BYTES + FOOTER_BYTES)
+            lengths.append(shard_lengths)
             if len(rows) > 1 and (np.diff(its_numbers) == 1).all():
                 first = int(starts[0])
                 block = self._index.files.pread(shard, first, int(starts[-1] + sizes[-1]) - first)

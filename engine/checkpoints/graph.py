@@ -396,8 +396,8 @@ def walk(root) -> Iterator[tuple[tuple[str, ...], Any]]:
     return ((path, node) for path, node, _ in _breadth_first(root, 0, lambda number, name: number))
 
 
-def _breadth_first(root, start: int, child_of: Callable[[int, str], int | None]) -> Iterator[tuple]:
-    """Yields (path, object, number) for all under `root` to which `child_of(its parent's number, name)` gives a number.
+def _breadth_first(root, start: int, find_child: Callable[[int, str], int | None]) -> Iterator[tuple]:
+    """Yields (path, object, number) for all under `root` that `find_child(its parent's number, name)` finds.
 
     The variables that a Keras optimizer updates come last: they are a model's, and named by their position there.
     """
@@ -412,7 +412,7 @@ def _breadth_first(root, start: int, child_of: Callable[[int, str], int | None])
         yield path, node, number
         for name, child in tracked_children(node, is_root=not path):
             is_link = name == UPDATED and isinstance(node, tf.keras.optimizers.Optimizer)
-            if (inside := child_of(number, name)) is not None:
+            if (inside := find_child(number, name)) is not None:
                 (links if is_link else queue).append(((*path, name), child, inside))
 
 

@@ -326,10 +326,10 @@ def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
     ]
     for component in per_replica.components(variable):
         for there, piece in pieces:
-            of_table = np.arange(piece.start, piece.stop) * stored + there
+            table_rows = np.arange(piece.start, piece.stop) * stored + there
             if rows.place is not None:
-                of_table = rows.place().rows[of_table]
-            mine = np.flatnonzero((of_table >= 0) & (of_table % rows.number == rows.shard))
+                table_rows = rows.place().rows[table_rows]
+            mine = np.flatnonzero((table_rows >= 0) & (table_rows % rows.number == rows.shard))
             if not len(mine):
                 continue
             box = Box((piece.start, *(0 for _ in width)), (len(piece), *width))
@@ -342,7 +342,7 @@ def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
                 )
                 values = tf.gather(values, mine)
             with tf.device(component.device):
-                here = of_table[mine] // rows.number
+                here = table_rows[mine] // rows.number
                 tf.raw_ops.ResourceScatterUpdate(resource=component.handle, indices=here, updates=values)
 
 

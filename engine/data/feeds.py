@@ -352,9 +352,10 @@ class StreamedFeed(Feed):
     def batch(self, batch):
         if self._num_shares == 1 or self._distributes:
             return batch
-        number, range_of = self._mesh.data.rank - self._first_share, even_range if self.part.by_file else replica_range
+        share_range = even_range if self.part.by_file else replica_range
+        number = self._mesh.data.rank - self._first_share
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
-            start, stop = range_of(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shares)
+            start, stop = share_range(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shares)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:

@@ -307,7 +307,7 @@ def source_order(
       source: source of the examples.
       batch_size: see `Order`.
       seed: see `Order`.
-      shuffle_window: chunks in a window; 0 lets the source decide.
+      shuffle_window: chunks in a window; 0 is the source's own number.
       processes: see `measured`.
       saved_data: see `Order.resumed`; "resumed" also with the `buckets` of the steps before, if they were others.
       block_steps: most steps in a block; 1 if lengths vary.

@@ -293,7 +293,7 @@ class KerasTrainer(Trainer):
             loss, compiled["loss_weights"], output_names=getattr(self.model, "output_names", None)
         )
 
-    def _trace(self, compiled: Mapping[str, Any], features, labels, of_examples) -> _Trace:
+    def _trace(self, compiled: Mapping[str, Any], features, labels, example_weights) -> _Trace:
         """Calls the model and its losses on a batch, in a graph."""
         zero = tf.constant(0, tf.int64)  # the step's number, and the batch's: layers may sample
         with self._kept.noted() as updates, StepContext(step=zero, replica=tf.constant(0), batch_number=zero):
@@ -304,7 +304,7 @@ class KerasTrainer(Trainer):
         _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
         is_masked = False
         if self._own_loss is not None:
-            weights = of_examples if weights is None else weights
+            weights = example_weights if weights is None else weights
             updates |= self._own_loss(features, labels, outputs, weights, True)[1]
             is_masked = any(keras_compile.mask_of(x) is not None for x in tf.nest.flatten(outputs))
         elif self._losses is not None:
@@ -341,15 +341,11 @@ class KerasTrainer(Trainer):
         if missing := self._kept.kept - updates.keys():
             raise UsageError(_NOT_UPDATED.format(type(self.model).__name__, min(missing)))
         for name, update in updates.items():
-            metric, of_one = (
-                self._kept.metrics[name],
-                [not all(x.shape.rank for x in arguments) for arguments in update],
-            )
-            if not any(of_one):
+            metric, is_scalar = self._kept.metrics[name], [not all(x.shape.rank for x in given) for given in update]
+            is_weighed = name in self._kept.kept and len(update[0]) > 1
+            if not any(is_scalar):
                 sums[name] = KerasMetric(metric)
-            elif (
-                not all(of_one) or not keras_compile.is_mean(metric) or (name in self._kept.kept and len(update[0]) > 1)
-            ):
+            elif not all(is_scalar) or not keras_compile.is_mean(metric) or is_weighed:
                 raise UsageError(
                     f"{type(self.model).__name__} updates {name}, which is not a Mean, with one number of the batch; "
                     "pass it an entry per example"
@@ -358,7 +354,7 @@ class KerasTrainer(Trainer):
 
     def _find_whole_batch_losses(self, specs, outputs, compared) -> list[str]:
         """Returns the names of losses that are not means over examples."""
-        features, labels, of_examples = specs
+        features, labels, example_weights = specs
         labels, weights = self._weighed(labels)
         own_sums = self._own_loss and functools.partial(_own_sums, self._own_loss)
         replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
@@ -366,7 +362,7 @@ class KerasTrainer(Trainer):
         if (replicas == 1 and steps == 1) or not (own_sums or self._losses):
             return names
         try:
-            batch = (features, labels, outputs, of_examples if weights is None else weights)
+            batch = (features, labels, outputs, example_weights if weights is None else weights)
             sums = own_sums or functools.partial(_loss_sums, self._losses)
             is_keras = own_sums is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
             trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, None if is_keras else compared)))

@@ -288,8 +288,8 @@ def _sets(entries: list[ListedFile]) -> dict[str, dict[int, dict[int, list[str]]
     sets: dict[str, dict[int, dict[int, list[str]]]] = {}
     for entry in entries:
         if match := _SET_MEMBER.fullmatch(entry.name):
-            of = sets.setdefault(join(os.path.dirname(entry.path), match[1]), {}).setdefault(int(match[3]), {})
-            of.setdefault(int(match[2]), []).append(entry.path)
+            parts = sets.setdefault(join(os.path.dirname(entry.path), match[1]), {}).setdefault(int(match[3]), {})
+            parts.setdefault(int(match[2]), []).append(entry.path)
     return sets
 
 
@@ -323,19 +323,22 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
     """
     for prefix, by_count in _sets(entries).items():
         if len(by_count) > 1:
-            counts = " and ".join(f"{sum(map(len, of.values()))} of {count}" for count, of in sorted(by_count.items()))
+            counts = " and ".join(
+                f"{sum(map(len, parts.values()))} of {count}" for count, parts in sorted(by_count.items())
+            )
             example = f"{glob.escape(prefix)}-*-of-{max(by_count):05d}*"
             raise InputError(
                 f"{prefix} has sets with different numbers of files ({counts}); one may be an older one: remove that, "
                 f"or name one by a glob: {flag}={example}"
             )
-        count, of = next(iter(by_count.items()))
-        if twice := next((paths for paths in of.values() if len(paths) > 1), None):
+        count, parts = next(iter(by_count.items()))
+        if twice := next((paths for paths in parts.values() if len(paths) > 1), None):
             raise InputError(f"{twice[0]} and {twice[1]} are one part of a set of {count}; remove one of them")
-        first = 1 if 0 not in of and count in of else 0  # numbered from 1
-        missing = [number for number in range(first, first + count) if number not in of] if len(of) < count else []
+        first = 1 if 0 not in parts and count in parts else 0  # numbered from 1
+        missing = [number for number in range(first, first + count) if number not in parts]
+        missing = missing if len(parts) < count else []
         if missing:
-            there = next(iter(of.values()))[0]
+            there = next(iter(parts.values()))[0]
             names = prefix + re.sub(r"-[0-9]+", f"-{missing[0]:05d}", there[len(prefix) :], count=1)
             names += f" and {len(missing) - 1} more" if missing[1:] else ""
             if is_folder:
@@ -343,7 +346,7 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
                     f"{names} is missing, of a set of {count} files; restore it, or name those to be read by a glob, "
                     f"{flag}={glob.escape(prefix)}-*"
                 )
-            logging.warning("%d of the %d files of %s are read, without %s", len(of), count, prefix, names)
+            logging.warning("%d of the %d files of %s are read, without %s", len(parts), count, prefix, names)
 
 
 def describe_path(path: str) -> str:

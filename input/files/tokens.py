@@ -178,12 +178,12 @@ def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
     except UnicodeDecodeError:
         raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
     try:
-        of_run = from_saved(json.loads(text)["tokens"], path)
+        restored = from_saved(json.loads(text)["tokens"], path)
     except (KeyError, RecursionError, TypeError, ValueError):  # the library explains other mistakes
         return Vocabulary(text, path, separator)
     if separator:
         raise InputError(f"separator={separator}: tokenizer={path} is of a run, which has its own; leave it out")
-    return of_run
+    return restored
 
 
 def from_saved(kept: dict[str, str], path: str) -> Bytes | Vocabulary:

@@ -223,9 +223,9 @@ class Records:
             if isinstance(row, str):
                 problems.append((at, row))
             elif len(row) != len(layout.names):
-                of_header = ", as the header has" * bool(layout.header)
+                header_note = ", as the header has" * bool(layout.header)
                 record = shown(layout.delimiter.join(row))
-                problems.append((at, f"expected {len(layout.names)} fields{of_header}, found {len(row)} ({record})"))
+                problems.append((at, f"expected {len(layout.names)} fields{header_note}, found {len(row)} ({record})"))
             else:
                 lines.append(at)
                 rows.append(row)

@@ -17,7 +17,7 @@ from ...engine import logging
 from ...engine.errors import SourceError, importing
 from ..checks import InputError
 from ..files import listing, storage
-from . import values as values_of
+from . import values as decoding
 from .csv_types import AS_TEXT, Converter, Finder, Unfit
 from .folders import TableFiles
 from .values import EXACT_FLOAT32, EXACT_FLOAT64, Column, Texts
@@ -181,7 +181,7 @@ class ParquetTable:
         most = dict.fromkeys(names, 0.0)
         for group, (number, row_group) in enumerate(self._groups):
             try:
-                values = {name: values_of.flat(array, self._pa) for name, array in self._arrays(group, [*most]).items()}
+                values = {name: decoding.flat(array, self._pa) for name, array in self._arrays(group, [*most]).items()}
             except (self._pa.ArrowException, OSError) as error:
                 raise self._unreadable(SourceError, number, row_group, error) from None
             for name, floats in values.items():
@@ -427,10 +427,10 @@ class ParquetTable:
         if pa.types.is_null(array.type):
             array = array.cast(pa.list_(pa.from_numpy_dtype(column.dtype)))
         self._decode(name, column._replace(shape=()), array.flatten(), numbers)
-        group.values[name], row_of = values_of.split_lists(array, numbers.values[name], pa)
-        wrong = {int(row_of[at]): problem for at, problem in numbers.wrong.get(name, {}).items()}
+        group.values[name], rows = decoding.split_lists(array, numbers.values[name], pa)
+        wrong = {int(rows[at]): problem for at, problem in numbers.wrong.get(name, {}).items()}
         if name in numbers.missing:
-            wrong |= dict.fromkeys(row_of[numbers.missing[name]].tolist(), "has a list without one of its values")
+            wrong |= dict.fromkeys(rows[numbers.missing[name]].tolist(), "has a list without one of its values")
         if wrong:
             group.wrong[name] = wrong
         if array.null_count:
@@ -452,11 +452,11 @@ class ParquetTable:
             values = np.zeros((len(array), *column.shape), np.float32 if column.kind == "float32" else np.int64)
             missing = np.ones(values.shape, bool)
         elif column.kind in ("date", "timestamp"):
-            values = values_of.times(array, column.kind, pa)
+            values = decoding.times(array, column.kind, pa)
             if missing is not None and column.shape:
                 missing = np.repeat(missing[:, np.newaxis], 2, 1)
         elif column.shape:
-            values, missing, wrong = values_of.rows_of_lists(array, column)
+            values, missing, wrong = decoding.rows_of_lists(array, column)
         else:
             if pa.types.is_boolean(array.type):
                 array = array.cast(pa.int8())
@@ -464,9 +464,9 @@ class ParquetTable:
                 array = array.cast(pa.float64())
             values = (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
         if values.dtype.kind == "f" and column.dtype.kind != "f":
-            values, missing, wrong = values_of.as_integers(values, missing, wrong)
+            values, missing, wrong = decoding.as_integers(values, missing, wrong)
         elif values.dtype.kind == "f" or column.kind == "float32":
-            values, missing, wrong = values_of.as_float32(values, missing, wrong)
+            values, missing, wrong = decoding.as_float32(values, missing, wrong)
         else:
             values = values.astype(column.dtype, copy=False)
         group.values[name] = values

@@ -243,7 +243,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
         exponentials = tf.exp(logits - largest)
         chosen = tf.one_hot(labels, logits.shape[-1])  # all 0 if another replica has the label
         mine = [largest[..., 0], tf.reduce_sum(exponentials, -1), tf.reduce_sum(chosen * logits, -1)]
-        maxima, sums, of_labels = tf.unstack(mesh.model.all_gather(tf.stack(mine)), axis=1)
+        maxima, sums, label_logits = tf.unstack(mesh.model.all_gather(tf.stack(mine)), axis=1)
         maximum = tf.reduce_max(maxima, 0)
         total = tf.reduce_sum(sums * tf.exp(maxima - maximum), 0)
 
@@ -252,7 +252,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
             return dy[..., tf.newaxis] * (exponentials * share[..., tf.newaxis] - chosen)
 
         # In this order: the difference of two large logits is exact; with a logarithm in between it is not.
-        return tf.math.log(total) + (maximum - tf.reduce_sum(of_labels, 0)), gradient
+        return tf.math.log(total) + (maximum - tf.reduce_sum(label_logits, 0)), gradient
 
     return losses(logits)
 
