@@ -91,7 +91,7 @@ class Evaluated(dict[str, float]):
     Args:
       metrics: the values of the metrics, by name.
       confusion: the confusion matrices by the metric's name, integers [classes, classes], labels by predictions.
-      partial: for an evaluation of the first batches alone: (their number, the number of all batches).
+      partial: (the number of batches evaluated, the number of all) if only the first were; else None.
       shown: what `Trainer.compute_metrics` has returned for TensorBoard; not in checkpoints.
 
     Attributes:
