@@ -46,10 +46,6 @@ class ExternalFeed(Feed):
     so two calls on the same data differ, and a call is repeated exactly after a resume. A stream that is read for some
     steps continues there in later calls, as long as its `Stream` exists; it is not read ahead of these steps.
 
-    Args:
-      num_replicas: number of replicas that share each batch.
-      mesh: layout of the replicas.
-
     Attributes:
       split: the present data.
     """

@@ -470,13 +470,7 @@ def plain_order(
 ) -> Order:
     """Returns the order of a source, without buckets: by single examples, or by chunks if these are read better.
 
-    Args:
-      source: the data.
-      batch_size: see `Order`.
-      block_steps: see `Order`.
-      seed: see `Order`.
-      shuffle_window: chunks in a window; 0 lets the source decide.
-      drop_remainder: see `Order`.
+    `shuffle_window` is the number of chunks in a window; 0 lets the source decide.
     """
     sizes = (len(source), batch_size, block_steps, seed, drop_remainder)
     if source.chunk_examples == 1 and not shuffle_window:
