@@ -40,7 +40,7 @@ def derived_seed(seed: int, *use: str | int) -> int:
 
 
 def seed_after(seed: int, updates: int) -> int:
-    """Returns the seed of the order of examples, and on the host, for a run of a model after so many updates.
+    """Returns the seed for the order of examples and the host's samples, for a model that has made a number of updates.
 
     That is the seed itself for a new model: a later run of the same model samples other numbers than the first.
     """

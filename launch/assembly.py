@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .run.modes.outcome import Outcome
     from .run.run import Run
 
-_START_SECONDS = 120.0  # for TensorFlow's start on a busy machine
+_START_SECONDS = 120.0  # limit of TensorFlow's start on a busy machine
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:

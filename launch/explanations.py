@@ -158,7 +158,7 @@ class _Explanation(NamedTuple):
     kinds: tuple[str, ...]
     words: str
     error: type[CrankshaftError]
-    line: str = "{reason}"
+    line: str
 
 
 _INVALID = ("InvalidArgumentError",)

@@ -5,8 +5,9 @@
 Run number i has the seed S + i, which determines the faults (`table.py`), what they strike, the steps that trigger
 them, and the data, the sharded optimizer and the dtype of the training; the same seed repeats them. A synchronous run
 must end with all bits of an undisturbed one, variables and metrics; with parameter servers every count must be right.
-Nothing may hang longer than its timeout and 30 s, and no process or temporary file may be left. Each run is a line; at
-the end comes a table by fault. A run that fails prints the command that repeats it, and keeps its folder.
+Nothing may hang longer than its timeout and 30 s, and no process may be left, nor a temporary file but AutoGraph's.
+Each run is a line; at the end comes a table by fault. A run that fails prints the command that repeats it, and keeps
+its folder.
 """
 
 from __future__ import annotations

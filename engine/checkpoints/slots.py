@@ -18,7 +18,7 @@ from typing import Any
 _NAME = "crankshaft-snapshot"
 _HEADER = struct.Struct("<8sqqqq")  # mark, number, step, where the description begins, and its bytes
 _MARK = b"snapshot"
-_BEGIN = 4096  # of the values: they are whole pages
+_BEGIN = 4096  # offset of the values, which are whole pages
 _ALIGNMENT = 64
 
 

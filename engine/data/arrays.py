@@ -74,7 +74,7 @@ class Mapped:
 
 
 class _Rows(Mapped):
-    """An array in memory of which each example has some entries, from `_starts[example]` to the next one's."""
+    """An array in memory; an example has the entries from its own `_starts` up to the next example's."""
 
     _starts: np.ndarray
 
@@ -100,7 +100,7 @@ class _Rows(Mapped):
 
 
 class RaggedArray(_Rows):
-    """A ragged array [examples, length, ...] in memory, of which `[...]` reads an array of the examples' arrays.
+    """A ragged array [examples, length, ...] in memory; `[...]` reads an array of the examples' arrays.
 
     Args:
       rows: a `tf.RaggedTensor` of ragged rank 1.
@@ -128,7 +128,7 @@ class RaggedArray(_Rows):
 
 
 class Sparse(_Rows):
-    """A sparse array [examples, ...] in memory, of which `[...]` reads dense examples.
+    """A sparse array [examples, ...] in memory; `[...]` reads dense examples.
 
     `matrix` is SciPy's, or a `tf.SparseTensor`.
     """

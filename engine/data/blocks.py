@@ -41,7 +41,7 @@ class Blocks:
         return min(limit, length - offset)
 
     def steps_of_next(self, blocks: int) -> int:
-        """Returns the number of steps in so many blocks after the current one."""
+        """Returns the number of steps in the given number of blocks after the current one."""
         step = self._end
         for _ in range(blocks):
             step += self._order.block_at(step)[2]

@@ -19,7 +19,7 @@ from .reader import example_bytes
 from .source import Spec, unknown_dimensions
 from .streamed import Stream, batched, count, untuned
 
-_BLOCK_BYTES = 8 << 20  # of a call's batches, at most
+_BLOCK_BYTES = 8 << 20  # a call's batches, at most
 
 
 @dataclasses.dataclass(frozen=True)

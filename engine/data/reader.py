@@ -27,7 +27,7 @@ from .order import Order
 from .source import Source, Spec, WrappedSource
 from .timeouts import quote_files, wait_for_result
 
-_WHOLE_BYTES = 64 << 20  # at once, when a split is read into memory
+_WHOLE_BYTES = 64 << 20  # read at once as a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _LAST_READ_SECONDS = 1.0  # that the process's end waits for a read in progress
 _RECENT_READS = 64  # kept in case one fails to decode; more than are in progress

@@ -70,7 +70,7 @@ class Replay:
         for state in filter(None, (seeds, self._before)):
             try:
                 restore_iterator(self._unread, state)
-            except tf.errors.OpError:  # of another pipeline
+            except tf.errors.OpError:  # the state is another pipeline's
                 continue
             self._seeds[epoch] = state
             return state == seeds

@@ -88,7 +88,7 @@ class Peers:
         self._job = zlib.crc32(" ".join(addresses).encode())  # rejects other jobs' datagrams
         self._process = secrets.token_hex(16)
         self._numbers = itertools.count(1)
-        self._greeted: dict[int, str] = {}  # by peer, its process, until it knows ours
+        self._greeted: dict[int, str] = {}  # each peer's process, until it knows ours
         self._ended: set[str] = set()  # peers' earlier processes
         self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as last sent
         self._socket: socket.socket | None = None

@@ -29,7 +29,7 @@ _CLASSES_BY: dict[Callable, Callable] = {
 }
 _TWO_CLASS_LOSSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
-_NAME = "{}_loss"  # of an output's loss in logs
+_NAME = "{}_loss"  # name of an output's loss in logs
 # Where updates of a model's metrics are noted instead of made, by the metric's name, in this thread.
 _updates: contextvars.ContextVar[dict[str, list[tuple]] | None] = contextvars.ContextVar("updates", default=None)
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.

@@ -23,7 +23,7 @@ from typing import Any
 from .. import logging
 from ..errors import UsageError
 
-# How a file system answers that it has no fsync: of folders, as CIFS, vboxsf and some FUSE ones do, or of any file.
+# Errors of a file system without fsync: for folders (CIFS, vboxsf, some FUSE ones), or for any file.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _RANDOM_BYTES = 8
 _MOST_JSON_BYTES = 1 << 28  # twice a manifest of a million variables

@@ -21,7 +21,7 @@ DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)
 
 _entered: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
-# Two groups of a process must never share a key, and all processes of a run must count alike. TensorFlow's own
+# Two groups of a process must never share a key, and all processes of a run must assign the same keys. TensorFlow's own
 # strategies count from 1, and each `MirroredStrategy` from a multiple of 2^16.
 _keys = itertools.count(1 << 30)
 

@@ -37,8 +37,8 @@ def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Co
       taken: the names of the evaluation's other metrics.
 
     Raises:
-      UsageError: it has returned something else than described there; at other workers, it has raised an error. At the
-        chief that error is raised unchanged.
+      UsageError: its result is not as described there; on workers other than the chief, also if it raised an error,
+        which the chief raises unchanged.
     """
     owner = f"{type(trainer).__name__}.compute_metrics"
     computed, failure = Computed(), None

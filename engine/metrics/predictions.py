@@ -15,7 +15,7 @@ import tensorflow as tf
 from .. import logging
 from ..machine import files
 
-_END = b"."  # of text in files
+_END = b"."  # end of a text in files
 
 
 class Predictions(dict[str, Any]):

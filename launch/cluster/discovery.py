@@ -112,7 +112,7 @@ def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
 
 
 def tasks_from_hosts(hosts: str, index: int | None) -> Tasks:
-    """Returns the tasks that --cluster_hosts names. Raises `UsageError` where --task_index is none of them."""
+    """Returns the tasks that --cluster_hosts names. Raises `UsageError` if --task_index is not among them."""
     addresses = tuple(hosts.split(","))
     if index is None or index >= len(addresses):
         state = " is missing" if index is None else f" is {index}"

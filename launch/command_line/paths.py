@@ -12,8 +12,8 @@ from ...engine.checkpoints import RunDir
 from ...engine.machine import files
 from ..errors import UsageError
 
-_MOST_BYTES = 1 << 20  # of a file of flags or of Python
-_PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
+_MOST_BYTES = 1 << 20  # largest file of flags or of Python
+_PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint finds files by a pattern, in which these can't be escaped
 
 
 def open_file(flag: str, path: str, cure: str) -> BinaryIO:

@@ -79,7 +79,7 @@ def check_run_dir(run_dir: str, strategy) -> None:
 
 
 def appears(path: str) -> bool:
-    """Returns whether a file is seen here soon: a network's file system may remember for a while that it was not."""
+    """Returns whether a file becomes visible here soon: a network file system may cache that it did not exist."""
     end = time.monotonic() + _SHARED_SECONDS
     while not os.path.exists(path):
         if time.monotonic() >= end:

@@ -57,8 +57,8 @@ class BaseRun:
       is_ready: whether the run's steps were checked and their compiler was chosen.
       loop: the outer loop.
       signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
-      stop_request, rows, metrics, final: hooks: by which signals end the run, its history, its newest means, and
-        whether the weights have changed since they were evaluated.
+      stop_request, rows, metrics, final: hooks: the requested stop, the run's history, its newest means, and whether
+        the weights have changed since they were evaluated.
     """
 
     config: Config

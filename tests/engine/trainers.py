@@ -49,3 +49,11 @@ def pictures(examples: int, size: int = 12, classes: int = 4) -> tuple[np.ndarra
     rng = np.random.default_rng(0)
     images = rng.normal(size=(examples, size, size, 1)).astype(np.float32)
     return images, rng.integers(0, classes, examples).astype(np.int32)
+
+
+def stripes(examples: int, size: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """As `pictures`, of four classes of noisy stripes: learned in some tens of steps, not in one."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, examples).astype(np.int32)
+    rows = np.sin(np.arange(size) * (1 + labels[:, None]) / 2).astype(np.float32)
+    return rows[:, :, None, None] + rng.normal(0, 1, (examples, size, size, 1)).astype(np.float32), labels

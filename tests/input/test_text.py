@@ -58,15 +58,6 @@ def test_each_token_is_a_label_once(tmp_path, context):
     assert set(features[0, 1:][padding[:-1]]) <= {SEPARATOR}
 
 
-def test_windows_are_read_in_any_order_and_often(tmp_path):
-    source = text.load(written(tmp_path, bytes(range(200))), 0, context=16).train
-    features, labels = source.read(np.array([5, 0, 5]))
-    np.testing.assert_array_equal(features[0], np.arange(5 * 16 - 1, 6 * 16 - 1))
-    np.testing.assert_array_equal(features[0], features[2])
-    assert features[1, 0] == SEPARATOR
-    np.testing.assert_array_equal(labels[:, :-1], features[:, 1:])
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_documents_are_files_paragraphs_or_lines(tmp_path, end):
     given = [end.join([b"\xef\xbb\xbfone", b"two", b"", b" ", b"", b"three"]), end.join([b"", b"four", b"", b""])]

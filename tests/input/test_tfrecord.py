@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import shutil
 import sys
 
 import numpy as np
@@ -103,13 +102,6 @@ def test_index_is_made_once_and_is_whole(shards):
     opened(folder)
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*") if path in written} == written
     assert not [*folder.glob("*.tmp")]
-
-
-def test_an_index_is_written_elsewhere_too(shards):
-    folder, _, _ = shards
-    tf.io.gfile.copy(f"{folder}/some.tfrecord-00001-of-00003", f"ram://{folder.name}.tfrecord")
-    assert len(opened(f"ram://{folder.name}.tfrecord")) == 1
-    assert tf.io.gfile.exists(f"ram://{folder.name}.tfrecord.index")
 
 
 def test_without_the_library_one_line_says_what_to_install(shards, monkeypatch):
@@ -384,15 +376,3 @@ def test_records_of_several_layouts_are_read(tmp_path):
     pixels, labels = read_all(opened(tmp_path))
     np.testing.assert_array_equal(labels, np.arange(60))
     np.testing.assert_array_equal(pixels[:, 0, 0], np.arange(60))
-
-
-def test_folder_with_train_and_eval_has_both_splits(shards, tmp_path_factory):
-    folder, pixels, _ = shards
-    top = tmp_path_factory.mktemp("both")
-    shutil.copytree(folder, top / "train")
-    shutil.copytree(folder, top / "eval")
-    splits = tfrecord.load(str(top), 0, features=IMAGES)
-    assert (len(splits.train), len(splits.evaluation)) == (100, 100)
-    np.testing.assert_array_equal(read_all(splits.evaluation)[0], pixels)
-    only = f"{top}/eval/some.tfrecord-00000-of-00003"
-    assert len(tfrecord.load(str(top), 0, eval_data_dir=only, features=IMAGES).evaluation) == 30

@@ -25,7 +25,7 @@ from ...mesh.mesh import Mesh
 from . import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, per worker: a message is copied about three times
-_READ_BYTES = 8 << 20  # of examples read at once, at most; for sent ones, per lease
+_READ_BYTES = 8 << 20  # examples read at once, at most; for sent ones, per lease
 _PIECES = 8  # per lease: its first steps wait for the first piece
 _NUMBER = tf.TensorSpec([], tf.int64)
 

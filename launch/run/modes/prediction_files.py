@@ -20,7 +20,7 @@ from .outcome import Outcome, run_result
 from .predictions import RunView
 
 _MOST_COLUMNS = 10_000
-_ROWS = 1 << 14  # of CSV, that are made text at once
+_ROWS = 1 << 14  # rows of CSV that are formatted at once
 
 
 def predict(run: BaseRun) -> Outcome:

@@ -235,7 +235,7 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
         return forward, data_features
     try:
         tf.function(trainer.forward, autograph=False).get_concrete_function(data_features, training=False)
-    except (TypeError, ValueError):  # as Keras has it of other features
+    except (TypeError, ValueError):  # Keras's errors for other features
         return forward, _batch_specs(inputs)
     return forward, data_features
 

@@ -203,8 +203,8 @@ class _ArchitectureTrainer(Trainer):
 class ForwardModel(tf.keras.Model):
     """A Keras model that computes a trainer's `forward`: where that is more than calling `Trainer.model`.
 
-    It has the layers of the trainer as its own, without averages of models, and looks up ids in its tables. It is not
-    for training, and no `.keras` file can hold it.
+    It has the trainer's layers, without averages of models, and looks up ids in its tables. It can't be trained, or
+    saved as a `.keras` file.
 
     Args:
       trainer: trainer, built, with the weights to predict with.

@@ -56,7 +56,7 @@ def test_what_another_process_left_becomes_the_checkpoint_that_it_would_have_wri
     assert checkpoints.latest().variables == manifest.variables
 
 
-def test_a_process_whose_memory_is_lost_gets_the_state_of_another_and_shards_are_needed_of_each(tmp_path, slots):
+def test_a_process_whose_memory_is_lost_gets_the_state_of_another(tmp_path, slots):
     """Two processes, in threads: one has no snapshot, here the first, which seals checkpoints."""
     state, barrier, texts, owner = make_state(), threading.Barrier(2), ["", ""], 1
     (tmp_path / "run").mkdir()

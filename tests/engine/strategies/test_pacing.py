@@ -145,7 +145,7 @@ def test_what_was_timed_elsewhere_is_fitted_by_the_same_rule():
     assert fixed.steps == 5
 
 
-def test_calls_become_longer_until_what_they_take_beside_their_steps_is_a_tenth_of_these():
+def test_calls_lengthen_until_what_is_beside_their_steps_is_a_tenth_of_these():
     pace, found = Pace(0, target_seconds=0.25), []
     for _ in range(4):
         pace.fit(pace.steps, 0.08 * pace.steps, overhead_seconds=0.4)
@@ -169,7 +169,7 @@ def timed_by_workers(device, input_seconds_a_step=0.0):
 
 
 @pytest.mark.parametrize(("seconds_a_call", "expected"), [(0.0, 25), (0.01, 24), (0.1, 100), (1.0, 400)])
-def test_what_a_call_takes_beside_its_steps_is_known_by_the_clock_of_workers_within_it(seconds_a_call, expected):
+def test_what_a_call_takes_beside_its_steps_is_known_by_workers_clocks(seconds_a_call, expected):
     device = Device(seconds_a_call, seconds_a_step=0.01)
     run(Pace(0, target_seconds=0.25, clock=device.clock), timed_by_workers(device), 6)
     assert device.calls[-2:] == [expected, expected]

@@ -7,15 +7,7 @@ import tensorflow as tf
 from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
-
-
-def images(examples=338, size=12):
-    """Four classes of noisy stripes: learned in some tens of steps, not in one."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 4, examples).astype(np.int32)
-    stripes = np.sin(np.arange(size) * (1 + labels[:, None]) / 2).astype(np.float32)
-    pictures = stripes[:, :, None, None] + rng.normal(0, 1, (examples, size, size, 1)).astype(np.float32)
-    return pictures, labels
+from tests.engine.trainers import stripes
 
 
 @pytest.fixture
@@ -29,7 +21,7 @@ def curves(bench):
 
 @pytest.fixture(scope="module")
 def on_one_device(bench):
-    return bench(Mlp((32,)), images(), 16, num_classes=4).curve(100)
+    return bench(Mlp((32,)), stripes(338), 16, num_classes=4).curve(100)
 
 
 @pytest.mark.parametrize(("model", "others"), [("mlp", (2, 4)), pytest.param("cnn", (4,), marks=pytest.mark.slow)])
@@ -37,7 +29,7 @@ def test_replicas_learn_what_one_device_learns(curves, on_one_device, model, oth
     """100 steps of Adam at its usual rate, within 1e-5: float32 sums in another order, 1e-7 a step."""
 
     def run(replicas):
-        return curves(Mlp((32,)) if model == "mlp" else Cnn(), images(), replicas=replicas)
+        return curves(Mlp((32,)) if model == "mlp" else Cnn(), stripes(338), replicas=replicas)
 
     one = on_one_device if model == "mlp" else run(1)
     assert np.mean(one[-10:]) < 0.7 * np.mean(one[:10])
@@ -58,7 +50,7 @@ def test_replicas_learn_what_one_device_learns(curves, on_one_device, model, oth
 )
 def test_small_steps_alone_are_unrolled(bench, trainer, options, traces):
     """Four in the loop's body and one for what is left, which the executor runs on one replica, if calls have four."""
-    made = bench(trainer, images(64), 16, num_classes=4, unrolls=True, **options)
+    made = bench(trainer, stripes(64), 16, num_classes=4, unrolls=True, **options)
     times = _times_traced(trainer)
     made.train(4)
     assert len(times) == traces
@@ -67,7 +59,7 @@ def test_small_steps_alone_are_unrolled(bench, trainer, options, traces):
 @pytest.mark.parametrize("feed", [None, FeedOptions(resident_bytes=0)], ids=["resident", "streamed"])
 def test_an_epochs_smaller_last_batch_is_traced_once(bench, feed):
     trainer = Mlp((8,))
-    made = bench(trainer, images(72), 16, num_classes=4, feed=feed, unrolls=True)
+    made = bench(trainer, stripes(72), 16, num_classes=4, feed=feed, unrolls=True)
     times = _times_traced(trainer)
     made.train(10)
     assert len(times) == 5 + 1
@@ -83,9 +75,9 @@ def _times_traced(trainer):
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_feeds_give_the_same_run(curves, replicas):
     """To the bit on one device: the same examples in the same order, whichever way they went."""
-    resident = curves(Mlp((8,)), images(), 30, replicas, shuffle=False)
-    streamed = curves(Mlp((8,)), images(), 30, replicas, shuffle=False, feed=FeedOptions(resident_bytes=0))
-    dataset = curves(Mlp((8,)), tf.data.Dataset.from_tensor_slices(images()), 30, replicas, shuffle=False)
+    resident = curves(Mlp((8,)), stripes(338), 30, replicas, shuffle=False)
+    streamed = curves(Mlp((8,)), stripes(338), 30, replicas, shuffle=False, feed=FeedOptions(resident_bytes=0))
+    dataset = curves(Mlp((8,)), tf.data.Dataset.from_tensor_slices(stripes(338)), 30, replicas, shuffle=False)
     if replicas == 1:
         np.testing.assert_array_equal(streamed, resident)
         np.testing.assert_array_equal(dataset, resident)
@@ -96,4 +88,4 @@ def test_feeds_give_the_same_run(curves, replicas):
 
 def test_xla_learns_what_the_executor_learns(curves, on_one_device):
     """Fused multiply-adds and another order of sums: as for replicas, 1e-7 a step; 1e-5 after 100."""
-    np.testing.assert_allclose(curves(Mlp((32,)), images(), jit=True), on_one_device, rtol=1e-5)
+    np.testing.assert_allclose(curves(Mlp((32,)), stripes(338), jit=True), on_one_device, rtol=1e-5)

@@ -109,21 +109,6 @@ def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(
     )
 
 
-@pytest.mark.slow
-def test_a_profile_names_the_ops(inside, tmp_path):
-    flags = ("--mode=benchmark", *WORK, "--benchmark_arg=seconds=0.05", "--benchmark_arg=profile=true")
-    outcome = inside(*flags, f"--run_dir={tmp_path}", f"--result_json={tmp_path}/b.json").ok()
-    found = json.loads((tmp_path / "b.json").read_text())
-    # 784-16-10: forward, for the weights, and for the second layer's inputs.
-    assert found["flops_per_step"] == 2 * 64 * (2 * 784 * 16 + 3 * 16 * 10)
-    assert found["roofline"]["bound"] in ("compute", "memory")
-    assert any("MatMul" in op["type"] for op in found["profile"]["ops"])
-    assert len(found["profile"]["ops"]) == 10
-    assert list(tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb"))
-    assert found["reduce_fraction"] is None
-    assert "share of limit" in outcome.out
-
-
 def test_what_is_missing_or_wrong_is_listed(measured):
     result, _ = measured
     assert results.problems([]) == [f"its schema is None, and this is {results.VERSION}"]

@@ -297,7 +297,7 @@ def serving(address: str):
     thread.join()
 
 
-def test_workers_at_new_addresses_are_those_that_have_announced_themselves_and_answer(tmp_path):
+def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_path):
     chief, worker, server, newcomer, gone = (f"127.0.0.1:{port}" for port in free_ports(5))
     cluster = Cluster((("chief", chief), ("worker 0", worker), ("ps 0", server)), 0)
     notes = tmp_path / "workers"

@@ -134,7 +134,7 @@ def test_the_largest_number_that_divides_the_batch_continues(job):
     wait_until(lambda: is_waiting(five.clusters[5].address))  # one too many is not lost
 
 
-def test_others_do_not_wait_for_workers_with_a_notice_of_preemption_but_for_further_notices(job, monkeypatch):
+def test_others_wait_for_further_notices_of_preemption_and_no_such_worker(job, monkeypatch):
     monkeypatch.setattr(members, "_NOTICE_SECONDS", NEVER)
     monkeypatch.setattr(members, "_GRACE_SECONDS", NEVER)  # nobody leaves before the others know
     four = job(4)

@@ -69,7 +69,7 @@ def rule(max_restarts: int = 3) -> Servers:
 KILLED = -signal.SIGKILL
 
 
-def test_a_dead_worker_starts_again_at_once_and_later_after_a_while_until_restarts_are_used_up():
+def test_a_dead_worker_starts_again_until_restarts_are_used_up():
     servers = rule(max_restarts=3)
     pauses = [servers.restart_alone(TaskExit("worker 0", KILLED)).pause_seconds for _ in range(3)]
     assert pauses == [0, 1, 2]
@@ -119,7 +119,7 @@ def test_an_evaluators_failure_stops_nobody_and_its_end_is_no_failure():
     assert rule().restart_alone(TaskExit("evaluator", 0)) is None
 
 
-def test_a_run_that_ends_while_its_evaluator_waits_to_be_started_again_says_what_is_missing():
+def test_a_run_that_ends_before_its_evaluator_is_back_says_what_is_missing():
     servers = rule()
     assert servers.decide([TaskExit("chief", 0), TaskExit("worker 0", 143)]).message is None
     servers.restart_alone(TaskExit("evaluator", KILLED))
@@ -162,9 +162,7 @@ def test_what_servers_cannot_do_is_one_line_before_tensorflow_starts(ended, mist
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluator", [True, False])
-def test_where_there_is_an_evaluator_the_coordinator_leaves_the_best_checkpoint_to_it(
-    crank, monkeypatch, tmp_path, evaluator
-):
+def test_the_coordinator_leaves_the_best_checkpoint_to_an_evaluator(crank, monkeypatch, tmp_path, evaluator):
     """What a killed writer leaves is, to another process, the same as what a live one has half written."""
     half_written = tmp_path / "best" / "ckpt-9_temp_0_1"
     half_written.mkdir(parents=True)

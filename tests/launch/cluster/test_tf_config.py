@@ -124,15 +124,6 @@ def test_own_port_in_use_is_named(where):
     rendezvous.check_bindable(mine)
 
 
-def test_own_port_in_use_is_one_line_of_the_program(crank, monkeypatch):
-    with socket.create_server(("", 0)) as taken:
-        address = f"localhost:{taken.getsockname()[1]}"
-        monkeypatch.setenv("TF_CONFIG", config({"worker": [address, "localhost:1"]})["TF_CONFIG"])
-        outcome = crank("--model=mlp", "--input=digits", "--strategy=multi_worker", tensorflow=False)
-    assert re.match(rf"TF_CONFIG's worker 0, this process, is at {address}, .* in use", outcome.mistake)
-    assert outcome.mistake.endswith("which has started this process, give this one strategy=one_device")
-
-
 def test_bind_is_the_one_address_at_which_a_task_waits_for_its_peers():
     (port,) = free_ports(1)
     mine = dataclasses.replace(on_this_host([port]), bind="127.0.0.2")
@@ -286,7 +277,7 @@ def test_what_listens_at_a_peers_port_and_is_no_task_is_named_in_time(says):
             peers.wait(0.5)
 
 
-def test_a_task_that_is_there_and_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
+def test_a_task_that_says_nothing_is_gone_after_a_while_and_one_that_speaks_is_not():
     """A stopped one: its kernel goes on to take callers."""
     silent, here = free_ports(2)
     with socket.create_server(("", silent)), rendezvous.Rendezvous(on_this_host([here])):

@@ -20,8 +20,6 @@ from crankshaft.engine.data.order import plain_order
 from crankshaft.engine.data.reader import Reader, raising_source_error
 from crankshaft.engine.data.source import Source, SourceSlice, Spec
 from crankshaft.engine.errors import SourceError
-from crankshaft.engine.hooks import every_steps
-from crankshaft.input.files import storage
 from tests.launch.line import FEATURES, LABELS, RUN, Line, location_of
 from tests.processes import assert_says
 
@@ -98,9 +96,6 @@ def test_features_alone_are_the_batch(results, inside, tmp_path):
     assert (tmp_path / "run" / "export" / "4" / "saved_model.pb").exists()
 
 
-# -- several inputs
-
-
 # -- text
 
 
@@ -171,9 +166,6 @@ def test_training_data_may_be_all_there_is(inside, results, tmp_path, form):
     assert results(lambda: one, *run, "--train_steps=6")[0]["resumed_from"] == 4
     evaluated = inside("--mode=eval", run[0], trainer=Line, data=lambda: data)
     assert "mode=eval needs evaluation data, and the data has none; return (train, eval)" in evaluated.error
-
-
-# -- --validation_split
 
 
 STREAMED = ("--resident_data_mb=0",)
@@ -285,55 +277,6 @@ def test_a_read_that_hangs_ends_the_run_and_names_its_place(inside, route):
     assert outcome.code == 1, "it may go well the next time"
     assert outcome.error.startswith("Hanging.read has not returned for ")
     assert_says(outcome.error, f"{location_of(Hanging.read)}, from example  ... or raise step_timeout_seconds")
-
-
-class Kept(Source):
-    """A file of records of two float32 each."""
-
-    element_spec = Lines.element_spec
-
-    def __init__(self, path):
-        self._files = storage.Files([str(path)])
-
-    def __len__(self):
-        return self._files.sizes[0] // 8
-
-    def read(self, indices):
-        records = b"".join(self._files.pread(0, int(at) * 8, 8) for at in indices)
-        found = np.frombuffer(records, np.float32).reshape(-1, 2)
-        return found[:, :1], found[:, 1]
-
-
-def _fifo(path):
-    os.remove(path)
-    os.mkfifo(path)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("flags", "change", "said"),
-    [
-        ((), os.remove, "can't be read (No such file or directory) ... (it was there as the run began)"),
-        (TWO, lambda path: os.truncate(path, 64), "has 64 bytes, and had 256 as the run began; let files be as they"),
-        ((), _fifo, "is not a regular file; give files, not folders ... (it was there as the run began)"),
-    ],
-)
-def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(inside, tmp_path, flags, change, said):
-    path = tmp_path / "records"
-    path.write_bytes(np.stack([FEATURES[:, 0], LABELS], 1).tobytes())
-
-    def change_it(status, means):
-        if status.step == 2:
-            change(path)
-
-    outcome = inside(
-        *("--train_steps=1000000", "--global_batch_size=8", "--jit=off", "--progress=plain", *STREAMED, *flags),
-        *(f"--run_dir={tmp_path}/run",),
-        trainer=Line,
-        data=lambda: (Kept(path), None),
-        hooks=[every_steps(2, change_it)],
-    )
-    outcome.refused(f"{path} {said}")
 
 
 STREAM = """

@@ -1,8 +1,6 @@
 """What a run on files leaves of its input: in its result, its history, TensorBoard; what it left out.
 
 A language model on text files: what is damaged, and text that is cut by the vocabulary of another run.
-
-A new input in 40 lines, the guide's own: it trains to the bit as the same rows in memory do.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from crankshaft.engine.machine.events import read
 from crankshaft.launch.run.data.loading import faster_input
 from tests.bench import split_of
 from tests.engine.hooks.tensorboard.boards import scalars
-from tests.pages import ROOT, blocks
-from tests.runs import assert_equal_bits
 
 INPUT = '''"""Rows, of which example 3 can't be read, nor the evaluation's first two."""
 
@@ -204,25 +200,3 @@ def test_other_text_is_tokenized_by_the_vocabulary_of_the_run(inside, tmp_path):
     np.testing.assert_allclose(whole, loss(*by_run, f"--eval_data_dir={tmp_path}/dog.txt"), rtol=1e-6)
     error = inside(*by_run, "--input_arg=separator=x", trainer=NextToken).mistake
     assert "separator=x: tokenizer=" in error
-
-
-IN_MEMORY = """
-import numpy as np
-
-def load(data_dir, seed):
-    rows = np.fromfile(data_dir, np.float32).reshape(-1, 8)
-    return (rows[:, :7], rows[:, 7]), None
-"""
-
-
-def test_the_guides_input_trains_to_the_bit_as_its_rows_in_memory_do(inside, tmp_path):
-    files = {block.title: block.text for block in blocks(ROOT / "docs" / "data.md") if block.title}
-    assert len(files["rows.py"].splitlines()) <= 40
-    for name, text in {**files, "memory.py": IN_MEMORY}.items():
-        (tmp_path / name).write_text(text)
-    np.random.default_rng(0).random([300, 8], np.float32).tofile(tmp_path / "rows.bin")
-    flags = [f"--model={tmp_path}/line.py", f"--data_dir={tmp_path}/rows.bin", "--validation_split=0.1", "--jit=off"]
-    flags += ["--train_epochs=3", "--global_batch_size=27", "--resident_data_mb=0"]
-    for name in ("rows", "memory"):
-        inside(*flags, f"--input={tmp_path}/{name}.py", f"--run_dir={tmp_path}/{name}").ok()
-    assert_equal_bits(tmp_path / "rows", tmp_path / "memory", "train", "eval")

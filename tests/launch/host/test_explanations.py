@@ -12,7 +12,7 @@ from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.machine import cpus
 from crankshaft.launch import explanations
 from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
-from crankshaft.launch.host import files
+from crankshaft.launch.host.files import write_user_file
 
 
 def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
@@ -107,12 +107,12 @@ def explained(operation, *arguments) -> tuple[int, str]:
 
 def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypatch):
     limited(resource.RLIMIT_FSIZE, 1000)
-    for write in (files.write_text, tf.io.write_file):
+    for write in (write_user_file, tf.io.write_file):
         code, line = explained(write, f"{tmp_path}/result.json", "x" * 9999)
         assert code == EXIT_USAGE  # the next process would meet it again
         assert f"{tmp_path}/result.json" in line
         assert line.endswith("; this process may have 1,000 bytes in a file (ulimit -f); raise that, or use less")
-    code, line = explained(files.write_text, "/dev/full", "x" * 99999)
+    code, line = explained(write_user_file, "/dev/full", "x" * 99999)
     assert "/dev/full" in line
     assert "No space left on device" in line
     assert line.endswith("; free space on its disk, or name a folder on another (for temporary files: TMPDIR)")
@@ -147,7 +147,7 @@ def test_a_clock_before_1980_is_named_with_the_cure():
     assert line == "ZIP does not support timestamps before 1980; set this machine's clock, and try again"
 
 
-def test_an_operation_without_a_deterministic_kernel_names_the_variable_that_allows_another():
+def test_an_op_without_a_deterministic_kernel_names_the_variable_that_allows_it():
     def refused():
         raise tf.errors.UnimplementedError(None, None, "A deterministic GPU implementation of AdjustContrast is not")
 
@@ -174,7 +174,7 @@ def test_threads_that_cannot_be_started_name_the_limit(limited, monkeypatch, tmp
     assert "111 processes and threads of this user" in explained(refused)[1]
 
 
-def test_what_a_model_of_ones_own_raises_is_told_and_not_that_keras_looked_for_its_shapes():
+def test_an_error_of_a_users_model_is_shown_and_not_that_keras_looked_for_its_shapes():
     class Own(tf.keras.Model):
         def __init__(self):
             super().__init__()

@@ -11,7 +11,7 @@ from crankshaft.launch.host.isolation import Isolation, program_defaults
 from tests.waiting import PATIENCE
 
 
-def test_a_program_samples_without_a_seed_after_and_between_runs_whose_kernels_are_deterministic():
+def test_a_program_samples_without_a_seed_between_runs_of_deterministic_kernels():
     first, second = Isolation(), Isolation()
     with first.entered():
         set_deterministic(True)  # as a run on a GPU does

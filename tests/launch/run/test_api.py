@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import io
 import json
@@ -57,37 +56,6 @@ def plane_run(tmp_path_factory):
     """A run of four steps an epoch, evaluated after each."""
     run_dir = tmp_path_factory.mktemp("runs") / "plane"
     return run(Plane, data=data, train_steps=16, learning_rate=0.3, run_dir=run_dir, **QUIET)
-
-
-def test_runs_in_threads_have_nothing_in_common():
-    """Each has its own rate, precision and samples, however often the threads take turns within a run's making."""
-
-    class Deep(Plane):
-        def build_model(self):
-            return tf.keras.Sequential([*(tf.keras.layers.Dense(4, "tanh") for _ in range(8)), super().build_model()])
-
-    def trained(index):
-        how = {"learning_rate": 0.01 * 1.5**index, "precision": ("float32", "bfloat16")[index % 2], "seed": index}
-        how |= {
-            "data": ((EVAL_POINTS, EVAL_HEIGHTS),),
-            "optimizer": "sgd",
-            "global_batch_size": 50,
-            "steps_per_loop": 1,
-        }
-        with crankshaft.open_run(Deep, **how, **QUIET) as opened:
-            opened.train(steps=2)
-            return opened.model.get_weights()
-
-    alone = [trained(index) for index in range(2)]
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            beside = [*pool.map(trained, range(2))]
-    finally:
-        sys.setswitchinterval(before)
-    for one, other in zip(alone, beside, strict=True):
-        assert all(map(np.array_equal, one, other))
 
 
 def test_a_run_returns_what_it_came_to(plane_run):

@@ -1,7 +1,4 @@
-"""A run whose model is sharded over a mesh: resumed, evaluated, exported, begun from elsewhere, as any other.
-
-Runs whose replicas share updates out: resumed to the bit, and by one device; in 16 bits.
-"""
+"""A run whose model is sharded over a mesh: resumed, evaluated, exported, as any other."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ import tensorflow as tf
 from crankshaft import load_model, mean, run
 from crankshaft.engine import Averaged
 from crankshaft.engine.layers.parallel import Attention, Dense, Embedding, RMSNorm
-from crankshaft.models.mlp import Model as Mlp
 from tests.engine.trainers import Columns, Squares
 from tests.launch.modes.test_generation import RUN, text
-from tests.runs import result, tensors
+from tests.runs import result
 
 _ = text  # the fixture
 TOKENS = np.arange(64, dtype=np.int32).reshape(2, 32) % 40 + 60
@@ -122,27 +118,6 @@ def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, 
         np.testing.assert_allclose(model(numbers), expected, rtol=0, atol=1e-5)  # op by op, and compiled
 
 
-@pytest.mark.slow
-def test_weights_are_taken_from_any_mesh_and_from_keras(ran, tmp_path):
-    first = ran("first", 3, *MESH)
-    model = load_model(tmp_path / "first")
-    model.save_weights(tmp_path / "first.weights.h5")
-    for name, source, mesh in [("from_mesh", "first", PAIR), ("from_keras", "first.weights.h5", MESH)]:
-        begun = ran(name, 1, f"--init_from={tmp_path / source}", "--learning_rate=1e-30", *mesh)
-        assert "weights taken from" in begun["out"]
-        if name == "from_keras":  # which has the averages, as evaluations use them
-            assert begun["eval"] == pytest.approx(first["eval"], rel=1e-5)
-        else:
-            mine = load_weights_of(tmp_path / name)
-            for own, theirs in zip(mine, load_weights_of(tmp_path / "first"), strict=True):
-                np.testing.assert_array_equal(own, theirs)
-
-
-def load_weights_of(run_dir):
-    """The weights, not their averages, of a run's newest checkpoint."""
-    return [value for name, value in sorted(tensors(run_dir).items()) if name.startswith("trainer/model")]
-
-
 ON_MESH = {"strategy": "mirrored", "num_virtual_devices": 4, "mesh": "data:2,model:2"}
 HOW = {"global_batch_size": 6, "learning_rate": 0.01, "seed": 3, "jit": "off", "optimizer": "adam", "train_steps": 7}
 X = np.random.default_rng(0).normal(size=(45, 2)).astype("float32")
@@ -184,58 +159,3 @@ def test_a_mesh_gives_what_one_device_gives(tmp_path, how):
     if how is taught:
         outputs = [each.models["teacher"](X) for each in (one, mesh)]
         np.testing.assert_allclose(*outputs, rtol=0, atol=1e-5)
-
-
-COMMON = ("--model_arg=hidden_units=48,32", "--input=digits", "--mode=train", "--jit=off", "--progress=plain")
-SHARDED_RUN = (
-    "--model=mlp",
-    *COMMON,
-    "--optimizer=adamw",
-    "--clip_norm=1",
-    "--ema_decay=0.9",
-    "--checkpoint_every_steps=10",
-)
-MIRRORED = ("--strategy=mirrored", "--num_virtual_devices=2")
-
-
-def close(run_dir, other_dir):
-    """Everything that a checkpoint holds is whole, and the same within Adam's rounding, which divides by small sums."""
-    found, expected = tensors(run_dir), tensors(other_dir)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_to_the_bit_and_by_one_device(inside, tmp_path):
-    sharded = (*SHARDED_RUN, *MIRRORED, "--shard_optimizer", "--check_sync_every_steps=5")
-    inside(*SHARDED_RUN, "--train_steps=20", f"--run_dir={tmp_path}/one").ok()
-    inside(*sharded, "--train_steps=20", f"--run_dir={tmp_path}/whole").ok()
-    for name in ("again", "alone"):
-        inside(*sharded, "--train_steps=10", f"--run_dir={tmp_path}/{name}").ok()
-    inside(*sharded, "--train_steps=20", f"--run_dir={tmp_path}/again").ok()
-    inside(*SHARDED_RUN, "--train_steps=20", f"--run_dir={tmp_path}/alone").ok()
-    whole, again = tensors(tmp_path / "whole"), tensors(tmp_path / "again")
-    assert [name for name in whole if whole[name].tobytes() != again[name].tobytes()] == []
-    close(tmp_path / "whole", tmp_path / "one")
-    close(tmp_path / "alone", tmp_path / "one")
-
-
-class Steep(Mlp):
-    """Whose first scaled gradients are more than float16 holds."""
-
-    def loss(self, outputs, batch):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(batch[1], tf.int32), outputs)
-        return mean(4096.0 * losses)
-
-
-@pytest.mark.slow
-def test_the_same_steps_are_left_out(inside, tmp_path):
-    """The scale is halved until nothing overflows: beside replicas that each update all."""
-    flags = (*COMMON, *MIRRORED, "--precision=float16", "--optimizer=momentum", "--reduce_dtype=bfloat16")
-    flags += ("--learning_rate=1e-6", "--train_steps=30")
-    for name, more in (("plain", ()), ("sharded", ("--shard_optimizer",))):
-        inside(*flags, *more, f"--run_dir={tmp_path}/{name}", trainer=Steep).ok()
-    close(tmp_path / "sharded", tmp_path / "plain")
-    updates = tensors(tmp_path / "plain")["trainer/optimizer/iterations/.ATTRIBUTES/VARIABLE_VALUE"]
-    assert 0 < updates < 30

@@ -73,12 +73,6 @@ def test_a_tensorboard_that_runs_meanwhile_shows_each_step_once(tmp_path):
         assert [event.step for event in loader.Tensors("a")] == shown
 
 
-def test_run_that_begins_again_leaves_nothing_of_the_killed_one(made, tmp_path):
-    made().loop([TensorBoard(tmp_path, 2)], 6)
-    made().loop([TensorBoard(tmp_path, 3)], 3)
-    assert list(scalars(tmp_path / "train")["loss"]) == [3]
-
-
 def test_events_are_on_disk_before_a_checkpoint_is(made, tmp_path):
     class NoEnd(TensorBoard):
         def end(self, status):

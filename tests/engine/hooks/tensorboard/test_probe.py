@@ -106,25 +106,6 @@ def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
     assert_same(plain.arrays(), watched.arrays())
 
 
-def test_probe_puts_back_statistics_and_seeds_to_the_bit(made):
-    model = Cnn(batch_norm=True)
-    bench = made(model, 2)
-    bench.train(3)
-    moved = [v.value for v in model.model.non_trainable_variables]
-    assert moved
-    before = [copy for v in moved for copy in bench.copies(v)]
-    probe_of(bench).gradients(bench.strategy.training, 3)
-    for kept, copy in zip(before, [copy for v in moved for copy in bench.copies(v)], strict=True):
-        np.testing.assert_array_equal(kept, copy)
-    dropout = made()
-    dropout.train(3)
-    before = [copy for v in dropout.state.variables() for copy in dropout.copies(v)]
-    probe_of(dropout).gradients(dropout.strategy.training, 3)
-    after = [copy for v in dropout.state.variables() for copy in dropout.copies(v)]
-    for kept, copy in zip(before, after, strict=True):
-        np.testing.assert_array_equal(kept, copy)
-
-
 def test_weight_histograms_count_every_weight(made, tmp_path):
     bench = made()
     bench.loop([TensorBoard(tmp_path, 0, histogram_every_steps=3, probe=probe_of(bench))], 5)

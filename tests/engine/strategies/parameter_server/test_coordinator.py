@@ -113,7 +113,7 @@ def test_of_many_workers_each_lease_lasts_longer():
 
 
 @pytest.mark.parametrize("where", [" from remote target /job:ps/replica:0/task:0", ""])
-def test_a_checkpoint_that_is_not_written_since_a_server_is_lost_says_that_it_is_lost(where):
+def test_a_checkpoint_that_a_lost_server_keeps_from_being_written_names_it(where):
     """And one whose own file system is out of reach says what it says."""
     strategy = ParameterServer(None, ServerOptions(ClusterAddresses("localhost:3", ("localhost:2",), ("localhost:1",))))
     expected = LostPeerError if where else SaveError
