@@ -181,12 +181,7 @@ class TrainState:
     ) -> None:
         """Checks that the variables that a step assigns are equal on all replicas afterwards: see `aggregation.check`.
 
-        Args:
-          graph: the graph in which the step was traced.
-          batch: the batch with which the step was traced.
-          averaged: the `id`s of variables that the step itself averages across replicas.
-          replicas: the number of replicas.
-          doubts: see `aggregation.check`.
+        `averaged` has the `id`s of variables that the step itself averages.
         """
         inventory = self.trainer.inventory
         undeclared = [variable for variable in inventory.undeclared if id(variable) not in averaged]

@@ -24,12 +24,7 @@ _AROUND_BYTES = 2 << 20  # Linux may map this much around a requested page
 
 
 class Mapped:
-    """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays.
-
-    Args:
-      array: a memory map, or a view of one.
-      dtype: dtype of the values that are returned.
-    """
+    """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays."""
 
     def __init__(self, array: np.ndarray, dtype: np.dtype):
         self._array = array
@@ -135,12 +130,10 @@ class RaggedArray(_Rows):
 class Sparse(_Rows):
     """A sparse array [examples, ...] in memory; `[...]` reads dense examples.
 
-    Args:
-      matrix: sparse matrix of SciPy, or a `tf.SparseTensor`.
-      dtype: dtype of the values that are returned; None is the matrix's.
+    `matrix` is SciPy's, or a `tf.SparseTensor`.
     """
 
-    def __init__(self, matrix: Any, dtype: np.dtype | None = None):
+    def __init__(self, matrix: Any):
         if isinstance(matrix, tf.SparseTensor):
             matrix = tf.sparse.reorder(matrix)
             indices, self._values = matrix.indices.numpy(), matrix.values.numpy()
@@ -151,7 +144,7 @@ class Sparse(_Rows):
             rows = matrix.tocsr()
             rows.sum_duplicates()
             self.shape, self._starts, self._columns, self._values = rows.shape, rows.indptr, rows.indices, rows.data
-        self.dtype, self.ndim = np.dtype(dtype or self._values.dtype), len(self.shape)
+        self.dtype, self.ndim = self._values.dtype, len(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -76,12 +76,7 @@ class Blocks:
 
 
 class Devices:
-    """The devices of a strategy; each process feeds its own.
-
-    Args:
-      strategy: the `tf.distribute.Strategy`.
-      mesh: layout of the strategy's replicas.
-    """
+    """The devices of a strategy; each process feeds its own."""
 
     def __init__(self, strategy: tf.distribute.Strategy, mesh: Mesh | None = None):
         self.strategy, self.mesh = strategy, mesh or Mesh()

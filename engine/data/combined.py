@@ -89,9 +89,7 @@ def first(split: Any) -> Any:
 def feed(split: Split, batch_size: int, seed: int | None, saved_data: Mapping[str, Any], strategy) -> Feed:
     """Returns a strategy's feed of a split; of several, their feeds side by side.
 
-    Args:
-      seed: seed of the shuffle; each member but the first has one of its own that depends on it.
-      saved_data: see `Strategy.feed`, or {}.
+    Each member but the first has a shuffle's seed of its own, that depends on `seed`.
     """
     if not isinstance(split, Combined):
         return strategy.feed(split, batch_size, seed, **({"saved_data": saved_data} if saved_data else {}))

@@ -468,12 +468,7 @@ def plain_order(
 ) -> Order:
     """Returns the order of a source, without buckets: by single examples, or by chunks if these are read better.
 
-    Args:
-      batch_size: see `Order`.
-      block_steps: see `Order`.
-      seed: see `Order`.
-      shuffle_window: chunks in a window; 0 is the source's own number.
-      drop_remainder: see `Order`.
+    `shuffle_window` is the number of chunks in a window; 0 is the source's own number.
     """
     sizes = (len(source), batch_size, block_steps, seed, drop_remainder)
     if source.chunk_examples == 1 and not shuffle_window:

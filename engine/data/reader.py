@@ -145,9 +145,6 @@ class Chunks:
     """Caches the chunks of a source that were read last, and reads the next ones ahead.
 
     Those of a source that `varies` are cached for one epoch.
-
-    Args:
-      order: order of the source's examples, by chunks.
     """
 
     def __init__(self, reads: Reads, order: Any):
@@ -218,12 +215,7 @@ def packed(tensors: Sequence[tf.Tensor], stored_spec: Any):
 def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, stored: Callable):
     """Returns a source's examples: nest of tensors [n, ...], of its declared shapes. In a graph.
 
-    Args:
-      source: source of the examples.
-      order: order of the source's examples; has the seed, of which None counts as 0.
-      indices: [n] int64.
-      epochs: [n] int64, the epoch of each index.
-      stored: see `Source.gather`.
+    `indices` and their `epochs` are [n] int64; `stored` is `Source.gather`'s.
     """
     seeds = tf.stack([((order.seed or 0) << 32) + epochs, indices], 1)  # one for each (seed, epoch, example)
     examples = source.gather(indices, seeds, stored)

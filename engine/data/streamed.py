@@ -208,12 +208,7 @@ class WrappedStream(Stream):
 
 
 class Endless(WrappedStream):
-    """A stream for a run without epochs: it is not counted, and batches continue across passes.
-
-    Args:
-      stream: stream of unknown length, or an endless one.
-      epoch_examples: the nominal size of an epoch.
-    """
+    """A stream for a run without epochs: it is not counted, and batches continue across passes."""
 
     def __init__(self, stream: Stream, epoch_examples: int):
         super().__init__(stream)

@@ -62,9 +62,7 @@ class StreamTimeout:
     def call(self, function: Callable[[], Any], progress: Callable[[], Any] = lambda: None) -> Any:
         """Returns a function's result, or raises its exception.
 
-        Args:
-          function: waits for the stream.
-          progress: returns another value after any progress of the data, see `wait_for_result`.
+        `progress` is that of the data, see `wait_for_result`.
 
         Raises:
           StuckStreamError: no data for too long.

@@ -74,8 +74,7 @@ def new_file(path: str) -> Iterator[BinaryIO]:
 def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | None = None) -> Any:
     """Returns the result of a function that reads a file; retries it if a disk or a network fails briefly.
 
-    Args:
-      before: called before each retry.
+    `before` is called before each retry.
 
     Raises:
       UnavailableError: all tries failed this way.
@@ -117,9 +116,7 @@ class Files:
 
     Each file is checked when it is opened and then once per second while it is read (once per minute over a network).
     If it was removed, replaced or written to, reading ends, although an open file would still return its old bytes.
-
-    Args:
-      states: states of the files; None reads them.
+    Without `states`, the present ones are read.
 
     Attributes:
       sizes: bytes of each file.

@@ -317,11 +317,6 @@ def _is_regular(block: bytes, delimiter: str) -> bool:
 def _split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
     """Yields (last line, fields or problem) of each record, except empty lines.
 
-    Args:
-      stream: stream of bytes.
-      layout: layout of the records; `names` and `header` are not used.
-      line: number of lines before the stream.
-
     Raises:
       InputError: a quote is not closed, so the next record can't be found; or text is not UTF-8.
     """
