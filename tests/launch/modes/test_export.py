@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -132,6 +134,20 @@ def test_tflite_of_each_family_computes_what_the_run_predicts(family, name):
     compute = tf.lite.Interpreter(model_content=content).get_signature_runner("serving_default")
     for count in (1, 5):
         outputs = compute(**{key: x[:count] for key, x in features.items()})["outputs"]
+        np.testing.assert_allclose(outputs, expected[:count], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAMILIES])
+def test_onnx_of_each_family_computes_what_the_run_predicts(family, name, tmp_path):
+    pytest.importorskip("tf2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    folder, features, expected = family(name)
+    convert = (sys.executable, "-m", "tf2onnx.convert", "--saved-model", folder, "--output", f"{tmp_path}/model.onnx")
+    subprocess.run([*convert, "--opset", "17"], check=True, capture_output=True)
+    session = runtime.InferenceSession(f"{tmp_path}/model.onnx")
+    for count in (1, 5):
+        (outputs,) = session.run(None, {key: x[:count] for key, x in features.items()})
         np.testing.assert_allclose(outputs, expected[:count], rtol=1e-4, atol=1e-5)
 
 

@@ -96,18 +96,6 @@ def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
     assert f"goodput {goodput['share']:.0%}: " in program.out
 
 
-def test_a_record_that_cannot_be_written_is_warned_of_once(tmp_path, caplog):
-    (tmp_path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
-    log = EventLog(str(tmp_path / "events.jsonl"))
-    with caplog.at_level("WARNING", logger="crankshaft"):
-        for step in range(3):
-            log.write("warning", step, text="x")
-    (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(
-        f"{tmp_path}/events.jsonl can't be written (it is a link); the run continues, and so does its"
-    )
-
-
 def test_a_line_that_a_killed_writer_left_is_not_glued_to_the_next(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "window", "time": 1.0, "step": 3}\n{"event": "win')
