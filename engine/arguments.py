@@ -84,7 +84,6 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
 
     Args:
       intervals: the intervals of the arguments that have one, by name.
-      name: the argument's name.
       value: a number, or a tuple or list of them. None (the rule's choice) is always valid.
     """
     interval = intervals.get(name)

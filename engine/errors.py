@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 _MODULES_WITH_OPERANDS = ("tensorflow.", "crankshaft.engine.")  # modules
 
-# Lines that TensorFlow and Keras put around the cause: where an operation was made, and how many have failed.
+# Lines that TensorFlow and Keras add to the cause: where an operation was made, and how many have failed.
 _AROUND = (
     *("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack"),
     "Could not automatically infer",

@@ -116,7 +116,6 @@ def generate(
     of tokens.
 
     Args:
-      distribution: the model's strategy.
       model: the language model.
       row: the prompt: one token or more.
       temperature: see `choose`.

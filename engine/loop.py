@@ -52,7 +52,7 @@ class Loop:
         self._due: dict[int, int | None] = {}
         self._time_left = _TimeLeft(until_step, state.step)
         self.meter = Meter()
-        self._calls = self.meter.window()  # of `train_to`
+        self._calls = self.meter.window()  # totals of `train_to`
         self.status = Status(
             step=state.step,
             until_step=until_step,
@@ -146,7 +146,7 @@ class Loop:
         self._uncalled, self._is_due = [*self._hooks[pending:]], True
 
     def resume_work(self) -> None:
-        """Continues a run that was stopped, in all processes alike."""
+        """Continues a run that was stopped; all processes call it."""
         self.status.stop = self.status.agreed_stop = None
         self._strategy.resume_work()
 
@@ -195,7 +195,6 @@ class _TimeLeft:
 
     Args:
       until_step: the run's last step; None if it is unknown.
-      step: the present step.
     """
 
     def __init__(self, until_step: int | None, step: int):

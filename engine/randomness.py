@@ -20,7 +20,6 @@ def step_seed(seed: int, step: tf.Tensor, replica: tf.Tensor, micro_batch: int |
     """Returns a seed for `tf.random.stateless_*` ops.
 
     Args:
-      seed: the run's seed.
       step: scalar int64, the global step.
       replica: scalar int32, the replica's id in the whole strategy.
       micro_batch: which of the replica's micro-batches, an int or scalar int32.
@@ -40,7 +39,7 @@ def derived_seed(seed: int, *use: str | int) -> int:
 
 
 def seed_after(seed: int, updates: int) -> int:
-    """Returns the seed of the order of examples, and on the host, for a run of a model after so many updates.
+    """Returns the seed for the order of examples and the host's samples, for a model that has made a number of updates.
 
     That is the seed itself for a new model: a later run of the same model samples other numbers than the first.
     """

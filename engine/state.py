@@ -181,12 +181,7 @@ class TrainState:
     ) -> None:
         """Checks that the variables that a step assigns are equal on all replicas afterwards: see `aggregation.check`.
 
-        Args:
-          graph: the graph in which the step was traced.
-          batch: the batch with which the step was traced.
-          averaged: the `id`s of variables that the step itself averages across replicas.
-          replicas: the number of replicas.
-          doubts: see `aggregation.check`.
+        `averaged` has the `id`s of variables that the step itself averages.
         """
         inventory = self.trainer.inventory
         undeclared = [variable for variable in inventory.undeclared if id(variable) not in averaged]
@@ -278,9 +273,6 @@ class TrainState:
         A variable's slots are restored with its count of updates, or are new with a count of 0; an average that the
         checkpoint lacks begins at the variable, and an `Averaged` model at its model. A Keras optimizer's state and the
         reduction's memory, which are not kept by name, are restored if all variables are the same, else they are new.
-
-        Args:
-          manifest: the checkpoint's manifest.
         """
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = graph.key_prefix(("trainer", "reduction"))

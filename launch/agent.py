@@ -177,9 +177,9 @@ class _Agent:
             self._child.kill()
 
     def _end(self, code: int) -> int:
-        """Writes what the task has left in memory, if it is this one's to write; returns the code.
+        """Writes the task's snapshot in memory, if this process is responsible for it; returns the code.
 
-        With a notice of preemption, lets the other workers know that this one does not come.
+        After a notice of preemption, tells the other agents that this worker leaves.
         """
         writes = self._config.writes_run or (self._members and self._members.is_left)
         if writes and (step := self._memory.unsaved_step()) is not None:

@@ -138,13 +138,13 @@ def load_model(
 ):
     """Loads the Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
 
-    It computes what `Trainer.forward` computes, with the tables as they were trained. If the run's Trainer has a
-    `forward` of its own, that takes `trainer_class`, and the model is one for predictions, not for training or a
-    `.keras` file. While a run continues and removes its older checkpoints, the model is of the newest that can be read.
+    It computes what `Trainer.forward` computes, with the tables as they were trained. If the run's Trainer overrides
+    `forward`, `trainer_class` is needed, and the model is for predictions, not for training or a `.keras` file. While
+    the run removes older checkpoints, the model has the newest readable one's weights.
 
     Its attribute `names` has the names of its numbers, as `Run.names`, and its `predict` takes, besides what Keras's
     does, what `Run.predict` takes: text that was looked up for training, a `Source`, a dataset in batches or not, the
-    name of an input, `split="eval"` or `"train"` of the run's own data, where a named input has it, and `columns`.
+    name of an input, `split="eval"` or `"train"` of the run's own data, if it is a named input's, and `columns`.
 
     Args:
       run_dir: folder of a run that trained.

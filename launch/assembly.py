@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .run.modes.outcome import Outcome
     from .run.run import Run
 
-_START_SECONDS = 120.0  # for TensorFlow's start on a busy machine
+_START_SECONDS = 120.0  # limit of TensorFlow's start on a busy machine
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
@@ -61,7 +61,6 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     Args:
       config: checked configuration of the run.
       data: data, or a function that returns it, if the configuration names no input.
-      hooks: hooks of the user.
       script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
     """
     began = time.monotonic()

@@ -54,7 +54,6 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
     If a limit of the machine was reached, the line has the limit's value here.
 
     Args:
-      error: the exception.
       has_debug: whether the command has --debug.
     """
     explained = _explained(error, "; debug=true shows the traceback" if has_debug else "")

@@ -50,7 +50,7 @@ _CHOICES = {"verbose": ("auto", 0, 1, 2), "shuffle": (True, False, None)}
 _PROGRESS = {0: "off", 1: "auto", 2: "plain", "auto": "auto"}
 _BATCH_SIZE = 32  # Keras's
 _DATA_FLAGS = ("global_batch_size", "eval_batch_size", "shuffle_buffer")
-_COMPONENTS = ("x", "y", "sample_weight")  # of what a function returns
+_COMPONENTS = ("x", "y", "sample_weight")  # components of a function's result
 _INPUT_ARGUMENTS = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
 _RULES = entry.Rules(as_keras=True, weighs_outputs=True)
 

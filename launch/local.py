@@ -194,7 +194,6 @@ def task_specs(job: LocalFlags, environment: Mapping[str, str], gpus: Sequence[s
 
     Args:
       job: the command line.
-      environment: the process's variables.
       gpus: GPUs of the machine, to be divided among the tasks; None leaves them to the tasks.
     """
     kinds = [(kind, index) for kind, count in job.tasks.items() for index in range(count)]

@@ -94,7 +94,7 @@ class _Program:
             self.code = plan(given, self._trainer_class, self._data)
             return
         config = configs.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
-        for name, value in config.script_flags.items():  # of the run that is read, for the script
+        for name, value in config.script_flags.items():  # the script's flags in the run that is read
             flags.FLAGS[name].value = value
         checks.check(config)
         check_baseline(config)

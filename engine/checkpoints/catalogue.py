@@ -1,7 +1,7 @@
 """Caches a directory's checkpoints: each manifest is parsed once, each file hashed once.
 
 A file that is unchanged, by inode, size and time of change, is not read again: a run that keeps a thousand checkpoints
-would otherwise parse them all at each save, and a reader that looks for new ones would hash all known ones.
+would otherwise parse them all at each save, and a reader that polls for new ones would hash all known ones.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Catalogue:
         return contents
 
     def serial_now(self, manifest: Manifest) -> int | None:
-        """Returns the serial of the checkpoint that now has this one's name: another one's if it was replaced."""
+        """Returns the serial of the checkpoint that has this one's name now: another if that was replaced."""
         with contextlib.suppress(CheckpointError):
             return self._read(manifest.path).serial
         return None

@@ -81,7 +81,6 @@ class _Table(NamedTuple):
     """A table here, and where a checkpoint has it.
 
     Attributes:
-      table: the table here.
       prefixes: the prefix of the checkpoint's keys for each shard.
       admissions: the prefix of the checkpoint's keys for each shard's admission, if ids get other rows here.
       place: returns where, computed at the first call.

@@ -25,7 +25,7 @@ from .slices import SlicedVariable
 from .slots import Slots, StoredSnapshot, newest_whole
 from .store import Checkpoints
 
-_SHARE = 0.25  # of the available memory, that snapshots may take
+_SHARE = 0.25  # share of the available memory that snapshots may take
 
 
 class Snapshots:
@@ -58,7 +58,6 @@ class Snapshots:
         """Takes a snapshot of the current state; returns when the variables may change again. All processes call it.
 
         Args:
-          step: the state's step.
           host_state: plain JSON and NumPy scalars, the same in all processes, read at once.
         """
         self.wait()
@@ -95,7 +94,7 @@ class Snapshots:
             self._slots.close()
 
     def write_newest(self, after: int) -> int | None:
-        """Writes the newest snapshot of which every part exists as a checkpoint. All processes call it.
+        """Writes the newest complete snapshot as a checkpoint. All processes call it.
 
         Args:
           after: the step of the newest checkpoint.
@@ -189,7 +188,7 @@ class Snapshots:
         try:
             with self._using:
                 self._slots.write(step, record, values())
-        except Exception as error:  # the run goes on without them
+        except Exception as error:  # the run continues without them
             self.is_off = True
             logging.warning("no snapshots in memory: %s", getattr(error, "strerror", None) or reason(error))
         finally:

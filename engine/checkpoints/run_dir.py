@@ -28,7 +28,7 @@ class RunDir:
     model = _Inside("model.json")  # the model's architecture, and the data's metadata
     events = _Inside("events.jsonl")  # the record
     result = _Inside("result.json")  # of the last process that trained the run to its end
-    plan = _Inside("plan.json")  # of `crankshaft plan`, with which the run's page compares it
+    plan = _Inside("plan.json")  # written by `crankshaft plan`; the run's page compares the run with it
     checkpoints = _Inside("checkpoints")
     best = _Inside("best")  # the checkpoint of the best evaluation
     tensorboard = _Inside("tensorboard")

@@ -47,7 +47,6 @@ class SlicedVariable(NamedTuple):
     """A variable in a snapshot, in the slices that this process writes.
 
     Attributes:
-      key: the variable's key in the checkpoint.
       slices: the slices that this process writes.
       is_live: whether slices are read from the variable itself, so that they have to be written before it changes.
       writers: numbers of the processes that write slices of it.
@@ -104,7 +103,6 @@ def slice_shards(variable, key: str, is_live: bool) -> SlicedVariable:
 
     Args:
       variable: Keras's or TensorFlow's.
-      key: the variable's key in the checkpoint.
       is_live: whether the variable is read slice by slice as it is written, not now: see `copies_when_read`.
     """
     sharding, held = shards.variable_sharding(variable), list(shards.local_shards(variable))

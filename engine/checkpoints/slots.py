@@ -18,7 +18,7 @@ from typing import Any
 _NAME = "crankshaft-snapshot"
 _HEADER = struct.Struct("<8sqqqq")  # mark, number, step, where the description begins, and its bytes
 _MARK = b"snapshot"
-_BEGIN = 4096  # of the values: they are whole pages
+_BEGIN = 4096  # offset of the values, which are whole pages
 _ALIGNMENT = 64
 
 
@@ -28,10 +28,8 @@ class StoredSnapshot:
 
     Attributes:
       number: counts the snapshots in these slots.
-      step: the state's step.
       record: plain JSON, as it was written.
       values: the description of each value, plain JSON, with its position in the file, "at", and its "bytes".
-      descriptor: the file's descriptor.
     """
 
     number: int
@@ -71,7 +69,6 @@ class Slots:
         """Writes a snapshot to the slot that does not have the newest one.
 
         Args:
-          step: the state's step.
           record: plain JSON.
           values: (description, plain JSON; contiguous bytes) of each value.
 

@@ -41,10 +41,6 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
     for that. A mirrored variable gives its first replica's value; a sharded one, the shards whose first holder is in
     this process; one that differs by replica, a row per replica. If replicas are in several processes, all have to take
     their snapshots.
-
-    Args:
-      state: tracks the variables.
-      read: copies variables to the host.
     """
     walked = [*graph.walk(state)]
     by_key = {graph.checkpoint_key(path): node for path, node in walked if graph.is_variable(node)}

@@ -46,8 +46,8 @@ T = TypeVar("T")
 _NICENESS = 15
 # Kept besides the one being written: if the newest turns out to be broken, one is left.
 _LEFT_WHILE_WRITING = 2
-_FOLDER = re.compile(r"ckpt-\d+_temp_\w+_\d+")  # of one save
-_MARK = ".crankshaft"  # in it, created first: the folder is this program's
+_FOLDER = re.compile(r"ckpt-\d+_temp_\w+_\d+")  # temporary folder of one save
+_MARK = ".crankshaft"  # file created first in it: the folder is this program's
 _LISTED = 4
 # For a reader beside a run: how often it starts over, and how long it waits for files that are being moved.
 _MOST_READS = 100
@@ -59,7 +59,6 @@ class _Saving:
     """One checkpoint that is being written.
 
     Attributes:
-      step: the state's step.
       folder: the save's temporary folder, shared by all processes that write it.
       entries: the entries of the state that this process writes, made by `snapshot.take`.
       others: numbers of the other processes that write entries.
@@ -115,10 +114,10 @@ class Checkpoints:
         self.keep = keep or None
         self.about = about
         self._thread: threading.Thread | None = None
-        self._error: SaveError | None = None  # of the newest save, once it has failed
+        self._error: SaveError | None = None  # why the newest save failed
         self._failed_step: int | None = None  # the first one since a checkpoint was written
         self._begun_step: int | None = None  # that this object began to save, or restored, last; as in all processes
-        self._current_step: int | None = None  # of its last one that is whole
+        self._current_step: int | None = None  # step of its last complete one
         self._writing = threading.Lock()
         self._warned: set[str] = set()
         self.written: Callable[[Manifest, float], None] = lambda manifest, seconds: None
@@ -161,8 +160,8 @@ class Checkpoints:
         """Saves the current state; returns when the variables may change again.
 
         Does nothing if this object's last save or restore was of the same step, unless `force`. Waits for the previous
-        save; if that failed, the log has it, and this one replaces it: a disk that was full may have space again.
-        `host_state`, plain JSON and NumPy scalars, is read at once and written to the manifest.
+        save; if that failed, which is logged, this one replaces it: a full disk may have space again. `host_state`,
+        plain JSON and NumPy scalars, is read at once and written to the manifest.
 
         Raises:
           SaveError: with `wait`, if it could not be written.
@@ -190,8 +189,6 @@ class Checkpoints:
         Every process calls it, also one without entries; the first one waits for the shares of `others`.
 
         Args:
-          step: the state's step.
-          entries: the entries that this process writes.
           others: numbers of the other processes that write entries.
           record: the record of the state, for the manifest: about, host_state, variables.
 
@@ -216,7 +213,7 @@ class Checkpoints:
         self._write(saving, lambda: step > manifests.newest_step(self.directory))
 
     def _new(self, step: int, entries: list[SlicedVariable], others: frozenset[int], record: dict) -> _Saving:
-        """Makes a saving, whose folder all processes name alike."""
+        """Makes a saving, with the same name of its folder in all processes."""
         self._saves += 1
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self.writer.attempt}_{self._saves}")
         return _Saving(int(step), folder, entries, others, record, threading.Event())
@@ -318,7 +315,6 @@ class Checkpoints:
         Returns None if there is no valid checkpoint.
 
         Args:
-          manifest: the manifest of the checkpoint to restore.
           matching: returns how the state matches a checkpoint by name.
           allow_changed: whether optimizer state may differ from the checkpoint's: what matches is restored, and a
             warning lists the differences.

@@ -68,11 +68,7 @@ def read_newest(path, use: Callable[[str], T]) -> T:
     """Calls `use` with the prefix of the checkpoint at a path, and returns its result.
 
     If a run that is still writing removed the checkpoint before it was read, `use` is called again with a newer one, so
-    all that has to be of one step is read in one call.
-
-    Args:
-      path: the path, as `load_weights` takes it.
-      use: reads the checkpoint.
+    all that has to be of one step is read in one call. `path` is as `load_weights` takes it.
 
     Raises:
       CheckpointError: the path has no valid checkpoint.

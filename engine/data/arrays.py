@@ -24,12 +24,7 @@ _AROUND_BYTES = 2 << 20  # Linux may map this much around a requested page
 
 
 class Mapped:
-    """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays.
-
-    Args:
-      array: a memory map, or a view of one.
-      dtype: dtype of the values that are returned.
-    """
+    """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays."""
 
     def __init__(self, array: np.ndarray, dtype: np.dtype):
         self._array = array
@@ -79,7 +74,7 @@ class Mapped:
 
 
 class _Rows(Mapped):
-    """An array in memory of which each example has some entries, from `_starts[example]` to the next one's."""
+    """An array in memory; an example has the entries from its own `_starts` up to the next example's."""
 
     _starts: np.ndarray
 
@@ -105,7 +100,7 @@ class _Rows(Mapped):
 
 
 class RaggedArray(_Rows):
-    """A ragged array [examples, length, ...] in memory, of which `[...]` reads an array of the examples' arrays.
+    """A ragged array [examples, length, ...] in memory; `[...]` reads an array of the examples' arrays.
 
     Args:
       rows: a `tf.RaggedTensor` of ragged rank 1.
@@ -133,14 +128,12 @@ class RaggedArray(_Rows):
 
 
 class Sparse(_Rows):
-    """A sparse array [examples, ...] in memory, of which `[...]` reads dense examples.
+    """A sparse array [examples, ...] in memory; `[...]` reads dense examples.
 
-    Args:
-      matrix: sparse matrix of SciPy, or a `tf.SparseTensor`.
-      dtype: dtype of the values that are returned; None is the matrix's.
+    `matrix` is SciPy's, or a `tf.SparseTensor`.
     """
 
-    def __init__(self, matrix: Any, dtype: np.dtype | None = None):
+    def __init__(self, matrix: Any):
         if isinstance(matrix, tf.SparseTensor):
             matrix = tf.sparse.reorder(matrix)
             indices, self._values = matrix.indices.numpy(), matrix.values.numpy()
@@ -151,7 +144,7 @@ class Sparse(_Rows):
             rows = matrix.tocsr()
             rows.sum_duplicates()
             self.shape, self._starts, self._columns, self._values = rows.shape, rows.indptr, rows.indices, rows.data
-        self.dtype, self.ndim = np.dtype(dtype or self._values.dtype), len(self.shape)
+        self.dtype, self.ndim = self._values.dtype, len(self.shape)
 
     @property
     def nbytes(self) -> int:

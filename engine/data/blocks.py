@@ -41,7 +41,7 @@ class Blocks:
         return min(limit, length - offset)
 
     def steps_of_next(self, blocks: int) -> int:
-        """Returns the number of steps in so many blocks after the current one."""
+        """Returns the number of steps in the given number of blocks after the current one."""
         step = self._end
         for _ in range(blocks):
             step += self._order.block_at(step)[2]
@@ -76,12 +76,7 @@ class Blocks:
 
 
 class Devices:
-    """The devices of a strategy; each process feeds its own.
-
-    Args:
-      strategy: the `tf.distribute.Strategy`.
-      mesh: layout of the strategy's replicas.
-    """
+    """The devices of a strategy; each process feeds its own."""
 
     def __init__(self, strategy: tf.distribute.Strategy, mesh: Mesh | None = None):
         self.strategy, self.mesh = strategy, mesh or Mesh()

@@ -15,7 +15,7 @@ from ..randomness import epoch_seed
 from . import form
 from .order import Order, permuted
 
-_WINDOW_BATCHES = 16  # of a stream
+_WINDOW_BATCHES = 16  # batches of a stream that are sorted together
 
 
 @dataclasses.dataclass(frozen=True)

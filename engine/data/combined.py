@@ -89,12 +89,7 @@ def first(split: Any) -> Any:
 def feed(split: Split, batch_size: int, seed: int | None, saved_data: Mapping[str, Any], strategy) -> Feed:
     """Returns a strategy's feed of a split; of several, their feeds side by side.
 
-    Args:
-      split: the split to feed.
-      batch_size: the run's batch size.
-      seed: seed of the shuffle; each member but the first has one of its own that depends on it.
-      saved_data: see `Strategy.feed`, or {}.
-      strategy: strategy that makes the feeds.
+    Each member but the first has a shuffle's seed of its own, that depends on `seed`.
     """
     if not isinstance(split, Combined):
         return strategy.feed(split, batch_size, seed, **({"saved_data": saved_data} if saved_data else {}))
@@ -127,11 +122,7 @@ def member_seed(seed: int | None, name: str, number: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class CombinedPart(StreamPart):
-    """The parts of several feeds, which all processes read in the same way; `stream` and `counts` are the first one's.
-
-    Attributes:
-      feeds: the feed of each name.
-    """
+    """The parts of several feeds, which all processes read alike; `stream` and `counts` are the first one's."""
 
     feeds: Mapping[str, Feed] = dataclasses.field(default_factory=dict)
 

@@ -135,7 +135,6 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
     `PyDataset` a source.
 
     Args:
-      name: name of the split, for messages.
       data: data in one of the forms of a batch, or a `Source`, a `Stream`, a dataset, a loader.
       rules: rules by which the data is converted.
       notes: list to which lines to print are added.
@@ -181,12 +180,7 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
 
 
 def features(data: Any, rules: Rules) -> Source | Stream:
-    """Converts data to predict on: features, or a source, stream or dataset, with or without labels.
-
-    Args:
-      data: see `crankshaft.Run.predict`.
-      rules: rules by which the data is converted.
-    """
+    """Converts data to predict on: features, or a source, stream or dataset, with or without labels."""
     if has_whole_examples(data) or isinstance(data, Iterator):
         return split("given", data, rules)
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)

@@ -19,7 +19,7 @@ from .reader import example_bytes
 from .source import Spec, unknown_dimensions
 from .streamed import Stream, batched, count, untuned
 
-_BLOCK_BYTES = 8 << 20  # of a call's batches, at most
+_BLOCK_BYTES = 8 << 20  # a call's batches, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +45,6 @@ class ExternalFeed(Feed):
     One feed serves all data of a form; `set_data` sets the next. Each epoch is shuffled by (seed, first step, epoch),
     so two calls on the same data differ, and a call is repeated exactly after a resume. A stream that is read for some
     steps continues there in later calls, as long as its `Stream` exists; it is not read ahead of these steps.
-
-    Args:
-      num_replicas: number of replicas that share each batch.
-      mesh: layout of the replicas.
-
-    Attributes:
-      split: the present data.
     """
 
     def __init__(self, num_replicas: int, mesh: Mesh):

@@ -42,10 +42,7 @@ _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read f
 class ResidentFeed(Feed):
     """Arrays cached on every device; a step gathers its batch by index, in the compiled loop.
 
-    Args:
-      devices: `Devices`, or workers with parameter servers, which keep the arrays.
-      source: source of the arrays.
-      order: assigns examples to steps.
+    `devices` are `Devices`, or workers with parameter servers, which keep the arrays.
     """
 
     compilable = True
@@ -93,14 +90,8 @@ class ResidentFeed(Feed):
 class ReadFeed(Feed):
     """Examples that don't fit on a device: each replica's share of a block is read ahead on the host.
 
-    Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' share.
-
-    Args:
-      devices: devices of the replicas.
-      source: source of the examples.
-      order: assigns examples to steps.
-      read_timeout_seconds: see `FeedOptions`.
-      padding: padding of examples of varying length, whose blocks are single batches; None if they have one shape.
+    Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' share. `padding` is that of
+    examples of varying length, whose blocks are single batches; None if they have one shape.
     """
 
     compilable = True
@@ -234,7 +225,6 @@ class StreamedFeed(Feed):
 
     Args:
       devices: devices of the replicas.
-      part: this process's part of the stream.
       order: order with the sizes of batches and the seed, from `part.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
       watch: shows progress of reading again.

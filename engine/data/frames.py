@@ -79,7 +79,6 @@ def as_float32(array: Any, is_searched: bool = True) -> Any:
     """Converts an array of float64, NumPy's and pandas' default, to float32; other arrays stay.
 
     Args:
-      array: any array.
       is_searched: whether to search its columns for ids. In batched data only the first batch is searched, since any
         few values may be whole. Arrays of more than two axes and those in files are not searched.
 

@@ -301,19 +301,9 @@ def source_order(
 ) -> tuple[Order, Padding | None]:
     """Returns the order of a source's examples, and how batches are padded if lengths vary.
 
-    By single examples, by chunks if these are read better, or by buckets.
-
-    Args:
-      source: source of the examples.
-      batch_size: see `Order`.
-      seed: see `Order`.
-      shuffle_window: chunks in a window; 0 lets the source decide.
-      processes: see `measured`.
-      saved_data: see `Order.resumed`; "resumed" also with the `buckets` of the steps before, if they were others.
-      block_steps: most steps in a block; 1 if lengths vary.
-      drop_remainder: see `Order`.
-      shares: number of shares of a batch that are read apart.
-      watch: see `measured`.
+    By single examples, by chunks if these are read better, or by buckets. By default `shuffle_window`, chunks in a
+    window, is the source's. `saved_data` is `Order.resumed`'s, "resumed" also with the `buckets` of the steps before,
+    if they were others. `shares` of a batch are read apart.
     """
     examples = len(source)
     if (examples % batch_size and not drop_remainder) or source.varies:  # its blocks don't cross epochs

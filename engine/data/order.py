@@ -21,7 +21,7 @@ from .source import Source
 # Epochs in a block. A shuffle's cipher has 16 bits or more, and is repeated until its output is an example's index:
 # with 64 examples, about a thousand times per example.
 _MOST_EPOCHS = 8
-_ROUNDS = 8  # of the cipher
+_ROUNDS = 8  # rounds of the cipher
 _CHUNK_EXAMPLES = 1024  # of sources that read single examples well, if a window is requested
 _WINDOW_CHUNKS = 64  # by default: batches' classes then vary little more than in a full shuffle (docs/data.md)
 
@@ -34,7 +34,6 @@ class Origin:
 
     Attributes:
       step: the first step of this size.
-      epoch: epoch of this first step.
       place: the order index of its first example. Not 0 only in checkpoints of earlier versions, which changed the size
         within an epoch; the name is that in checkpoints.
       rate_step: the schedule's position there.
@@ -88,7 +87,7 @@ class Order:
 
     @property
     def share_size(self) -> int:
-        """Examples of a batch that one process reads, while it has any."""
+        """Examples of a batch that one process reads; fewer once its share of the data ends."""
         return self.batch_size
 
     @property
@@ -108,7 +107,7 @@ class Order:
 
     @property
     def shift(self) -> int:
-        """Added to a step's number, it gives the same batch's number in a run that always had this batch size."""
+        """The difference between a batch's number in a run that always had this batch size and its step here."""
         origin = self.origin
         return origin.epoch * self.steps_per_epoch + origin.place // self.batch_size - origin.step
 
@@ -331,7 +330,6 @@ class ChunkedOrder(Order):
 
     Attributes:
       chunk_examples: examples in a chunk, 2 or more.
-      window_chunks: chunks in a window.
     """
 
     chunk_examples: int = 2
@@ -470,13 +468,7 @@ def plain_order(
 ) -> Order:
     """Returns the order of a source, without buckets: by single examples, or by chunks if these are read better.
 
-    Args:
-      source: the data.
-      batch_size: see `Order`.
-      block_steps: see `Order`.
-      seed: see `Order`.
-      shuffle_window: chunks in a window; 0 lets the source decide.
-      drop_remainder: see `Order`.
+    `shuffle_window` is the number of chunks in a window; 0 is the source's own number.
     """
     sizes = (len(source), batch_size, block_steps, seed, drop_remainder)
     if source.chunk_examples == 1 and not shuffle_window:

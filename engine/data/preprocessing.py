@@ -274,7 +274,7 @@ UNCHANGED = Preprocessing()
 
 
 def hashed(words: Any) -> Any:
-    """Returns hashes of text, int64 of the same shape, from 0 to 2^63-2 and for ever alike; 0 of the empty word."""
+    """Returns hashes of text, int64 of the same shape, 0 to 2^63-2, the same in all versions; 0 for the empty word."""
     import tensorflow as tf
 
     words = tf.convert_to_tensor(words, tf.string)

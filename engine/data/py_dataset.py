@@ -92,7 +92,7 @@ class BatchSource(Source):
             getattr(type(batches), name) is not getattr(default, name) for name in ("on_epoch_begin", "on_epoch_end")
         )
         self.read_threads = max(self.read_threads, batches.workers)
-        self._epoch: int | None = None  # in progress
+        self._epoch: int | None = None  # the epoch in progress
         self._ended = 0  # epochs
         self._lock = contextlib.nullcontext() if batches.workers > 1 else threading.Lock()
         number = batches.num_batches

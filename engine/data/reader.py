@@ -27,7 +27,7 @@ from .order import Order
 from .source import Source, Spec, WrappedSource
 from .timeouts import quote_files, wait_for_result
 
-_WHOLE_BYTES = 64 << 20  # at once, when a split is read into memory
+_WHOLE_BYTES = 64 << 20  # read at once as a split is read into memory
 _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _LAST_READ_SECONDS = 1.0  # that the process's end waits for a read in progress
 _RECENT_READS = 64  # kept in case one fails to decode; more than are in progress
@@ -145,10 +145,6 @@ class Chunks:
     """Caches the chunks of a source that were read last, and reads the next ones ahead.
 
     Those of a source that `varies` are cached for one epoch.
-
-    Args:
-      reads: reads of the source.
-      order: order of the source's examples, by chunks.
     """
 
     def __init__(self, reads: Reads, order: Any):
@@ -219,12 +215,7 @@ def packed(tensors: Sequence[tf.Tensor], stored_spec: Any):
 def gather(source: Source, order: Order, indices: tf.Tensor, epochs: tf.Tensor, stored: Callable):
     """Returns a source's examples: nest of tensors [n, ...], of its declared shapes. In a graph.
 
-    Args:
-      source: source of the examples.
-      order: order of the source's examples; has the seed, of which None counts as 0.
-      indices: [n] int64.
-      epochs: [n] int64, the epoch of each index.
-      stored: see `Source.gather`.
+    `indices` and their `epochs` are [n] int64; `stored` is `Source.gather`'s.
     """
     seeds = tf.stack([((order.seed or 0) << 32) + epochs, indices], 1)  # one for each (seed, epoch, example)
     examples = source.gather(indices, seeds, stored)

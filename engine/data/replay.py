@@ -51,10 +51,7 @@ class Replay:
 
     Each reading of a `Dataset.shuffle` takes the next seeds of a generator that all its readings share. The state of
     any iterator over the shuffle includes how many seeds the generator has given, and restoring it sets the generator.
-
-    Args:
-      unread: an iterator over the shuffles, from which nothing is read.
-      shuffles: see `ReplayPosition`.
+    `unread` is an iterator over the shuffles, from which nothing is read.
     """
 
     def __init__(self, unread: tf.data.Iterator, shuffles: Any):
@@ -73,7 +70,7 @@ class Replay:
         for state in filter(None, (seeds, self._before)):
             try:
                 restore_iterator(self._unread, state)
-            except tf.errors.OpError:  # of another pipeline
+            except tf.errors.OpError:  # the state is another pipeline's
                 continue
             self._seeds[epoch] = state
             return state == seeds

@@ -301,13 +301,7 @@ class WrappedSource(Source):
 
 
 class SourceSlice(WrappedSource):
-    """The examples [first, stop) of a source.
-
-    Args:
-      source: the whole source.
-      first: index of the first example.
-      stop: index after the last one.
-    """
+    """The examples [first, stop) of a source."""
 
     def __init__(self, source: Source, first: int, stop: int):
         super().__init__(source)
@@ -352,12 +346,8 @@ class SourceSlice(WrappedSource):
 class WithoutBadRecords(WrappedSource):
     """A source that replaces bad records, up to a number, each by the next good one.
 
-    The replacement depends only on the records, so it is the same on all workers and after a resume.
-
-    Args:
-      source: the whole source.
-      limit: how many bad records are allowed; one more is an error.
-      warn: receives the line of each skipped record, once.
+    The replacement depends only on the records, so it is the same on all workers and after a resume. One more than
+    `limit` is an error; `warn` gets the line of each skipped record, once.
 
     Attributes:
       bad: the problems of the records skipped so far, by index.

@@ -208,12 +208,7 @@ class WrappedStream(Stream):
 
 
 class Endless(WrappedStream):
-    """A stream for a run without epochs: it is not counted, and batches continue across passes.
-
-    Args:
-      stream: stream of unknown length, or an endless one.
-      epoch_examples: the nominal size of an epoch.
-    """
+    """A stream for a run without epochs: it is not counted, and batches continue across passes."""
 
     def __init__(self, stream: Stream, epoch_examples: int):
         super().__init__(stream)
@@ -318,7 +313,6 @@ def divide(
     its own rows, so batches don't depend on the number of processes.
 
     Args:
-      stream: the whole stream.
       processes: the training processes, `engine.strategies.base.Processes`.
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
         own part already. OFF in a dataset's options replaces AUTO.

@@ -24,7 +24,6 @@ def wait_for_result(
     """Waits for a future and returns its result, or raises its exception.
 
     Args:
-      future: the future to wait for.
       timeout_seconds: limit on time without progress, not counting time while the process is stopped; 0 waits for ever.
       progress: returns another value after any progress.
       stuck: returns the error to raise after so many seconds without progress.
@@ -63,9 +62,7 @@ class StreamTimeout:
     def call(self, function: Callable[[], Any], progress: Callable[[], Any] = lambda: None) -> Any:
         """Returns a function's result, or raises its exception.
 
-        Args:
-          function: waits for the stream.
-          progress: returns another value after any progress of the data, see `wait_for_result`.
+        `progress` is that of the data, see `wait_for_result`.
 
         Raises:
           StuckStreamError: no data for too long.

@@ -109,7 +109,6 @@ def with_class_weights(split: Source | Stream, class_weight: Mapping[int, float]
 
     Args:
       split: split without weights, with labels [n] or [n, 1] of classes, or [n, classes], whose largest counts.
-      class_weight: the weight of each class.
 
     Raises:
       UsageError: labels are not classes, the split has weights, or a key is not a class.
@@ -227,7 +226,6 @@ class _DecodedSource(WrappedSource):
     """A source whose examples are computed from another's.
 
     Args:
-      source: the other source.
       function: maps a nest of tensors [n, ...], n of the other source's examples.
       element_spec: spec of an example that `function` returns.
       tag: identifies the function, for the source's identity.
@@ -249,7 +247,6 @@ class _PipedStream(WrappedStream):
     """A stream whose examples a pipeline computes from another's.
 
     Args:
-      stream: the other stream.
       pipe: maps a dataset of the other stream's examples.
       is_whole: whether `pipe` maps each example to one, so that files can be divided first.
     """

@@ -66,7 +66,6 @@ class Peers:
 
     Args:
       worker: this process's index among the workers.
-      names: the names of all workers, for messages.
       addresses: the addresses of all workers, host:port.
       secret: the job's, which signs datagrams; empty signs none.
       bind: the address of this host at which it listens; empty: the one in `addresses`.
@@ -88,7 +87,7 @@ class Peers:
         self._job = zlib.crc32(" ".join(addresses).encode())  # rejects other jobs' datagrams
         self._process = secrets.token_hex(16)
         self._numbers = itertools.count(1)
-        self._greeted: dict[int, str] = {}  # by peer, its process, until it knows ours
+        self._greeted: dict[int, str] = {}  # each peer's process, until it knows ours
         self._ended: set[str] = set()  # peers' earlier processes
         self._state: dict = {"step": 0, "beats": 0, "arrived": -1}  # as last sent
         self._socket: socket.socket | None = None

@@ -16,7 +16,7 @@ import tensorflow as tf
 from .watchdog import end_process
 
 _PERIOD_SECONDS = 1.0
-_ANSWER_SECONDS = 3.0  # for a worker's answer
+_ANSWER_SECONDS = 3.0  # timeout of a worker's answer
 
 
 def probe(job: str, task: int) -> None:

@@ -84,18 +84,17 @@ class Arrivals:
 class Watchdog:
     """Ends this process after too long without progress, with a line that names the worker to blame.
 
-    The strategy calls `beat` as it makes progress. All workers beat alike, so the others wait for the one with fewer
-    beats or arrivals. Use it as a context around training, after creating the strategy.
+    The strategy calls `beat` as it makes progress. All workers make the same calls, so the others wait for the one with
+    fewer beats or arrivals. Use it as a context around training, after creating the strategy.
 
     Args:
       worker: this process's index among the workers.
-      names: the workers' names, for messages.
       addresses: the address of each worker, host:port.
       timeout_seconds: the seconds without progress after which the process ends; 0 never ends anything, but still knows
         who is lost.
       secret: the job's, which authenticates the workers' datagrams; empty trusts the network.
       bind: the address of this host for the datagrams' socket; empty: see `Peers`.
-      arrived: `Arrivals.count`, or another number that grows alike on all workers, or None.
+      arrived: `Arrivals.count`, or another number that grows by the same progress on all workers, or None.
       end: called with the line, in the watchdog's thread; must end the process.
       abort: called with a reason, in the watchdog's thread; must make all waiting collectives fail.
     """

@@ -43,7 +43,7 @@ class Status:
       agreed_stop: why the run ends, and the worker that requested it, once all know.
       seconds_left: estimate to the run's end, with what hooks take when they are due, such as evaluations and
         checkpoints, once they were; None if the end or the rate is unknown.
-      in_memory: whether `before_save` is for a snapshot in memory, of which there are many, not for a checkpoint.
+      in_memory: whether `before_save` is for a snapshot in memory, which is frequent, not for a checkpoint.
       hook_seconds: time spent in hooks so far, by `Hook.spent_on`, and in agreeing with other processes.
 
     Example:
@@ -315,7 +315,7 @@ class StopRequest(Hook):
     `request` can be called in a signal handler or a thread.
 
     Args:
-      at_step: where the run ends, if it goes on beyond; a run that is already there does no step.
+      at_step: the step at which to end a longer run; a run that has already reached it makes no step.
 
     Attributes:
       reason: why this process wants the run to end; None before.

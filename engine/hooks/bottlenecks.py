@@ -60,7 +60,6 @@ class Stragglers(Hook):
     Does not warn if that part is unknown, as on GPUs.
 
     Args:
-      names: the workers' names, for messages.
       ratio: a worker is slow if it takes this many times the others' median.
       window_seconds: the seconds over which a worker is observed.
       windows: number of successive slow windows before a warning, which is repeated after as many.

@@ -38,7 +38,6 @@ def averaged_weights(trainer, final: bool = False):
     Call it outside replicas: an assignment reaches the copies on all of them. Does nothing without `ema_decay`.
 
     Args:
-      trainer: the run's trainer.
       final: whether to use the averages of a Keras optimizer with `use_ema`, too, which evaluations use only after
         training.
     """
@@ -92,13 +91,12 @@ class Evaluated(dict[str, float]):
     Args:
       metrics: the values of the metrics, by name.
       confusion: the confusion matrices by the metric's name, integers [classes, classes], labels by predictions.
-      partial: for an evaluation of the first batches alone: (their number, the number of all batches).
+      partial: (the number of batches evaluated, the number of all) if only the first were; else None.
       shown: what `Trainer.compute_metrics` has returned for TensorBoard; not in checkpoints.
 
     Attributes:
       confusion: the argument's matrices, as int64 arrays.
       partial: the argument; None for a whole evaluation.
-      shown: the argument.
     """
 
     def __init__(
@@ -151,8 +149,6 @@ def evaluate(
     except losses.
 
     Args:
-      strategy: the run's strategy.
-      state: the run's state.
       program: the program of the evaluation; None is the run's own.
       is_strict: whether weights and losses must be finite.
       batches: how many of the first batches to evaluate; None or 0 is all.
@@ -196,7 +192,6 @@ class Evaluation(Periodic):
     """Evaluates periodically and at the last step, and sets `status.evaluation`, {metric: mean}.
 
     Args:
-      every_steps: the period.
       around: return contexts, each entered around an evaluation.
       between: see `Strategy.evaluate`, of such an evaluation; None is not called.
       is_wanted: returns whether to evaluate at the end of a period.

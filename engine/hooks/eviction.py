@@ -16,9 +16,6 @@ class Eviction(Periodic):
     Steps end before a sweep, with parameter servers all leases, as before a checkpoint: a gradient of the id that loses
     a row is applied before it is freed, and never to the id that gets it.
 
-    Args:
-      inventory: the trainer's inventory.
-
     Attributes:
       tables: the tables with `evict_after`.
     """

@@ -76,7 +76,6 @@ class Goodput:
         Args:
           past: the record of the earlier processes.
           saved: the checkpoint's `seconds`; None without one.
-          step: the checkpoint's step.
           began_at: this process's start, in Unix seconds.
         """
         if not past.attempts:

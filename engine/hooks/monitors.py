@@ -16,7 +16,7 @@ from ..state import TrainState
 from ..trainer import computes_metrics
 from .base import Hook, Period, Periodic, Status
 
-_ROUNDING = 1e-6  # of the scale's float32
+_ROUNDING = 1e-6  # rounding of the scale, float32
 
 
 class Monitor(Periodic):

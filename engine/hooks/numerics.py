@@ -96,7 +96,6 @@ def check_weights(trainer, title: str, processes=None) -> None:
     The loss may still be finite, since on some CPUs ReLU maps NaN to 0. Waits for the devices.
 
     Args:
-      trainer: the run's trainer.
       title: the message's beginning.
       processes: the processes that all make this call (`engine.strategies.base.Processes`), and raise together; None is
         this one.

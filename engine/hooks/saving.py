@@ -147,7 +147,7 @@ class Checkpointing(Periodic):
         super().__call__(status)
 
     def act(self, status: Status) -> None:
-        # Without steps, it is called again after an evaluation that the end of an earlier process had interrupted.
+        # Without new steps, this is the call after an evaluation that an earlier process's end interrupted.
         save(self.checkpoints, status, self.hooks, again=not status.segment.steps)
 
     def end(self, status: Status) -> None:

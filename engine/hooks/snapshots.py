@@ -13,12 +13,12 @@ from .saving import state_to_save
 
 LEAST_SECONDS = 1.0  # between two
 COST = 0.005  # the part of the time that snapshots may take
-NEWEST = 3  # whose cost sets the period
+NEWEST = 3  # number of the newest snapshots whose cost sets the period
 _REQUEST_BIT = 4  # a bit of `Processes.agree_on_requests`
 
 
 class InMemory(Hook):
-    """Takes a snapshot whenever the first process's clock says so, at a step at which all processes know it.
+    """Takes a snapshot when the first process's clock requests one, at the step at which all processes know it.
 
     It comes after the hooks that save, so that a snapshot includes the others' changes at the same step. The other
     hooks prepare first: a snapshot has finite weights, equal on all replicas, like a checkpoint.

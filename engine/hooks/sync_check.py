@@ -25,7 +25,7 @@ class SyncCheck(Periodic):
 
     Args:
       every_steps: the period; 0 disables it.
-      replica_names: for messages; None numbers them.
+      replica_names: the replicas' names in messages; None numbers them.
       user_periods: other periods, at whose ends several processes also compare if a user's code runs in any.
       runs_users: whether a user's code runs in this process, which may set variables only here.
     """

@@ -206,7 +206,6 @@ class Assignments:
         Values summed or gathered across replicas are the same on all, and don't count.
 
         Args:
-          handle: the variable's handle.
           by_size: whether a constant that equals the batch's size, known when tracing, counts as depending on it.
         """
         return any(self._depends(op.inputs[1:], scope, by_size) for op, scope in self._uses.get(id(handle), ()))
@@ -229,7 +228,6 @@ class Assignments:
         """Whether a variable is assigned a value computed from its value, other than by adding to it.
 
         Args:
-          handle: the variable's handle.
           *values: of the variable, in the step's graph, that were read before the step.
         """
         return any(

@@ -108,13 +108,13 @@ def call_symbolically(model: tf.keras.Model, inputs: Any, **options: Any) -> Non
 
 
 def overrides(model: tf.keras.layers.Layer, method: str) -> bool:
-    """Returns whether a model has a method of Keras's trainer in a form of its own."""
+    """Returns whether a model overrides a method of Keras's trainer."""
     bound = getattr(model, method)
     return getattr(bound, "__func__", bound) not in (getattr(tf.keras.Model, method), getattr(Trainable, method))
 
 
 def is_unreset(metric: tf.keras.metrics.Metric) -> bool:
-    """Returns whether a metric's own `reset_state` leaves its state as it is."""
+    """Returns whether a metric's own `reset_state` leaves its state unchanged."""
     keras_resets = (tf.keras.metrics.Metric.reset_state, tf.keras.metrics.Mean.reset_state)
     if type(metric).reset_state in keras_resets or not metric.variables:
         return False
@@ -330,7 +330,7 @@ def is_default(name: str, value: Any) -> bool:
     """Returns whether a default of Keras's, the dtype policy among them, can have a value that was read from a file."""
     try:
         return name in _CAN_BE and _CAN_BE[name](value)
-    except ValueError:  # as Keras has it of policies
+    except ValueError:  # Keras's form of a policy
         return False
 
 
@@ -490,7 +490,7 @@ def decays(optimizer: tf.keras.optimizers.Optimizer, variable: Any) -> bool:
 
 
 def learning_rate(optimizer: tf.keras.optimizers.Optimizer, updates_ago: int) -> Any:
-    """Returns an optimizer's own rate; for a schedule, that of so many updates ago."""
+    """Returns an optimizer's rate; for a schedule, its rate the given number of updates ago."""
     schedule = own_rate(optimizer)
     if updates_ago and isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
         return schedule(tf.maximum(optimizer.iterations - updates_ago, 0))
@@ -510,13 +510,12 @@ def update(
 
     Args:
       optimizer: an optimizer that is built.
-      gradients: the variables' gradients.
       variables: variables of this replica, some of those that the optimizer was built for.
       rates: for each variable, its learning rate and its number of updates, an int64 scalar.
       counts: numbers of updates of all variables for which the optimizer was built.
     """
     kind = type(optimizer)
-    # Only here it has another class, so that callbacks, and Keras when it trains with it later, find its own one.
+    # Its class is another one only here: callbacks, and a later `fit` of Keras's, find its own class.
     optimizer.__class__ = type(kind.__name__, (kind, _LocalUpdates), {})
     try:
         optimizer.most_updates = tf.reduce_max(tf.stack(counts))
@@ -551,7 +550,7 @@ def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) 
 
 
 def is_multi_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> bool:
-    """Tells whether an optimizer updates parts of a model by optimizers of their own (Keras 3.15 and later have it)."""
+    """Returns whether an optimizer consists of optimizers for parts of a model (Keras 3.15 and later)."""
     return isinstance(optimizer, getattr(tf.keras.optimizers, "MultiOptimizer", ()))
 
 

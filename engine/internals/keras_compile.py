@@ -29,7 +29,7 @@ _CLASSES_BY: dict[Callable, Callable] = {
 }
 _TWO_CLASS_LOSSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
-_NAME = "{}_loss"  # of an output's loss in logs
+_NAME = "{}_loss"  # name of an output's loss in logs
 # Where updates of a model's metrics are noted instead of made, by the metric's name, in this thread.
 _updates: contextvars.ContextVar[dict[str, list[tuple]] | None] = contextvars.ContextVar("updates", default=None)
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
@@ -386,7 +386,6 @@ class Metric(NamedTuple):
 
     Attributes:
       metric: Keras's object.
-      output: the number of the output.
       is_weighted: whether it is one of `weighted_metrics`.
     """
 
@@ -416,9 +415,6 @@ class Metrics:
     Args:
       model: a model that is compiled.
       y_true, y_pred: specifications of labels and outputs.
-
-    Attributes:
-      by_name: each metric, by its name.
     """
 
     def __init__(self, model: tf.keras.Model, y_true, y_pred):

@@ -58,7 +58,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
         return False
     if isinstance(dataset, _MAPS):
         batched = _batches(inputs[0], _first_axis(inputs[0]))
-        return batched if not batched or size == _first_axis(inputs[0]) else None  # else it made other rows from them
+        return batched if not batched or size == _first_axis(inputs[0]) else None  # otherwise it computes other rows
     if isinstance(dataset, (from_tensors_op._TensorDataset, dataset_ops._VariantDataset)):
         return None
     functions = [function.function.graph for function in dataset._functions()]
@@ -155,7 +155,7 @@ def stateful(dataset: tf.data.Dataset) -> str:
 
 
 def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
-    """Returns the sources of a pipeline of which a part is read that is another at each reading: shuffled, then cut."""
+    """Returns the sources from which a pipeline takes a different part at each reading: shuffled, then cut."""
     parts = [part for part in _all(dataset) if isinstance(part, _PARTS)]
     below = [source for part in parts for shuffle in shuffles(part) for source in _all(shuffle)]
     return [source for source in below if not source._inputs()]

@@ -333,7 +333,6 @@ def temporary_variable(value: tf.Tensor, shape: Any = None) -> TemporaryVariable
     """Creates a variable with this value in each run of the graph, for kernels that update one.
 
     Args:
-      value: the value that the variable has first.
       shape: the shape of all its values; None is that of the first.
     """
     shape = value.shape if shape is None else tf.TensorShape(shape)
@@ -353,7 +352,6 @@ def on_each_worker(coordinator: tf.distribute.coordinator.ClusterCoordinator, ma
     Datasets, which have a public function for this, keep arrays in their graph, below 2 GiB.
 
     Args:
-      coordinator: the workers' coordinator.
       make: returns a nest of tensors.
       specs: the specs of these tensors.
 

@@ -80,7 +80,6 @@ def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Call
     arrived, and nothing that it does in its turn waits for another host.
 
     Args:
-      variable: the variable to update.
       terms: what its value is computed from, besides its own present value.
       update: `update(*terms)` returns the op that assigns it.
     """

@@ -1,4 +1,4 @@
-"""Which compiled Keras models a run can train, and what `compile` says of a step."""
+"""Checks which compiled Keras models a run can train, and reads what `compile` decides about a step."""
 
 from __future__ import annotations
 

@@ -92,14 +92,12 @@ class KerasCallbacks(Windowed):
     Args:
       callbacks: `tf.keras.callbacks.Callback`s.
       epoch_steps: steps of an epoch for callbacks, which ends earlier where the data does; None is all of the data.
-      first_epoch: the number of the run's first epoch.
-      epochs: those of the run, if they have their own steps or are 0; None is no limit.
+      epochs: number of the run's epochs, which limits it if `epoch_steps` is set or the number is 0; None is no limit.
       batch_stride: batches from one call of the batch methods to the next, Keras's `steps_per_execution`.
       eval_epochs: the epochs, from 1, after which the run evaluates, or the interval between them.
       verbose: for `self.params`.
 
     Attributes:
-      callbacks: the callbacks.
       history: Keras's `History` of the run, on each process.
 
     Raises:
@@ -132,7 +130,7 @@ class KerasCallbacks(Windowed):
         self.epoch_steps, self._first_epoch, self._epochs = epoch_steps, first_epoch, epochs
         self.needs_epochs = epoch_steps is None
         self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
-        self._states: list[dict[str, Any]] = []  # of a checkpoint
+        self._states: list[dict[str, Any]] = []  # the callbacks' states in a checkpoint
         self._model: Any = None
         self._is_evaluating = False
         self._ended: int | None = None  # the step of the batch that callbacks have ended

@@ -618,7 +618,6 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
     """Copies weights and optimizer state to the user's model, if a copy of it was trained.
 
     Args:
-      trainer: the run's trainer.
       trained: the run's model, with the weights that evaluations use.
       model: the argument of `KerasTrainer.for_model`; built if needed.
       updates: the number of the model's updates so far.

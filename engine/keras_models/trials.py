@@ -13,7 +13,7 @@ import tensorflow as tf
 
 EXAMPLES = (5, 3)  # in the two batches that a trial compares with their concatenation
 TRIALS = 3
-_MANY, _FEW_EXAMPLES = 1 << 18, (2, 1)  # entries of an example, with which a trial takes a while; examples of it then
+_MANY, _FEW_EXAMPLES = 1 << 18, (2, 1)  # an example's entries that make a trial slow; the numbers of examples then
 # Usual values of missing labels: in classes, in segmentations, in text, in measurements.
 _MISSING = (-1, 255, -100, math.nan)
 
@@ -22,8 +22,8 @@ def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Ge
     """Samples a batch [examples, *shape] that any metric and loss accepts.
 
     Labels and whole numbers are 0 or 1, valid classes of any metric; the rest is in (0, 1), like probabilities and
-    weights. An axis of unknown size has 2 entries. Examples have means of their own: those of many entries alike would
-    be equal, up to rounding.
+    weights. An axis of unknown size has 2 entries. Examples have different means, since those of many equally
+    distributed entries would be equal, up to rounding.
     """
     means = _random_per_example([examples, *shape], random)
     values = 1 - random.random([examples, *(size or 2 for size in shape)], np.float32)
@@ -88,7 +88,7 @@ def not_additive(
 
 
 def _with_missing(labels: tf.Tensor | None, value: float, random: np.random.Generator) -> tf.Tensor | None:
-    """Returns labels with `value` for some of each example, if they are numbers of a dtype that has it."""
+    """Returns labels, some of each example replaced by `value`, if they are numbers whose dtype has it."""
     dtype = tf.string if labels is None else labels.dtype
     if not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):
         return labels

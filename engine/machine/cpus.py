@@ -64,7 +64,7 @@ def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/
     Summed over CPUs; 0 without quotas.
     """
     counted = (line.split() for folder in control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
-    units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # of v2 and v1
+    units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # control groups v2 and v1
     return sum(float(value) * units[name] for name, value in counted if name in units)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from .. import logging
 from ..errors import UsageError
 
-# How a file system answers that it has no fsync: of folders, as CIFS, vboxsf and some FUSE ones do, or of any file.
+# Errors of a file system without fsync: for folders (CIFS, vboxsf, some FUSE ones), or for any file.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _RANDOM_BYTES = 8
 _MOST_JSON_BYTES = 1 << 28  # twice a manifest of a million variables
@@ -37,7 +37,6 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
     but a regular file.
 
     Args:
-      path: the file's path.
       flags: flags of `os.open`.
       folder: the descriptor of the folder of a relative path.
     """
@@ -100,7 +99,6 @@ def read_json(
     """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError if it is not JSON.
 
     Args:
-      path: the file's path.
       parse_constant: the function for NaN and Infinity, as in `json.load`.
       flags: flags as `open_regular` takes them.
       most_bytes: the limit; more are a ValueError.

@@ -65,7 +65,7 @@ def choose(devices: Sequence, numbers: Sequence[int] | None) -> list:
 
 
 def server_options() -> tf.compat.v1.ConfigProto:
-    """Returns options by which a `tf.distribute.Server` of this process uses its GPUs in the same way."""
+    """Returns options that make a `tf.distribute.Server` of this process use the same GPUs."""
     here, options = session_config(), tf.compat.v1.ConfigProto()
     options.gpu_options.CopyFrom(here.gpu_options)
     options.device_count["GPU"] = here.device_count["GPU"]

@@ -8,12 +8,12 @@ from concurrent.futures import Future
 from typing import Any
 
 # Held while a thread changes what is the process's: descriptors, environment, warnings, random generators, TensorFlow's
-# start. Another thread's run would change it in between, and would find or restore what is this one's.
+# start. Another thread's run would change it meanwhile, and would see or restore this run's values.
 PROCESS = threading.RLock()
 
 
 def call(name: str, function: Callable, *arguments: Any, daemon: bool = False) -> Future:
-    """Calls a function in a thread of its own, and returns its result to be."""
+    """Calls a function in a new thread, and returns its future result."""
     future: Future = Future()
     threading.Thread(target=_set_result, args=(future, function, *arguments), name=name, daemon=daemon).start()
     return future

@@ -21,7 +21,7 @@ DATA, MODEL = "data", "model"
 AXES = (DATA, MODEL)
 
 _entered: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
-# Two groups of a process must never share a key, and all processes of a run must count alike. TensorFlow's own
+# Two groups of a process must never share a key, and all processes of a run must assign the same keys. TensorFlow's own
 # strategies count from 1, and each `MirroredStrategy` from a multiple of 2^16.
 _keys = itertools.count(1 << 30)
 
@@ -32,11 +32,7 @@ def current_mesh() -> Mesh:
 
 
 class Axis:
-    """A group of replicas along one axis of the mesh, or all of them. This class: all replicas of the strategy.
-
-    Args:
-      name: the axis's name, for messages.
-    """
+    """A group of replicas along one axis of the mesh, or all of them. This class: all replicas of the strategy."""
 
     def __init__(self, name: str):
         self.name = name
@@ -101,7 +97,6 @@ class _Group(Axis):
       size: the number of replicas in each group.
       rank_of: maps a replica's id to its number within its group.
       collectives_of: the collectives of a replica's group, by the replica's id, for each replica in this process.
-      distribution: the strategy.
     """
 
     size = 1  # an attribute that each group sets; `Axis` computes its own

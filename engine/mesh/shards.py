@@ -24,7 +24,7 @@ from ..internals.variables import tf_variable, variable_path
 from . import collectives
 from .mesh import AXES, DATA, MODEL, Axis, Mesh, local_replicas
 
-_PIECE_BYTES = 16 << 20  # of a shard, sampled at once to fill it
+_PIECE_BYTES = 16 << 20  # piece of a shard whose initial values are sampled at once
 
 
 class Box(NamedTuple):
@@ -183,7 +183,7 @@ def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
             shard.assign(values)
 
 
-LEAST_VALUES = 1024  # of a variable whose update is sharded: for a smaller one the operations cost more than its slots
+LEAST_VALUES = 1024  # a smaller variable's update is not sharded: the operations would cost more than its slots
 _GATHERED_BYTES = 4 << 20  # gathered at once, approximately
 
 

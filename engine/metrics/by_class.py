@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-_PIXELS = 400  # of a picture's side, about
+_PIXELS = 400  # approximate side of a picture
 _LOW, _HIGH = np.array([255, 255, 255]), np.array([8, 48, 107])  # white to dark blue
 
 

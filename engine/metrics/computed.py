@@ -32,13 +32,12 @@ def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Co
 
     Args:
       trainer: the trainer whose `compute_metrics` to call.
-      strategy: the run's strategy.
       predictions: returns them; called at the chief alone.
       taken: the names of the evaluation's other metrics.
 
     Raises:
-      UsageError: it has returned something else than described there; at other workers, it has raised an error. At the
-        chief that error is raised unchanged.
+      UsageError: its result is not as described there; on workers other than the chief, also if it raised an error,
+        which the chief raises unchanged.
     """
     owner = f"{type(trainer).__name__}.compute_metrics"
     computed, failure = Computed(), None

@@ -15,7 +15,7 @@ import tensorflow as tf
 from .. import logging
 from ..machine import files
 
-_END = b"."  # of text in files
+_END = b"."  # end of a text in files
 
 
 class Predictions(dict[str, Any]):
@@ -28,7 +28,6 @@ class Predictions(dict[str, Any]):
     and in a file (`numpy.memmap`): compute with a slice of them at a time.
 
     Attributes:
-      num_examples: number of examples.
       is_partial: whether the evaluation was of the first batches alone.
     """
 

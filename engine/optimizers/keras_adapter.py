@@ -38,7 +38,6 @@ class KerasOptimizer(Optimizer):
       weight_decay: None keeps the optimizer's decay and exclusions.
       as_compiled: whether the trainer applies its clipping as the engine's, and its average of the weights is used as
         in Keras's `fit`: not in evaluations.
-      **arguments: Optimizer's others.
     """
 
     _use_locking = False

@@ -372,7 +372,7 @@ def applied_options(optimizer: Optimizer | tf.keras.optimizers.Optimizer, option
         "weight_decay_exclude": bool(excludes),
     }
     changed = [name for name in RATE_OPTIONS if name in options.changed]
-    rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras one's may be its own
+    rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras optimizer may have its own
     equal = _equal_rates(keras.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
     return equal | {name for name, is_equal in has.items() if is_equal}
 

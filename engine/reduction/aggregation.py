@@ -44,7 +44,7 @@ def declared() -> Iterator[dict[int, Aggregated]]:
 
     Yields:
       Those with a declared aggregation, by the `id` of the tf.Variable. Excluded are those that synchronize on read,
-      and the state of Keras's stateful layers, of which each replica keeps its own (`per_replica`).
+      and the state of Keras's stateful layers, which is separate on each replica (`per_replica`).
     """
     by_id: dict[int, Aggregated] = {}
 

@@ -22,7 +22,6 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     combined with micro-batches, which would also compare each example with fewer.
 
     Args:
-      trainer: the step's trainer.
       values: [n, ...], a row for each of the replica's n examples, of a float dtype.
 
     Returns:

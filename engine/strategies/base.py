@@ -144,7 +144,6 @@ class Strategy(Processes, abc.ABC):
     A run calls `build`, `feed` and `bind` once, then `run` and `evaluate` alternately, and `close_feeds` at its end.
 
     Attributes:
-      name: name of the strategy, for users.
       distribution: the `tf.distribute.Strategy` of variables and replica code.
       num_replicas: number of synchronous replicas.
       mesh: layout of the replicas; a global batch is divided along its data axis.
@@ -156,7 +155,6 @@ class Strategy(Processes, abc.ABC):
       computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are synchronized at multiples of this; 1 if they always are.
       state: training state that the programs use, once bound.
-      training: the program of the run's own training data.
       evaluation: the program of its evaluation data, or None.
     """
 
@@ -235,7 +233,6 @@ class Strategy(Processes, abc.ABC):
 
         Args:
           step: "train" or "eval", the trainer's own; a `Prediction`; or replica code, whose steps count as training's.
-          feed: feed that this strategy made.
           jit: whether XLA compiles a whole call; see `no_jit_reason`.
         """
 

@@ -18,8 +18,8 @@ from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
 _FEW_STEPS = 50  # these take less time than measuring XLA
-_SHORT_SECONDS = 5.0  # of steps without XLA; measuring takes about as long
-_MOST_OPERATIONS = 2_000  # of a step: with more, XLA compiles longer, and can't be interrupted
+_SHORT_SECONDS = 5.0  # shorter runs without XLA are not worth a measurement, which takes as long
+_MOST_OPERATIONS = 2_000  # operations of a step: with more, XLA compiles longer, and can't be interrupted
 _MOST_OFF_CPUS = 16_000  # where launches cost more; 12 blocks of a transformer are 5,000, ten seconds of a CPU
 _CLEAR = 2.0  # if one way is this many times as fast, it is not timed again
 _WORTH_IT = 1.05  # XLA must be this much faster: it needs one more compilation per batch shape
@@ -49,8 +49,6 @@ def measure(
     """Times the training program with and without XLA, and restores every variable.
 
     Args:
-      strategy: strategy of the run.
-      state: state of the run.
       clock: returns the time in seconds.
       steps: number of steps that the run has left; None if it has no end.
 

@@ -58,7 +58,6 @@ class MultiWorker(Replicated):
     one call later.
 
     Args:
-      distribution: a `tf.distribute.MultiWorkerMirroredStrategy`.
       task: task of this process among the workers.
       feed_options, steps_per_loop: see `Replicated`.
       step_timeout_seconds: time without progress until this process names the stuck one and ends; 0 waits for ever.

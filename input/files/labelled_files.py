@@ -24,10 +24,8 @@ class Labelled(NamedTuple):
     """Files and their classes.
 
     Attributes:
-      paths: paths of the files.
       labels: class of each file, int32 [files].
       names: names of the classes, by number; None if a list has numbers.
-      num_classes: number of classes.
     """
 
     paths: list[str]
@@ -54,7 +52,6 @@ def find(
         folders of classes; or several of these with commas between.
       kind: which files are read.
       is_one: returns whether a file without a suffix is one of them, by its first 16 bytes.
-      flag: name of the flag, for messages.
       training: the training data, whose classes are used; None numbers the classes.
 
     Raises:

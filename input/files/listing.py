@@ -109,10 +109,7 @@ def patterns(data_dir: str) -> list[str]:
 def not_empty(paths: Sequence[str], empty: Sequence[bool], line: str) -> list[int]:
     """Returns the indices of the files that are not empty; logs the empty ones.
 
-    Args:
-      paths: paths of the files.
-      empty: whether each file is empty.
-      line: end of the message: the expectation and the cure.
+    `line` is the end of the message: the expectation and the fix.
 
     Raises:
       InputError: all are empty.
@@ -195,10 +192,7 @@ def _scan(folder: str) -> tuple[dict[str, str], list[str]]:
 def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterator[ListedFile]:
     """Yields the files of a folder and of its matching subfolders, at any depth.
 
-    Args:
-      folder: path of the folder.
-      subfolders: a regular expression for the names.
-      left_out: receives the names of the other folders.
+    `left_out` receives the names of the other folders.
     """
     reading = [(folder, frozenset({os.path.realpath(folder)}))]
     for path, above in reading:  # grows during the loop
@@ -216,11 +210,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
 def in_folder(folder: str, kind: FileKind, flag: str, left_out: dict[str, list[str]]) -> list[ListedFile]:
     """Returns the data files of a folder, sorted by path; see `find`.
 
-    Args:
-      folder: path of the folder.
-      kind: which files are read, see `find`.
-      flag: name of the flag, for messages, see `find`.
-      left_out: receives the names of files that are left out, by reason.
+    `left_out` receives the names of files that are left out, by reason.
 
     Raises:
       InputError: the files are incomplete or can't be read.

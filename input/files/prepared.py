@@ -40,9 +40,6 @@ _SECONDS = 10  # between lines of progress
 class Prepared:
     """A file that was prepared.
 
-    Args:
-      path: path of the prepared file.
-
     Attributes:
       metadata: JSON value that is stored in the file.
 
@@ -84,7 +81,6 @@ class PreparedInMemory(Prepared):
     """A file prepared from bundled files, whose folder may be read-only: kept in memory.
 
     Args:
-      name: name of the data that it is made from, for messages.
       write: writes the contents to a `PreparedWriter`.
     """
 
@@ -143,7 +139,6 @@ def prepared(
     Files prepared from bundled ones are kept in memory.
 
     Args:
-      files: the files it is made from.
       kind: first word of the prepared file's name.
       recipe: everything else that determines its contents, a JSON value.
       write: writes the contents to a `PreparedWriter`.

@@ -74,10 +74,7 @@ def new_file(path: str) -> Iterator[BinaryIO]:
 def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | None = None) -> Any:
     """Returns the result of a function that reads a file; retries it if a disk or a network fails briefly.
 
-    Args:
-      path: path of the file, for messages.
-      read: reads the file.
-      before: called before each retry.
+    `before` is called before each retry.
 
     Raises:
       UnavailableError: all tries failed this way.
@@ -119,13 +116,9 @@ class Files:
 
     Each file is checked when it is opened and then once per second while it is read (once per minute over a network).
     If it was removed, replaced or written to, reading ends, although an open file would still return its old bytes.
-
-    Args:
-      paths: paths of the files.
-      states: states of the files; None reads them.
+    Without `states`, the present ones are read.
 
     Attributes:
-      paths: paths of the files.
       sizes: bytes of each file.
 
     Raises:

@@ -30,11 +30,7 @@ class WrongRecordError(ValueError):
 
 
 class ExampleSource(Source):
-    """Records of files, each a serialized Example.
-
-    Args:
-      features: features of each record.
-    """
+    """Records of files, each a serialized Example."""
 
     def __init__(self, features: Features):
         self.element_spec = features.element_spec
@@ -80,11 +76,7 @@ class ExampleSource(Source):
 
 
 class Parser:
-    """Parses records. May be called by several threads at once.
-
-    Args:
-      features: features of each record.
-    """
+    """Parses records. May be called by several threads at once."""
 
     def __init__(self, features: Features):
         self._features = features

@@ -34,7 +34,6 @@ class RecordFeature:
     """A feature of each record.
 
     Attributes:
-      name: name of the feature in the record.
       stored: "bytes" (a number's bytes in memory, little-endian; for text, each string), "float" or "int64".
       spec: shape and dtype of the feature in an example.
     """
@@ -117,7 +116,6 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
       texts: arguments NAME:DTYPE:SHAPE, e.g. "image:uint8:28x28x1", "label:int64".
       label: name of the labels; "" is features.json's, else "label" if present.
       weight: name of the weights; "" is features.json's, else none.
-      samples: returns sample records.
 
     Raises:
       InputError: the features can't be used.

@@ -40,7 +40,6 @@ class ShardIndex:
     """The sizes and offsets of one shard's records.
 
     Attributes:
-      records: number of records.
       length: bytes of each record's data, or -1 if they differ.
       ends: checksum of the shard's ends.
       offsets: [records + 1] int64 if lengths differ and they are in memory; None if read from the index file.
@@ -53,12 +52,7 @@ class ShardIndex:
 
 
 class Index:
-    """The records of several shards, numbered consecutively. Thread-safe.
-
-    Args:
-      files: the shards.
-      shards: sizes and offsets of each shard's records.
-    """
+    """The records of several shards, numbered consecutively. Thread-safe."""
 
     def __init__(self, files: Files, shards: list[ShardIndex]):
         self.files = files
@@ -92,23 +86,18 @@ class Index:
         return bounds[:, 0], bounds[:, 1] - bounds[:, 0] - _AROUND
 
 
-def open_index(paths: list[str], log: Callable[[str], None] | None = None) -> Index:
+def open_index(paths: list[str]) -> Index:
     """Reads the index of each shard, or makes it if it is missing or another shard's.
-
-    Args:
-      paths: paths of the shards.
-      log: receives lines of progress; None logs them.
 
     Raises:
       InputError: a shard can't be read, is not a TFRecord file, is truncated or empty.
     """
-    log = log or logging.warning
     files = Files(paths)
     shards, in_memory = [], 0
     for number, path in enumerate(paths):
         shard = _read(files, number)
         if shard is None:
-            shard, is_kept = _make(files, number, log)
+            shard, is_kept = _make(files, number)
             if is_kept and in_memory + 8 * shard.records > _IN_MEMORY_BYTES:
                 shard = dataclasses.replace(shard, offsets=None)
         elif shard.length < 0 and in_memory + 8 * shard.records <= _IN_MEMORY_BYTES:
@@ -127,11 +116,7 @@ def open_index(paths: list[str], log: Callable[[str], None] | None = None) -> In
 def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:
     """Writes a shard's index, whole or not at all. Raises OSError.
 
-    Args:
-      path: path of the shard.
-      size: size of the shard in bytes.
-      ends: checksum of the shard's ends, see `checksum_of_ends`.
-      lengths: [records] int64, bytes of each record's data.
+    `ends` is `checksum_of_ends`; `lengths`, [records] int64, counts the bytes of each record's data.
     """
     length = _common_length(lengths)
     stored = b"" if length >= 0 else _offsets(lengths).astype("<i8").tobytes()
@@ -177,23 +162,27 @@ def _checksum_shard_ends(files: Files, number: int) -> int:
     return checksum_of_ends(lambda offset, length: files.pread(number, offset, length), files.sizes[number])
 
 
-def _make(files: Files, number: int, log: Callable[[str], None]) -> tuple[ShardIndex, bool]:
+def _make(files: Files, number: int) -> tuple[ShardIndex, bool]:
     """Returns a shard's index and whether it is on disk now."""
     path = files.paths[number]
-    lengths, ends = _Scan(files, number, log).lengths(), _checksum_shard_ends(files, number)
+    lengths, ends = _Scan(files, number).lengths(), _checksum_shard_ends(files, number)
     index = ShardIndex(
         len(lengths), _common_length(lengths), ends, None if _common_length(lengths) >= 0 else _offsets(lengths)
     )
     if exists(path + SUFFIX) and _read(files, number):
         return index, True  # another process was faster, and others may be reading its index
     if _is_foreign(path + SUFFIX):
-        log(f"{path}{SUFFIX} is another tool's: it stays, and the index is kept in memory and rebuilt at each start")
+        logging.warning(
+            "%s is another tool's: it stays, and the index is kept in memory and rebuilt at each start", path + SUFFIX
+        )
         return index, False
     try:
         write(path, files.sizes[number], ends, lengths)
     except OSError as error:
         why = error.strerror or str(error)
-        log(f"{path}{SUFFIX} can't be written ({why}): the index is kept in memory and rebuilt at each start")
+        logging.warning(
+            "%s can't be written (%s): the index is kept in memory and rebuilt at each start", path + SUFFIX, why
+        )
         return index, False
     return index, True
 
@@ -220,8 +209,8 @@ def _common_length(lengths: np.ndarray) -> int:
 class _Scan:
     """Scans a shard from header to header."""
 
-    def __init__(self, files: Files, number: int, log: Callable[[str], None]):
-        self._files, self._number, self._log = files, number, log
+    def __init__(self, files: Files, number: int):
+        self._files, self._number = files, number
         self._path, self._size = files.paths[number], files.sizes[number]
         self._records = 0
 
@@ -243,7 +232,10 @@ class _Scan:
             position += used
             if time.monotonic() - logged_at > _QUIET_SECONDS:
                 logged_at = time.monotonic()
-                self._log(f"making the index of {self._path}: {position / self._size:.0%}, {self._records:,} records")
+                logging.warning(
+                    "making the index of %s: %.0f %%, %s records",
+                    *(self._path, 100 * position / self._size, f"{self._records:,}"),
+                )
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:

@@ -157,11 +157,6 @@ def _as_stored(feature: RecordFeature, array: np.ndarray) -> np.ndarray:
 def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int]:
     """Writes a shard, completely or not at all, and its index, if the format has one. Raises OSError.
 
-    Args:
-      path: path of the shard.
-      records: groups of serialized records.
-      kind: format of the shard, one of `FORMATS`.
-
     Returns:
       The number of examples, the file's bytes and its crc32c.
     """

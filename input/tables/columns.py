@@ -48,8 +48,6 @@ class ColumnFeature(NamedTuple):
     """How a column is read.
 
     Attributes:
-      column: name of the column.
-      specs: specs of the features made from the column, by name.
       text: a description, for people.
       preprocessing: makes the features; None leaves the column unchanged.
     """
@@ -107,7 +105,6 @@ def make_splits(
     """Makes the splits of tables, with a run's preprocessing, or one that is fitted to the rows to train on.
 
     Args:
-      train: the table to train on.
       evaluation: the table to evaluate on.
       choice: the columns, and how they are read where no run decides it.
       trained_on: the data of a run, which decides: words, means and the greatest ids are not fitted again.
@@ -451,7 +448,6 @@ class Columns(Source):
     """Rows of a table: (features, labels), or features alone.
 
     Args:
-      table: the table.
       choice: the columns and their form.
       features: how each column is read.
       like: the training table, whose column types these are.

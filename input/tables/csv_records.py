@@ -84,8 +84,6 @@ class Records:
     """The records of files, in order, as tables of `pyarrow`.
 
     Args:
-      table_files: the files.
-      layouts: layout of each file.
       passes: number of times that they will be read, for progress.
       converters: converters of the columns to read, if known: a field that can't be converted makes its record
         malformed. None reads all columns, as text.
@@ -318,12 +316,6 @@ def _is_regular(block: bytes, delimiter: str) -> bool:
 
 def _split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> Iterator[tuple[int, list[str] | str]]:
     """Yields (last line, fields or problem) of each record, except empty lines.
-
-    Args:
-      path: path of the file, for messages.
-      stream: stream of bytes.
-      layout: layout of the records; `names` and `header` are not used.
-      line: number of lines before the stream.
 
     Raises:
       InputError: a quote is not closed, so the next record can't be found; or text is not UTF-8.

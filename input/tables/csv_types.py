@@ -67,12 +67,7 @@ _FORMS = {
 
 
 class Unfit(ValueError):
-    """A field does not have its column's kind.
-
-    Args:
-      row: index of the row among the converted fields.
-      field: text of the field.
-    """
+    """A field does not have its column's kind."""
 
     def __init__(self, row: int, field: str):
         super().__init__(field)

@@ -112,13 +112,7 @@ def _words(table: ParquetTable, names: list[str], rows: int, fix: str = _HASH) -
 
 
 def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str, np.ndarray]:
-    """Returns the distinct ids in a table's first rows, sorted, of the columns whose largest is far above their number.
-
-    Args:
-      table: the table.
-      largest: largest id of each column of ids.
-      rows: number of rows to train on.
-    """
+    """Returns the distinct ids of first rows, sorted, in the columns whose largest id is far above their number."""
     found = {name: np.zeros(0, np.int64) for name in largest}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in largest}
 
@@ -150,11 +144,7 @@ def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str
 def fitted(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[str, int]) -> Fitted:
     """Returns the statistics; keeps them beside the table if they take a while and can be written.
 
-    Args:
-      table: the table.
-      choice: the columns.
-      ids: columns of integers that are ids.
-      largest: largest value of each column of ids that may have far fewer values.
+    `largest` has the columns of `ids` that may have far fewer values.
     """
 
     def write(writer: PreparedWriter) -> None:

@@ -50,7 +50,6 @@ class ParquetTable:
     columns may be in any order. Files without rows are left out, with a log line.
 
     Args:
-      table_files: the files.
       read_as: kinds of columns that are not to be inferred, as `csv_types` names them: text, and any kind of the values
         in folders' names.
       metadata: Parquet metadata of each file; None reads it.
@@ -58,7 +57,6 @@ class ParquetTable:
       like: the training table, whose folders' names have the same kinds of values.
 
     Attributes:
-      path: the first file, for messages.
       source: the files that are read.
       paths: paths of the files that are read.
       columns: the contents of each column, by name, in order; None if it can't be read.

@@ -188,7 +188,6 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
     """Reads a benchmark's result. Raises `UsageError` for other files, in one line.
 
     Args:
-      path: path of the file.
       flags: flags for `os.open`, see `open_regular`.
     """
     try:

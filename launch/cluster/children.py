@@ -29,7 +29,7 @@ from .template import Template
 
 MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
 _POLL_SECONDS = 0.1
-_PEERS_SECONDS = 10.0  # in which a stopped task's peers, which find it by themselves, log what they know
+_PEERS_SECONDS = 10.0  # time for a stopped task's peers, which detect it too, to log what they know
 
 
 class Child:
@@ -48,11 +48,11 @@ class Child:
         self.pid = pid
         self.pids = (keeper, pid)
         self.stdin, self.stdout, self.stderr = pipes
-        self._keeper = keeper  # ends when the child and all that it has started have ended
+        self._keeper = keeper  # ends with the child and all its descendants
 
     @property
     def code(self) -> int | None:
-        """Its exit code or minus its signal; None while it, or anything that it has started, lives."""
+        """Its exit code or minus its signal; None while it or a descendant runs."""
         return self._code(os.WNOHANG | os.WNOWAIT)
 
     def _code(self, options: int) -> int | None:
@@ -68,7 +68,7 @@ class Child:
             os.kill(self.pid, signal.SIGCONT)
 
     def wait(self) -> int:
-        """Waits until it, and all that it has started, have ended; returns how it ended, as `code`."""
+        """Waits until it and all its descendants have ended; returns its `code`."""
         return self._code(os.WNOWAIT)  # type: ignore[return-value]
 
     def kill(self) -> None:
@@ -99,8 +99,7 @@ class Children:
     """The children of this process that have keepers. They also end with the thread that starts them.
 
     Args:
-      stopped_seconds: how long each may be stopped (SIGSTOP) until it is killed, so that nobody waits for it for ever;
-        0 does not kill it.
+      stopped_seconds: the time for which a child may be stopped (SIGSTOP) before it is killed; 0 does not kill it.
     """
 
     def __init__(self, stopped_seconds: float = 0.0):
@@ -180,7 +179,7 @@ class Children:
             keeper.fork_below_keeper(parent, report, stopped_seconds=self._stopped_seconds)
             os.close(report)
             os.close(reading)
-            random.setstate(numbers)  # as its program has left it: Python seeds it again in each fork
+            random.setstate(numbers)  # the program's own state: Python seeds it again in each fork
             return work()
 
         exits.flush()
@@ -221,11 +220,7 @@ class Children:
 
 
 def job_processes(environment: Mapping[str, str]) -> list[int]:
-    """Lists the processes of this one's job on this host: all that the same supervisor started, or this one alone.
-
-    Args:
-      environment: environment variables of this process.
-    """
+    """Lists the job's processes on this host: all that the same supervisor started, or only this one."""
     mark = environment.get(MARK)
     if not mark:
         return [os.getpid()]

@@ -13,7 +13,7 @@ from ..host.process import LockedRunDir
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
 _SECRET_CHARACTERS = 16
-MOST_TASKS = 1 << 16  # of a run; more are a mistake in a variable, which is not expanded
+MOST_TASKS = 1 << 16  # more are a mistake in a variable, which is not expanded
 
 
 @dataclasses.dataclass(frozen=True)

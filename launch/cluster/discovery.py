@@ -35,8 +35,6 @@ def cluster_from_flags(
 
     Args:
       given: values of the flags that the caller gave.
-      values: values of all flags.
-      environment: the process's variables.
 
     Raises:
       UsageError: the tasks are missing, too few, or named in two ways.
@@ -112,7 +110,7 @@ def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
 
 
 def tasks_from_hosts(hosts: str, index: int | None) -> Tasks:
-    """Returns the tasks that --cluster_hosts names. Raises `UsageError` where --task_index is none of them."""
+    """Returns the tasks that --cluster_hosts names. Raises `UsageError` if --task_index is not among them."""
     addresses = tuple(hosts.split(","))
     if index is None or index >= len(addresses):
         state = " is missing" if index is None else f" is {index}"

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36  # prctl(2)
 _ATTEMPTS = 500  # of 10 ms: what SIGKILL has not ended by then waits in the kernel, on a lost disk for example
-_OUTPUT_GRACE_ATTEMPTS = 20  # of them, before SIGKILL: what passes a child's output on has yet to write its end
+_OUTPUT_GRACE_ATTEMPTS = 20  # attempts before SIGKILL: the process that passes the output on has to finish
 EXIT_STOPPED = 128 + signal.SIGSTOP  # of a child that was stopped for too long, and is killed
 _prctl = ctypes.CDLL(None).prctl  # looked up here: not between fork and exec
 

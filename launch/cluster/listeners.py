@@ -45,7 +45,6 @@ def listen(port: int, *, only_here: bool, at: str = "") -> socket.socket:
     """Listens at a port that is free, until TensorFlow's server comes. Raises `OSError`.
 
     Args:
-      port: the port.
       at: the address of this host at which it listens; empty: all.
       only_here: takes callers from this host alone, where the kernel can do that.
     """

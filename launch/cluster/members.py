@@ -2,8 +2,8 @@
 
 Before an attempt the agents (`launch/agent.py`) meet at the addresses of their tasks, which do not run then. The first
 that is there, in the order of addresses, decides once all are there, or the others have not come in time: it takes the
-lock on run_dir, which its task then has, and announces the members. Nobody decides without the lock, so of two halves
-of a network at most one continues. Who comes later waits here, where the chief of the attempt sees it (`is_waiting`).
+lock on run_dir, which its task then has, and announces the members. No agent decides without the lock, so at most one
+half of a divided network continues. A later agent waits, and the attempt's chief notices it (`is_waiting`).
 
 A worker whose host has a notice of preemption comes too, to let the others know that it leaves: they do not wait for
 it. They wait two seconds for further notices, as those of a whole job do not come at once.
@@ -25,14 +25,14 @@ from .cluster import Cluster
 from .rendezvous import ClusterError, Rendezvous, Wait
 
 _POLL_SECONDS = 0.1
-_LATE_SECONDS = 5.0  # of an attempt that runs while a worker waits here; one that is about to end takes less
+_LATE_SECONDS = 5.0  # a worker waits longer than this only for an attempt that is not about to end
 # For the tasks of an attempt that ends to come; and beyond the timeout, for another half of the network to decide,
 # or for the lock of a process that has ended to become free.
 _GRACE_SECONDS = 10.0
 _READ_SECONDS = (
     60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
 )
-_NOTICE_SECONDS = 2.0  # from the first notice of preemption, for further ones
+_NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
 
 
 def is_waiting(address: str) -> bool:
@@ -62,7 +62,7 @@ class Members:
         self.is_late = self.is_left = False
         self._absent: set[int] = set()  # from the last attempt, or leaving: not awaited again
         self._awaited_by: set[int] = set()  # the others of the last attempt
-        self._noticed_at = math.inf  # when the first of those that leave was seen
+        self._noticed_at = math.inf  # when the first leaving agent was noticed
         self._wait = self._new_wait()
 
     def agree(self, is_stopped: Callable[[], bool]) -> Cluster | None:
@@ -158,7 +158,7 @@ class Members:
     def _is_due(self, notes: Mapping[int, Mapping[str, Any]], is_ending: bool) -> bool:
         """Whether it is time to decide: all have come that are awaited, or have not come in time.
 
-        `is_ending`: an attempt has run until a moment ago, so that its workers are about to come.
+        `is_ending`: an attempt has just ended, so its workers will arrive soon.
         """
         absent = self._absent.union(*(self._numbers(note, "absent") for note in notes.values()))
         awaited = [self._workers.addresses[n] for n in self._missing(notes) if n not in absent]

@@ -110,7 +110,7 @@ class Sink:
         while self._pending and select.select([], [self._descriptor], [], 0)[1]:
             try:  # a pipe that is ready takes so many bytes without a wait (pipe(7))
                 done = os.write(self._descriptor, self._pending[: select.PIPE_BUF])
-            except OSError as error:  # nobody reads, or a disk is full: the log files still have it
+            except OSError as error:  # the reader is gone, or a disk is full: the log files still have the text
                 self._pending.clear()
                 if not has_no_reader(self._descriptor, error):
                     self.lost = self.lost or error

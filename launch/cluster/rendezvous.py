@@ -28,8 +28,8 @@ _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.01, 0.1  # tasks that were forked togethe
 # server, as that is about to start, may stay without an answer.
 _FIRST_CONNECT_SECONDS, _CONNECT_SECONDS = 0.05, 2.0
 _LOG_AFTER_SECONDS = 5.0  # after which a waiting task logs what it waits for
-_SERVER_SECONDS = 1.0  # for the chief's server, before the others
-_LEFT_SECONDS = 10.0  # a task that has come always answers, except for a moment as TensorFlow takes over
+_SERVER_SECONDS = 1.0  # head start of the chief's server
+_LEFT_SECONDS = 10.0  # a task that has arrived always answers, except briefly as TensorFlow takes over
 # The first message of an HTTP/2 server, as TensorFlow's: a frame of settings, here without any (RFC 9113, 3.4 and 6.5).
 # Its first three bytes are its length. An acknowledgement of settings, which no server begins with, means: not ready.
 _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
@@ -187,8 +187,8 @@ class Rendezvous:
         self._cluster = cluster
         self._greeting = _STARTING
         self.callers = 0
-        self._chief_ready_at = math.inf  # for the last time
-        self._seen: dict[tuple[str, str], float] = {}  # by peer, when it answered last
+        self._chief_ready_at = math.inf  # when the chief was last ready
+        self._seen: dict[tuple[str, str], float] = {}  # time of each peer's last answer
 
     def __enter__(self) -> Rendezvous:
         self._listener = _listen(self._cluster)
@@ -345,7 +345,7 @@ class Presence:
 def limited(timeout_seconds: float):
     """Ends this process with exit code 1 if the body takes over `timeout_seconds`, with its stacks on standard error.
 
-    For the making of the strategy: a peer that came and died a moment later would be awaited for ever, with Python's
+    For the strategy's constructor, which would wait without end for a peer that died after it arrived, with Python's
     lock held. faulthandler's thread needs no lock. Must not nest with other uses of `dump_traceback_later`.
     """
     with open(os.dup(2), "wb") as stderr:  # `process.quiet_startup` within redirects descriptor 2

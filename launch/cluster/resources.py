@@ -22,7 +22,7 @@ def free_ports(count: int) -> list[int]:
     the seconds until the task listens there.
 
     Raises:
-      ClusterError: there are not so many.
+      ClusterError: there are fewer.
     """
     first, last = _ephemeral_ports()
     candidates = [port for port in _PORTS if not first <= port <= last] or list(_PORTS)

@@ -72,7 +72,7 @@ class TaskExit:
 
     @property
     def status(self) -> int:
-        """Its exit code, as it is with `crankshaft.main`: of an error that a script leaves to Python, the error's."""
+        """Its exit code as `crankshaft.main` returns it: for an error that a script leaves to Python, the error's."""
         reported = _UNCAUGHT_ERROR.match(self.last_lines[-1]) if self.code == EXIT_FAILED and self.last_lines else None
         return _exit_codes(CrankshaftError).get(reported[1], self.code) if reported else self.code
 
@@ -147,7 +147,7 @@ class Synchronous:
       max_restarts: number of restarts allowed after failures, within `window_seconds`.
       window_seconds: how long a failure counts.
       grace_seconds: how long preempted tasks have to save.
-      compares: whether `EXIT_SLOWER` comes from a benchmark with fail_below; else it may be any script's own code.
+      compares: whether `EXIT_SLOWER` is that of a benchmark with fail_below; otherwise it may be a script's own code.
       clock: returns seconds, monotonic.
       before: times of earlier failures, by this clock.
       restarts: words of the message that announce a restart, such as "all tasks start again".
@@ -171,7 +171,7 @@ class Synchronous:
         self._clock = clock
         self._restarts = restarts
         self._failures = collections.deque(before)
-        self._in_a_row = 0  # of these, failures without a new step between them
+        self._in_a_row = 0  # consecutive failures without a new step
         self._preemptions: collections.deque[float] = collections.deque()
 
     def restart_alone(self, ending: TaskExit) -> Decision | None:
@@ -197,7 +197,7 @@ class Synchronous:
 
         `advanced`: whether the run has new steps since the last failure. The first restart waits for nothing.
         """
-        # A run that diverged has done so in all tasks: one that lost a peer by it has seen the peer's end alone.
+        # A run diverges in all tasks: one that reports a lost peer has only seen a diverged peer's end.
         diverged = (ending for ending in endings if ending.status == EXIT_DIVERGED)
         cause = next(diverged, None) or next((ending for ending in endings if ending.code), None)
         if cause is None:

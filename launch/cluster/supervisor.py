@@ -32,11 +32,11 @@ from .restarts import Decision, EndTimeouts, Servers, Synchronous, TaskExit
 from .task_memory import TaskMemory
 from .template import Template
 
-_OUTPUT_GRACE_SECONDS = 1.0  # for a reader of our output, after a request to end
+_OUTPUT_GRACE_SECONDS = 1.0  # wait for a reader of our output after a request to end
 # Exit codes that another task's end does not lead to.
 _CAUSE_EXIT_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_STOPPED)
-_WRITE_SECONDS = 600.0  # for a checkpoint of what tasks have left in memory
-_QUERY_SECONDS = 1.0  # from one question whether tasks wait for one that has ended to the next
+_WRITE_SECONDS = 600.0  # limit of writing the tasks' snapshot in memory as a checkpoint
+_QUERY_SECONDS = 1.0  # period of the check whether tasks wait for one that has ended
 _ANSWER_SECONDS = 0.1
 
 
@@ -75,7 +75,6 @@ class Supervisor:
     """Runs a job: starts all tasks, and again as its rule decides.
 
     Args:
-      specs: the tasks.
       command: the first words of each task's command line.
       arguments: last words of each task's command line; the task's own flags come in between.
       rule: decides the action after a task's end.
@@ -114,7 +113,7 @@ class Supervisor:
         self._children = Children(stopped_seconds)
         self._memory = TaskMemory(len(specs))
         self._forks = forks
-        self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by their own variables
+        self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by the tasks' own variables
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
         self._restarts: list[tuple[float, int]] = []  # (when, index) of tasks to be restarted by themselves
@@ -126,7 +125,7 @@ class Supervisor:
         self._stopped_at = 0.0
         self._events = events
         self._step = self._newest_step()  # when the last failure came
-        self._first_ended_at = 0.0  # of the tasks that all start again, in Unix seconds
+        self._first_ended_at = 0.0  # Unix time of the first end of a task before a restart of all
 
     def print(self, line: str) -> None:
         """Prints a line of the supervisor, for people."""
@@ -324,7 +323,7 @@ class Supervisor:
         if self._ended_early is None or self._plan or self._ended_early[0] > time.monotonic():
             return
         ending = self._ended_early[1]
-        queried = [task for task in self._tasks if self._rule.saves(task.name)]  # the others wait for nobody
+        queried = [task for task in self._tasks if self._rule.saves(task.name)]  # no task waits for another
         replies = {task.name: rendezvous.answers(self._address(task.name), _ANSWER_SECONDS) for task in queried}
         self._ended_early = (
             None if {*replies.values()} <= {"ready", "serving"} else (time.monotonic() + _QUERY_SECONDS, ending)

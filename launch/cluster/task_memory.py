@@ -15,7 +15,7 @@ from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, 
 from ..errors import EXIT_FAILED, CrankshaftError, fail
 from ..host.process import lock, quiet_startup
 
-_VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # of a task's environment: its two files
+_VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # environment variable with a task's two files
 
 
 class TaskMemory:

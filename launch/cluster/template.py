@@ -35,7 +35,7 @@ from . import keeper
 
 _LONGEST_REQUEST = 1 << 20
 _MOST_DESCRIPTORS = 64
-_END_SECONDS = 5.0  # for what libraries do at the end, such as remove temporary folders
+_END_SECONDS = 5.0  # limit of what libraries do at the end, such as removing temporary folders
 # What a task imports, in addition to what these import, from its start to its first step.
 _MODULES = (
     *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),

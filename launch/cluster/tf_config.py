@@ -37,7 +37,6 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     """Reads the cluster that TF_CONFIG describes (https://www.tensorflow.org/guide/distributed_training#TF_CONFIG).
 
     Args:
-      environment: the process's variables.
       strategy: multi_worker, or parameter_server, which has more types of task.
 
     Raises:

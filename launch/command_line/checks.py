@@ -299,7 +299,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     for name in ("model_arg", "input_arg"):  # an argument that did not exist when the run began has its default
         then = {**then, name: {**plain(config.entry(name).defaults), **then[name]}}
     if "script_flags" not in then:
-        now.pop("script_flags", None)  # of a run before they were kept
+        now.pop("script_flags", None)  # the run is older than this entry
     # Of generating, the seed is of the samples alone. What the data decides is compared when it is restored.
     for name in ("seed",) if config.mode == "generate" else config.set_by_data & now.keys():
         now[name] = then[name]

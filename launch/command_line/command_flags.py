@@ -1,4 +1,4 @@
-"""The command line of a command with flags of its own, apart from crankshaft train's, and its --help.
+"""The command line and --help of a command that has other flags than crankshaft train.
 
 Nothing here starts TensorFlow.
 """

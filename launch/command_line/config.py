@@ -104,7 +104,7 @@ class Config(Flags):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process, of those that train together, writes files and speaks to people."""
+        """Whether this process is the one that writes files and prints."""
         return self.cluster is None or self.cluster.is_chief
 
     @property

@@ -1,4 +1,4 @@
-"""Settings that can't be combined: two tables of when that is so, and the line that says so.
+"""Settings that can't be combined: two tables of conditions, and their error messages.
 
 Each row needs the configuration alone; `checks` has what needs files, hosts or TensorFlow.
 """

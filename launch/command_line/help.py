@@ -59,7 +59,7 @@ def help_text(program: str, doc: str, script_flags: list[str], words: Sequence[s
 
 
 def show(text: str) -> NoReturn:
-    """Prints a text and exits; a full disk is a failure, and a reader that has seen enough, such as `head`, is none."""
+    """Prints a text and exits; a full disk is a failure, a reader that closes early, such as `head`, is not."""
     code = 0
     try:
         print(text, flush=True)

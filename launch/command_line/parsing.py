@@ -262,8 +262,6 @@ def load_mapping(flag: str, path: str, content: str, example: str) -> Values:
     """Reads the mapping that a YAML or JSON file holds; numbers and words of YAML as text, see `UntypedText`.
 
     Args:
-      flag: the name of the flag that names the file.
-      path: path of the file.
       content: contents of the file, e.g. "flags".
       example: a line of such a file.
 

@@ -12,15 +12,14 @@ from ...engine.checkpoints import RunDir
 from ...engine.machine import files
 from ..errors import UsageError
 
-_MOST_BYTES = 1 << 20  # of a file of flags or of Python
-_PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint looks for files by a pattern, and escaping does not help
+_MOST_BYTES = 1 << 20  # largest file of flags or of Python
+_PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint finds files by a pattern, in which these can't be escaped
 
 
 def open_file(flag: str, path: str, cure: str) -> BinaryIO:
     """Opens a regular file that a flag names; never waits, as for a pipe's other end, and reads no device.
 
     Args:
-      flag: name of the flag.
       path: path of the file; empty is a mistake too.
       cure: what to do instead, for the message, e.g. "give ...".
 

@@ -231,7 +231,6 @@ class FlagInfo:
     """The properties of a flag besides its name, type and default.
 
     Attributes:
-      kind: type of the flag's value.
       help: a line for --help.
       group: heading in --help; "" for a flag that is not a setting of a run, but of another command.
       use: the runs that it applies to, if not all; (another flag, values of it), or, without

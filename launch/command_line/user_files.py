@@ -42,7 +42,6 @@ def refuse_unnamed_code(
     """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
 
     Args:
-      source: the file.
       values: values of flags by name, as read from the file.
       given_names: names of the flags that the caller gave.
       cure: how to name the model or input without flags, for messages.

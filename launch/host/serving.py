@@ -20,7 +20,7 @@ from wsgiref import simple_server
 Application = Callable[..., Iterable[bytes]]  # by WSGI, PEP 3333
 
 _MOST_CONNECTIONS = 16
-_SECONDS = 60.0  # for a request and its answer, which may be large and the network slow
+_SECONDS = 60.0  # limit of a request and its answer, which may be large, over a slow network
 _FREED_SECONDS = 1.0  # until the thread of a connection that was closed has ended
 _KEPT_DESCRIPTORS = 64  # the process's last ones: for its files
 

@@ -19,7 +19,7 @@ from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
 SAME_REQUEST_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
-_ACTION_BYTES = 512  # of a `struct sigaction`, or more
+_ACTION_BYTES = 512  # size of a `struct sigaction`, or more
 _SECOND_ENDS = "; a second signal ends the process at once"
 # Exit codes after the run was saved.
 EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
@@ -51,13 +51,12 @@ class Handlers:
     SIGHUP stays ignored where it is (nohup). A thread that is not the main one gets no signals: there nothing is done.
 
     Args:
-      numbers: numbers of the signals.
       act: called with a signal's number and the frame.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals], act: Callable[[int, Any], None]):
         self._numbers, self._act = [*numbers], act
-        self._process: int | None = None  # in which they are installed
+        self._process: int | None = None  # id of the process in which they are installed
         self._before: dict[int, Any] = {}
         self._wakeup, self._wakeup_before = -1, -1
 

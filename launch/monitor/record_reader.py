@@ -24,8 +24,8 @@ _LONGEST_TEXT = 500
 _MOST_EVENT_SIZE = 100_000  # characters and values kept per event
 _HUGE = 1e300
 _MOST_WORKERS = 10_000
-_MOST_NOTES = 200  # of each kind
-_MOST_VALUES = 500  # of a mapping
+_MOST_NOTES = 200  # notes kept per kind
+_MOST_VALUES = 500  # values kept per mapping
 _POINTS, _LANE_POINTS = 600, 100
 # Windows beyond this many bytes of a record are read without their workers' figures.
 _WORKERS_BYTES = 8 << 20
@@ -95,8 +95,8 @@ class RecordReader:
         self._workers: dict[str, dict[str, Any]] = {}
         self._faults: dict[str, tuple[str, Any]] = {}  # by task: text, state
         self._periods = collections.deque[float](maxlen=20)  # seconds between two windows
-        self._window_seconds = 0.0  # of the newest window, by the monotonic clock of its process
-        self._time = math.inf  # of the newest event
+        self._window_seconds = 0.0  # time of the newest window, by its process's monotonic clock
+        self._time = math.inf  # time of the newest event
 
     @property
     def revision(self) -> tuple:

@@ -69,8 +69,6 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     Where parameter servers make the update, it is left out: it takes nothing of the devices that compute.
 
     Args:
-      strategy: strategy of the run.
-      state: state of the run, with its trainer.
       batch_size: the global batch, which divides over the mesh's data axis.
 
     Raises:

@@ -16,7 +16,7 @@ from .quantities import Message, Work
 
 # Of a step: two products for each one of the forward pass.
 _BACKWARD_SHARE = 2 / 3
-_SNAPSHOTS = 2  # in memory, that a process keeps
+_SNAPSHOTS = 2  # snapshots in memory per process
 # Of a process that has started TensorFlow: 690 MiB of one that trains a model of a few bytes, and 44 MiB of code and
 # threads' memory that larger ones touch; with CUDA's libraries on GPUs.
 _PROCESS_BYTES = {"cpu": 0.78e9, "gpu": 3e9, "tpu": 3e9}

@@ -34,7 +34,7 @@ class Peak:
 
     Attributes:
       total: bytes of all tensors that the step makes; without variables and the batch.
-      gradients: those of them that are gradients of variables, and what is made of them to be sent.
+      gradients: bytes of those that are gradients of variables, and of the messages made from them.
       uncertain: a line for each part of `total` that may differ much.
     """
 
@@ -111,7 +111,7 @@ def _copies_by_updates(
 
     Such an op is the gradient of a layer's inputs: it reads the kernel, and the kernel's update does not wait for it.
     """
-    users: dict[tf.Operation, list[tf.Operation]] = {}  # of the value before an update
+    users: dict[tf.Operation, list[tf.Operation]] = {}  # users of the value before an update
     sizes: dict[tf.Operation, int] = {}
     for op in in_turn:
         if op.type.startswith(_UPDATES):
@@ -149,7 +149,7 @@ def _bytes_added_to_lists(loop: tf.Operation) -> dict[int, int]:
         """Finds the tensor with the memory of a turn's tensor; None if the turn does not make it."""
         tensor = _owner(tensor)
         if (number := inputs.get(id(tensor))) is not None:
-            tensor = _owner(body.outputs[number])  # of the turn before
+            tensor = _owner(body.outputs[number])  # from the previous iteration
         return None if tensor.op.type in OUTSIDE else tensor
 
     items: list[tuple[int, int, tf.Tensor]] = []
@@ -196,7 +196,7 @@ class _Holder:
         self._gradients, self._runs_in_parallel, self._copies = gradients, runs_in_parallel, copies
         self._buffer: dict[int, int] = {}  # of a tensor, the one whose memory it shares
         self._left: collections.Counter[int] = collections.Counter()  # uses of each buffer
-        self._bytes: dict[int, int] = {}  # of held buffers
+        self._bytes: dict[int, int] = {}  # sizes of held buffers
         self._gradient_buffers: set[int] = set()
         self._held_bytes = self._gradient_bytes = 0
 

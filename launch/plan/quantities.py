@@ -13,7 +13,6 @@ class Memory:
 
     Attributes:
       weights: variables that steps read: weights, averages of weights, embedding tables, loss scale.
-      optimizer: the optimizer's variables.
       gradients: gradients and their buckets.
       activations: everything else that a step computes and holds at the same time.
       data: resident examples, or the batches that wait to be used.

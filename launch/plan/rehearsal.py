@@ -57,7 +57,6 @@ class Rehearsal:
       layout: hosts and devices of the replicas.
       strategy, state, inputs, steps: parts of the run that is planned.
       shares: number of shares of a batch, each computed by one replica, or by several with shards of the model.
-      graph: graph of a step.
       sync: the graph that syncs replicas after each `sync_period_steps`; None if they always are in sync.
       messages: messages that the step and the sync send.
       gradients: the `id`s of the tensors that are gradients of variables, and of the messages made of them.
@@ -93,7 +92,6 @@ class _RehearsedAxis(Axis):
     """An axis of replicas of which the first alone is traced.
 
     Args:
-      name: name of the axis.
       size: number of replicas in each of the axis's groups.
       groups: number of the axis's groups on one host.
       layout: hosts and devices of all replicas.

@@ -15,7 +15,7 @@ from .estimate import Estimate
 from .hardware import Hardware
 
 _SECTION_ENDS = ("replicas", "of a host, at least", "limited by", "examples per second")
-_LEAST_COLUMNS = 34  # of the figures' names, and the first of them
+_LEAST_COLUMNS = 34  # width of the figures' names and the first figure
 
 
 def entry(estimate: Estimate, strategy: str, hardware: Hardware) -> dict[str, Any]:

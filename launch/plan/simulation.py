@@ -1,7 +1,7 @@
 """Simulates a run on many hosts: waiting, checkpoints and failures.
 
-simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints. The rest is computed
-where it comes to the same: a synchronous step ends with its slowest worker, so the mean of a maximum stands for all
+simpy (https://simpy.readthedocs.io) runs the events: failures, stragglers, checkpoints. The rest is computed directly
+if the result is the same: a synchronous step ends with its slowest worker, so the mean of a maximum replaces all
 workers' steps between two checkpoints.
 """
 
@@ -52,7 +52,6 @@ class Scenario:
       checkpoint_every_seconds: seconds of training between two checkpoints.
       snapshot_every_seconds: seconds of training between two snapshots in memory; infinite without snapshots.
       snapshots_survive: whether the loss of a host leaves a whole snapshot on others.
-      failures_per_host_hour: failures per hour of each host.
       lost_hosts: the share of failures in which the host is lost.
       recovery_seconds: seconds from the failure of a process to the next step, on the same hosts.
       lost_host_seconds: seconds from the loss of a host to the next step, with the scheduler's restart.
@@ -137,7 +136,7 @@ def _simpy() -> Any:
 
 @functools.lru_cache
 def expected_maximum(number: int, jitter: float) -> float:
-    """Computes the mean of the longest of so many times: log-normal, of mean 1 and this standard deviation.
+    """Computes the mean of the longest of a number of log-normal times, of mean 1 and this standard deviation.
 
     The maximum of n has the distribution F^n, so its quantile u is the quantile u^(1/n) of one.
     """

@@ -79,7 +79,7 @@ def check_run_dir(run_dir: str, strategy) -> None:
 
 
 def appears(path: str) -> bool:
-    """Returns whether a file is seen here soon: a network's file system may remember for a while that it was not."""
+    """Returns whether a file becomes visible here soon: a network file system may cache that it did not exist."""
     end = time.monotonic() + _SHARED_SECONDS
     while not os.path.exists(path):
         if time.monotonic() >= end:
@@ -94,7 +94,6 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
     """Raises `UsageError`, on all workers, where arrays or datasets differ, which would be divided once more.
 
     Args:
-      splits: splits of the data, by name.
       strategy: see `check_settings`.
       policy: see `engine.data.streamed.divide`.
     """

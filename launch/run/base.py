@@ -41,8 +41,6 @@ class BaseRun:
 
     Attributes:
       config: checked configuration of the run.
-      strategy: strategy on which the steps run.
-      inputs: data of the run.
       state: state of the run, which steps change.
       train_steps: the total number of updates; None if only the run's caller knows.
       checkpoints: checkpoints of the run; None without a run_dir.
@@ -57,8 +55,8 @@ class BaseRun:
       is_ready: whether the run's steps were checked and their compiler was chosen.
       loop: the outer loop.
       signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
-      stop_request, rows, metrics, final: hooks: by which signals end the run, its history, its newest means, and
-        whether the weights have changed since they were evaluated.
+      stop_request, rows, metrics, final: hooks: the requested stop, the run's history, its newest means, and whether
+        the weights have changed since they were evaluated.
     """
 
     config: Config

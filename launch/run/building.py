@@ -50,7 +50,7 @@ from .run import Run
 
 # One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_PER_MICRO_BATCH = 16
-_RECORD_SECONDS = 5.0  # for the end of a process that stands still: its disk may do so too
+_RECORD_SECONDS = 5.0  # limit of recording the end of a hanging process, whose disk may hang too
 
 
 def build_run(
@@ -223,7 +223,7 @@ def build_state(
         else:
             exists = issubclass(trainer_class, KerasTrainer) and trainer_class.is_built
             state = strategy.build(make) if exists or config.coordinates else build(strategy, make)
-    except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # of any batch
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # for any batch size
         model_arguments = plain(config.configured_arguments("model_arg"))
         arguments = "".join(f" model_arg={name}={value}" for name, value in model_arguments.items())
         raise RunError(

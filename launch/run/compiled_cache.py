@@ -28,7 +28,7 @@ _FREE_FLAGS = ("train_epochs", "train_steps", "eval_every_steps", "validation_sp
 _COMPARED_FLAGS = ("global_batch_size", "eval_batch_size", "shuffle_buffer", "seed", "jit", "strategy")
 _MOST_PROGRAMS = 64  # one for each size of an epoch's last batch, and with XLA for each number of examples
 _DEFAULTS = Flags()
-ATTRIBUTE = "_kept_by_fit"  # of the model
+ATTRIBUTE = "_kept_by_fit"  # attribute of the model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,6 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
       run: run that the hooks belong to.
       user_hooks: hooks of the user, as `check_user_hooks` returns them.
       began: time at which the process began to work on the run, by `time.monotonic`.
-      pauses: pauses of this process.
     """
     config, strategy = run.config, run.strategy
     callbacks = next((hook for hook in user_hooks if isinstance(hook, KerasCallbacks)), None)

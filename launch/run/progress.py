@@ -26,7 +26,7 @@ from .. import terminal
 MODES = ("auto", "bar", "plain", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
 _LEAST_BAR = 1  # columns
-_RECENT_SECONDS = 3.0  # of the rate that is shown
+_RECENT_SECONDS = 3.0  # span of the rate that is shown
 _SUMMARY_COLUMNS, _LEAST_SUMMARY = 100, 32  # columns; Keras refuses to print it in less
 
 

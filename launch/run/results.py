@@ -85,9 +85,9 @@ class RunOutcomeWriter:
     def _write_failure(self, error: Exception) -> None:
         """Writes which error ended the run as its result.
 
-        Before the first step a mistake writes none, and any error keeps the result of an earlier start: it shows that
-        the run had ended, should its checkpoints be gone. A failure after the run's own result was written, as printing
-        it may be, keeps that.
+        Before the first step a mistake writes none, and any error keeps the result of an earlier start: if the
+        checkpoints are gone, it shows that the run had ended. A failure after the run's own result was written, such as
+        in printing it, keeps that.
         """
         if self.result:
             return

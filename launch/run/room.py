@@ -39,8 +39,8 @@ class Room(NamedTuple):
 def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) -> TrainState:
     """Calls `strategy.build(make)`, unless the variables need more than is left.
 
-    Variables that surely take less than half are created at once. Else the build ends before it has taken a sixth; it
-    is repeated in a graph without memory, which gives the bytes of all, and then for good.
+    Variables that certainly take less than half are created at once. Otherwise the build stops before it has taken a
+    sixth, is repeated in a graph, which allocates nothing, to sum up the bytes, and only then creates the variables.
 
     Raises:
       UsageError: the variables, or a checkpoint of them, need more than is left.
@@ -59,7 +59,7 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
     try:
         return strategy.build(make_small)
     except _TooLarge:
-        keras.exchange_state(names)  # as if nothing had been created
+        keras.exchange_state(names)  # Keras's names as before the attempt
     gc.collect()  # frees the variables that were
     if needed := sum(variable.weight for variable in dry_run(make)):  # else unknown
         _compare(config, needed, copies, room)
@@ -68,7 +68,7 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
 
 def _measure(config: Config, strategy: Strategy) -> Room:
     """Measures the bytes that are left for this process."""
-    on_gpus = is_on_gpus(strategy.distribution)  # whose memory TensorFlow says when it is short
+    on_gpus = is_on_gpus(strategy.distribution)  # TensorFlow itself reports a lack of their memory
     disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
     return Room(math.inf if on_gpus else memory.available_bytes(), disk)
 
@@ -107,7 +107,7 @@ def _bytes(shape: Any, dtype: Any) -> int:
 
 
 def _compare(config: Config, needed: int, copies: int, room: Room) -> None:
-    """Logs a line if variables of so many bytes need more than half of what is left. Raises `UsageError` if all."""
+    """Logs a line if variables of these bytes need over half of what is free. Raises `UsageError` if more than it."""
     in_memory, saves = copies * needed, room.disk < math.inf
     copied = _SNAPSHOTS * needed if saves and config.snapshot_seconds else 0
     parts = []

@@ -52,7 +52,7 @@ class Run(BaseRun):
         self._standby = Standby(self._end_by_signal)
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
-        self._copy: Any = None  # of the models, if it is not those of the run that are handed out
+        self._copy: Any = None  # copy of the models, if the run's own are not handed out
 
     def __repr__(self) -> str:
         result = self.result
@@ -415,7 +415,7 @@ class Run(BaseRun):
 
     @contextlib.contextmanager
     def _ended_by_signals(self) -> Iterator[None]:
-        """Makes a signal end training at a step; it has its usual effect at the end of the call."""
+        """Makes a signal end training at a step; its usual effect follows at the end of the call."""
         try:
             with self.signals:
                 yield
@@ -428,7 +428,7 @@ class Run(BaseRun):
         `split` is the data passed to the call, if any.
 
         Returns:
-          The signal by which all are to end instead, if one of them got one.
+          The name of the signal that ends all instead, if one of them got one.
 
         Raises:
           UsageError: one of them makes another call.
@@ -477,7 +477,7 @@ class Run(BaseRun):
         signal.raise_signal(signal.Signals[name])
 
     def _end(self, error: BaseException | None, ended_by: str | None = None) -> None:
-        """Saves and closes an open run; several processes save it only where none of them failed.
+        """Saves and closes an open run; several processes save it only if none of them failed.
 
         After an error of the program's, or a signal (`ended_by`), what keeps the run from being saved is logged instead
         of raised.

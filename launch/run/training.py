@@ -199,7 +199,6 @@ def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Or
 
     Args:
       run: run that trains.
-      steps: number of steps.
       epochs: number of epochs of data in this order.
       order: order of the training data.
 

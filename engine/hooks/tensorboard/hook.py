@@ -45,7 +45,7 @@ class TensorBoard(Windowed):
       more: other periods at whose ends scalars are written, such as an epoch.
       histogram_every_steps: period of histograms; 0 disables them.
       config: the hyper-parameters, {name: value}.
-      probe: for gradients and images; None omits them.
+      probe: the source of gradients and images; None omits them.
       writer: the thread that writes; None starts one.
     """
 

@@ -53,7 +53,7 @@ class Admission(tf.Module):
 
     Args:
       admit_after: sightings until an id gets a row; 1 counts nothing.
-      evict_after: a row may be freed once training has not looked it up for so many steps; None is never.
+      evict_after: the number of steps without a look-up in training after which a row may be freed; None is never.
 
     Attributes, with `evict_after`:
       stamps: int64 [buckets x 16], the step at which training last looked up each row; -1 for none.

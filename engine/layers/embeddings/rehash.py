@@ -35,8 +35,6 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
     Args:
       former: values of each former shard's `Admission`, by the names of its variables, those of `MOVED`; without stamps
         ids are placed in the order of their rows.
-      rows: the number of rows of the table here.
-      num_shards: the number of shards of the table here.
     """
     keys = by_row(former["keys"], RESERVED_KEY)
     before = np.flatnonzero(keys > RESERVED_KEY)

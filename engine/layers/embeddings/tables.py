@@ -192,7 +192,7 @@ class Embedding(tf.Module):
                 self.admissions[-1].build(variable, reserved=int(shard == 0))
 
     def _pieces(self, rows: int) -> list[range]:
-        """Divides so many rows into ranges whose samples are made at once."""
+        """Divides rows into ranges; a range's initial values are sampled at once."""
         at_once = max(1, _PIECE_BYTES // (4 * self.width))
         return [range(first, min(first + at_once, rows)) for first in range(0, rows, at_once)]
 

@@ -29,7 +29,7 @@ from ...machine.threads import PROCESS
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
 OPEN_PER_WORKER = 2  # leases that are out at once
-_MAX_RETRIES = 3  # of a lease that raises
+_MAX_RETRIES = 3  # repetitions of a lease that raises
 _PROBE_SECONDS = 0.5
 _ASSIGN_SECONDS = 3e-3  # of the one coordinator, per lease; 2.3 ms with 8 workers, 4.1 with 256: benchmarks.leases
 _LEASE_SECONDS = 0.25
@@ -73,7 +73,7 @@ class ClusterAddresses(NamedTuple):
         """Returns one line for an error about a lost parameter server, else None."""
         if not (isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and "/job:ps" in str(error)):
             return None
-        time.sleep(_PROBE_SECONDS)  # its port may stay open for a moment
+        time.sleep(_PROBE_SECONDS)  # its port may still be open briefly
         named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
         return self.explain_lost(self.gone_servers() or named)
 
@@ -132,11 +132,10 @@ class Leases:
 
     Args:
       coordinator: TensorFlow's `ClusterCoordinator`.
-      cluster: addresses of the cluster's tasks.
       timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever. `FIRST_CALL_FACTOR`
         times as long for a loop without a completed lease: workers build and optimize its graph.
       describe: describes a lease of a loop and a step of it, for messages.
-      fault_of_data: returns the problem of the data behind an error, if any; such a lease is not retried.
+      fault_of_data: returns the problem in the data that caused an error, if any; such a lease is not retried.
 
     Attributes:
       ledger: the leases' counts.
@@ -158,7 +157,7 @@ class Leases:
         slots = OPEN_PER_WORKER * len(cluster.workers)
         self.counters = Counters(slots)
         self.ledger = Ledger()
-        self._free = [(slot, 0, 0) for slot in range(slots)]  # with the steps and starts counted there
+        self._free = [(slot, 0, 0) for slot in range(slots)]  # (slot, steps counted there, starts counted there)
         self._open: dict[int, _Open] = {}
         self._traced: set[LeaseLoop] = set()
         self._built: set[LeaseLoop] = set()  # run by a worker before

@@ -25,7 +25,7 @@ from ...mesh.mesh import Mesh
 from . import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, per worker: a message is copied about three times
-_READ_BYTES = 8 << 20  # of examples read at once, at most; for sent ones, per lease
+_READ_BYTES = 8 << 20  # examples read at once, at most; for sent ones, per lease
 _PIECES = 8  # per lease: its first steps wait for the first piece
 _NUMBER = tf.TensorSpec([], tf.int64)
 
@@ -70,7 +70,6 @@ class LeaseFeed(Feed):
 
         Args:
           operands: operands of the lease.
-          first: first step to run.
           stop: step after the last one to run.
           compute: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
           state: state that steps pass on to the next ones.
@@ -114,7 +113,7 @@ class StepIndices:
     def __init__(self, order: Order):
         self._order = order
 
-    def reach(self, step: int, limit: int) -> int:
+    def max_steps_per_call(self, step: int, limit: int) -> int:
         return limit
 
     def call_input(self, step: int, limit: int):
@@ -351,7 +350,6 @@ def _piece_stats(since: tf.Tensor, there: tf.Tensor, size: tf.Tensor, steps: tf.
       since: time at which the steps before the piece were done.
       there: time at which the piece had been read.
       size: number of bytes read for the piece.
-      steps: number of steps that the piece is for.
     """
     steps = tf.cast(steps, tf.float64)
     waited = tf.maximum(there - since, 0.0)

@@ -22,7 +22,7 @@ from ...step.context import Readings
 from ..inner_loop import InnerLoop, StepTrace
 from .feed import InputStats, LeaseFeed, timestamp_after
 
-COUNT_SCOPE = "count_step"  # of the ops that count a step, by which traces identify steps
+COUNT_SCOPE = "count_step"  # names of the ops that count a step; traces identify steps by them
 LAGS = 16  # of staleness: updates with 0, 1, ... of others between their pull and their push, and with 15 or more
 
 
@@ -284,7 +284,6 @@ class UpdateLoop(LeaseLoop):
     another request.
 
     Args:
-      counters: counters of the steps.
       The rest is `LeaseLoop`'s.
     """
 

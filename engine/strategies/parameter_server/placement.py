@@ -13,7 +13,7 @@ from ..dry_run import dry_run, name_and_path, num_bytes, shape_and_dtype
 
 _LISTED = 20  # variables, of a table for people
 # With less than both, a server's share of a step's work costs more in messages than it saves.
-_LEAST_SHARE = 0.05  # of the fullest server's bytes
+_LEAST_SHARE = 0.05  # smallest share of the fullest server's bytes
 _LEAST_BYTES = 256 << 10
 
 
@@ -55,7 +55,7 @@ class Placement:
         self.loads = [0] * num_servers
 
     def build(self) -> None:
-        """Creates a variable per server, with which others are colocated: the strategy would place them in turn.
+        """Creates a variable per server, with which others are colocated: the strategy itself places round robin.
 
         Call it once, before any other variable is created.
         """

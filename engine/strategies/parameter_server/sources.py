@@ -32,7 +32,7 @@ _READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
 )
 _ERROR = re.compile(r"\[(Source|Unavailable)Error\] (.*?) \[end\]", re.DOTALL)  # TensorFlow adds names and a traceback
 _PAUSE_SECONDS = 0.5
-_ANSWER_SECONDS = 60.0  # for calls that may fail
+_ANSWER_SECONDS = 60.0  # timeout of calls that may fail
 _DISMISS_SECONDS = 2.0
 
 
@@ -41,7 +41,6 @@ class Sources:
 
     Args:
       load: returns the sources; called once, when first needed, and again after an error.
-      task: name of this task, for messages.
 
     Attributes:
       dismissed: set when the coordinator's run has succeeded.
@@ -165,7 +164,7 @@ def difference(wanted: dict, described: Sequence[dict]) -> str:
 
 
 def failure(error: Any) -> CrankshaftError | None:
-    """Returns the exception of a task's source behind an error, if any; the message begins with the task."""
+    """Returns the exception of a task's source that caused an error, if any; the message begins with the task."""
     match = _ERROR.search(str(error)) if isinstance(error, tf.errors.OpError) else None
     return {"Source": SourceError, "Unavailable": UnavailableError}[match[1]](match[2]) if match else None
 

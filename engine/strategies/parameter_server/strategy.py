@@ -48,9 +48,9 @@ from .feed import (
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, Rule, server_number
 
-_CALL_SECONDS = 0.1  # of a call of `run`, at least
+_CALL_SECONDS = 0.1  # shortest call of `run`
 _WAIT_SECONDS = 1.0
-_ROW = ("seconds", "input_seconds", "steps", "staleness")  # of a worker's leases completed in a call
+_ROW = ("seconds", "input_seconds", "steps", "staleness")  # sums over a worker's leases that are completed in a call
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
@@ -59,7 +59,6 @@ class ServerOptions:
     """Options of parameter servers.
 
     Attributes:
-      cluster: the tasks' addresses.
       max_staleness_steps: workers run in rounds of leases of at most this plus one steps, so none is more than this
         many updates ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed ML via a stale
         synchronous parallel parameter server); None has no rounds.
@@ -79,7 +78,6 @@ class ParameterServer(Strategy):
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
-      options: options of parameter servers.
       feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is per lease.
       step_timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever.
       end_process: called if servers don't answer, see `StrategyOptions`.
@@ -110,8 +108,8 @@ class ParameterServer(Strategy):
         self._coordinator: Any = None
         self._leases: Leases | None = None
         self._updates = self._staleness = self._most_stale = 0  # so far: number; sum and maximum of staleness
-        self._lags = np.zeros(LAGS, np.int64)  # of updates since the last `activity`
-        self._answer_seconds: dict[int, float] = {}  # of each server's last answer
+        self._lags = np.zeros(LAGS, np.int64)  # staleness of the updates since the last `activity`
+        self._answer_seconds: dict[int, float] = {}  # duration of each server's last answer
         servers = {f"ps {server}": address for server, address in enumerate(cluster.servers)}
         self._heard = LastHeard(servers | dict(zip(self.worker_names, cluster.workers, strict=True)))
         self._heard.note(servers)  # workers when they complete leases
@@ -383,8 +381,8 @@ class ParameterServer(Strategy):
     def run(self, program: LeaseLoop, limit: int) -> LoopResult:
         """Executes at most `limit` steps, at least one, and returns the results after about 0.1 s.
 
-        They may not be the next steps: all are done when it has reached `limit`. If more than these are in progress,
-        as after an unforeseen request, it completes them and schedules no others.
+        They need not be the next steps: all steps are done when it has reached `limit`. If more than these are in
+        progress, as after an unforeseen request, it completes them and schedules no others.
         """
         self._inventory.warn_of_changed_values()
         began = time.monotonic()
@@ -425,7 +423,7 @@ class ParameterServer(Strategy):
             self._updates += updates
             self._staleness += result.staleness[0]
             self._most_stale = max(self._most_stale, result.staleness[1])
-            if updates == program.pace.steps:  # of the present length
+            if updates == program.pace.steps:  # the present length
                 program.pace.fit(updates, result.steps_seconds, result.seconds - result.steps_seconds)
         return WorkerRows([*_ROW], rows)
 

@@ -63,7 +63,6 @@ def run(
     Several processes agree on the length of a round before it begins, so that all make the same calls.
 
     Args:
-      strategy: strategy of the run.
       program: program that trains; it continues from its present step.
       length: length and number of the timed rounds.
       variables: the process's environment variables, for the report alone.
@@ -162,7 +161,6 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
     """Warms up for rounds of a `length`. Devices are idle at its end.
 
     Args:
-      strategy: strategy of the run.
       program: program that trains.
       length: length and number of the timed rounds.
       clock: returns seconds.

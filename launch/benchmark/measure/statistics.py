@@ -18,8 +18,6 @@ class Call(NamedTuple):
     """One timed call of the inner loop.
 
     Attributes:
-      steps: number of steps in the call.
-      examples: number of examples in the call.
       seconds: seconds from the return of the call before to its own, so that the calls' seconds add up to the span.
       input_seconds: seconds of the call spent waiting for input.
       reduce_seconds: seconds of the call that workers waited for each other's sums, on average; None if unknown.

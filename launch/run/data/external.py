@@ -1,4 +1,4 @@
-"""External data, which a call of a run brings: checked to be of the run's form, and its program."""
+"""External data, passed to a call of a run: checked against the run's form, and its program."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     """Returns the program of a step on external data; the caller closes it after the call.
 
     Args:
-      run: the run.
       step: whether the step trains or evaluates.
       split: split that `checked` returned.
       steps: number of steps; None for whole epochs.
@@ -75,10 +74,9 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
 
 
 def rules(names: Names, features: Any, weighs_outputs: bool) -> entry.Rules:
-    """Returns the rules by which data is read that comes after a run's own.
+    """Returns the rules for reading data that is passed after the run's own.
 
     Args:
-      names: names of the run's numbers.
       features: features that the run takes, a nest of arrays or specs [examples, ...].
       weighs_outputs: see `entry.Rules`.
     """

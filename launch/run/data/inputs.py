@@ -68,12 +68,11 @@ class Inputs:
 
 
 def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = True) -> Inputs:
-    """Checks a run's data, on all workers alike, and makes its feeds.
+    """Checks a run's data, which must be equal on all workers, and makes its feeds.
 
     Args:
       config: configuration of the run.
       data: loaded data.
-      strategy: strategy of the run.
       needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
 
     Raises:
@@ -160,7 +159,7 @@ def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
 
 
 def _without_epochs(train: Split, config: Config, strategy: Strategy, needs_epochs: bool) -> Split:
-    """Returns training data of which nothing is counted that may not end; of several inputs the first has epochs."""
+    """Returns training data without counting what may be endless; of several inputs, the first has epochs."""
     if isinstance(train, Combined):
         sizes, first = train.sizes(config.global_batch_size), combined.first(train)
 

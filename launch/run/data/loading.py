@@ -19,7 +19,7 @@ from ...command_line import rules
 from ...command_line.config import READING, Config
 from ...errors import EXIT_USAGE, UsageError
 
-_MOST_VALUES = 4  # of a tuple instead of a `Data`
+_MOST_VALUES = 4  # largest number of values in a tuple instead of a `Data`
 _ONE_INPUT_FLAGS = ("bucket_by", "max_bad_records")
 _BY_INDEX_FLAGS = ("max_bad_records", "shuffle_window")
 

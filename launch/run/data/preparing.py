@@ -140,7 +140,7 @@ def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
 
 
 def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
-    """Returns all that decides what the shards hold, as JSON has it."""
+    """Returns everything that determines the shards' contents, plain JSON."""
     examples = {name: fingerprints.fingerprint(split, len(split)) for name, split in loaded.by_name.items()}
     for name, split in loaded.by_name.items():  # a fingerprint is of some of the contents only
         if paths := split.files():

@@ -28,7 +28,7 @@ from .outcome import Outcome, run_result
 def generate(run: BaseRun) -> Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
     config, strategy = run.config, run.strategy
-    _language_model(run)  # which is one
+    _language_model(run)  # raises unless the run's model is one
     for manifest in restoring.restored(run):
         checkpoint = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     _check_tokens(run, manifest)

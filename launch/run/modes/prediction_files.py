@@ -20,7 +20,7 @@ from .outcome import Outcome, run_result
 from .predictions import RunView
 
 _MOST_COLUMNS = 10_000
-_ROWS = 1 << 14  # of CSV, that are made text at once
+_ROWS = 1 << 14  # rows of CSV that are formatted at once
 
 
 def predict(run: BaseRun) -> Outcome:
@@ -49,7 +49,6 @@ def prediction_columns(run: RunView, examples: Split, outputs: Any, name: str | 
     output `prediction`; and of several each by its name, or `output_0` and so on.
 
     Args:
-      run: run whose data has the names of the model's numbers.
       examples: examples that were predicted.
       outputs: outputs for the examples, a nest of arrays [examples, ...].
       name: name of the model that made the outputs; None is `Trainer.forward`.

@@ -39,7 +39,6 @@ class Predictor:
     """Computes a run's outputs of examples in their order, on all replicas, with the weights that evaluations use.
 
     Args:
-      run: the run.
       name: name of a Keras model that the trainer holds; None is `Trainer.forward`.
 
     Attributes:
@@ -147,7 +146,6 @@ class RunView:
 
     Attributes:
       data_info: description of the run's data.
-      names: names of the model's numbers.
       features: features of one example of the run's data, a nest of arrays or specs.
       logits_kind: see `model_file.logits_kind`.
       get_config: returns the run's configuration. Raises `UsageError` where that of a saved run can't be read.
@@ -173,7 +171,6 @@ def prediction_split(run: RunView, features: Any, data: Any, split: str | None) 
     """Returns the data to predict on as a `Source` or a `Stream`; see `Run.predict`.
 
     Args:
-      run: run that has its own data and the names of its numbers.
       features: nest of arrays or specs [examples, ...], as the model takes them.
       data: see `Run.predict`.
       split: see `Run.predict`.
@@ -218,8 +215,6 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
     They are the data's features, or those of a model's own inputs if it takes no others, as of a GAN's noise.
 
     Args:
-      trainer: trainer of the run.
-      example: example of the run's data.
       name: name of a Keras model that the trainer holds; None is `Trainer.forward`.
     """
     data_features = _batch_specs(form.features(example))
@@ -235,7 +230,7 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
         return forward, data_features
     try:
         tf.function(trainer.forward, autograph=False).get_concrete_function(data_features, training=False)
-    except (TypeError, ValueError):  # as Keras has it of other features
+    except (TypeError, ValueError):  # Keras's errors for other features
         return forward, _batch_specs(inputs)
     return forward, data_features
 

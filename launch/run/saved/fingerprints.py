@@ -29,7 +29,7 @@ from ...errors import UsageError
 _MOST_ROWS = 1024
 _MOST_BYTES = 1 << 24
 _SAMPLED = 16  # examples that workers compare
-_SAMPLED_FLOATS = 256  # of each component
+_SAMPLED_FLOATS = 256  # sampled per component
 _ROUNDING = 1e-4  # between CPUs
 _DIGITS = 6  # after the point
 _NAMES = {"train": "training", "eval": "evaluation"}
@@ -39,7 +39,7 @@ _OTHER_IDS = "ids are numbered otherwise"
 def fingerprint(split: Split, examples: int, ids: Any = None, eval_batches: int = 0) -> dict[str, int]:
     """Returns {"examples", "digest"} of a split, and "ids" if the data numbers its ids.
 
-    Of evaluation data also "eval_batches", if only so many of its first batches count.
+    For evaluation data also "eval_batches", if only its first batches are evaluated.
 
     The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
     last; of other data, of its identity.
@@ -104,7 +104,7 @@ def sample(split: Split) -> dict[str, Any]:
         return found
     for part in pipelines.ordered(split.dataset):
         iterator = iter(untuned(part.take(_SAMPLED)))
-        with contextlib.suppress(tf.errors.OpError):  # state of its own, as random numbers have, or a fault found later
+        with contextlib.suppress(tf.errors.OpError):  # an op with a state, or a later error
             iterator_state(iterator)  # raises for it
             elements = [[x.numpy() for x in tf.nest.flatten(example, expand_composites=True)] for example in iterator]
             is_path = part is not split.dataset and [type(x) for x in elements[0]] == [bytes]
@@ -142,7 +142,6 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_
 
     Args:
       config: configuration of the run.
-      manifest: manifest of the checkpoint.
       about: the metadata to keep from now on.
       is_complete: whether the run would train no further, so that other data would not be trained on at all.
 
@@ -179,7 +178,6 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
 
     Args:
       config: configuration of the run.
-      manifest: manifest of the checkpoint.
       ids: as `fingerprint` takes them.
     """
     before = manifest.about.get("data", {}).get("train")
@@ -241,7 +239,6 @@ def warn_of_other_data(config: Config, manifest: Manifest, about: dict[str, Any]
 
     Args:
       config: configuration of the run.
-      manifest: manifest of the checkpoint.
       about: the metadata of the data that is read.
       has_ids: whether the model gets ids, whose numbering a script's data may not identify.
     """

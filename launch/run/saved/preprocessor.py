@@ -62,7 +62,6 @@ def check_trained(data_name: str, trained: tuple[Data, Any], now: tuple[Data, An
     """Raises `UsageError` where data can't be read by the names of the features that a run was trained on.
 
     Args:
-      data_name: the data, for messages.
       trained: the description of the run's data, and a nest of its features.
       now: description of the new data, and a nest of its features.
     """

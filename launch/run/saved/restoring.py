@@ -85,7 +85,7 @@ def _check_rules(run: BaseRun, manifest: Manifest) -> None:
 
 
 def _check_beginning(run: BaseRun) -> None:
-    """Raises `UsageError` if a run that has lost its checkpoints left traces of them; else it begins again.
+    """Raises `UsageError` if a run without checkpoints has traces of earlier ones; otherwise it begins from step 0.
 
     A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
     """
@@ -170,7 +170,7 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
 
 
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
-    """Raises `UsageError` where a checkpoint is of a run of another configuration, as its manifest has it."""
+    """Raises `UsageError` if a checkpoint's manifest names another configuration than the run's."""
     path = manifest.path
     checks.check_same_run(run.config, path, saved_config.check(path, manifest.about))
     weights.check_capacity(run.trainer, manifest)

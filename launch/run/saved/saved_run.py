@@ -203,8 +203,8 @@ class _ArchitectureTrainer(Trainer):
 class ForwardModel(tf.keras.Model):
     """A Keras model that computes a trainer's `forward`: where that is more than calling `Trainer.model`.
 
-    It has the layers of the trainer as its own, without averages of models, and looks up ids in its tables. It is not
-    for training, and no `.keras` file can hold it.
+    It has the trainer's layers, without averages of models, and looks up ids in its tables. It can't be trained, or
+    saved as a `.keras` file.
 
     Args:
       trainer: trainer, built, with the weights to predict with.
@@ -265,7 +265,6 @@ def _with_predict(
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
-      model: model that predicts.
       run: run that the model belongs to.
       environment: see `model_of_trainer`.
       features: features that the model takes, a nest of arrays or specs [examples, ...], if it does not define them.

@@ -58,7 +58,7 @@ def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
     """Returns Keras's configuration of a model; None of a subclassed one that has none."""
     try:
         architecture = json.loads(model.to_json())
-    except (NotImplementedError, TypeError, ValueError):  # as Keras has it of subclassed models
+    except (NotImplementedError, TypeError, ValueError):  # Keras's errors for subclassed models
         return None
     architecture.pop("compile_config", None)  # weights are loaded, and no optimizer's state
     return architecture
@@ -200,9 +200,6 @@ class TrainerCopy:
     """A copy of a run's trainer on this process's device, with the weights that evaluations use.
 
     A program may set weights of its models: `write_back` gives the run those that were set.
-
-    Attributes:
-      trainer: the copy.
     """
 
     def __init__(self, run: BaseRun):
