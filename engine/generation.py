@@ -110,8 +110,7 @@ def generate(
     """Yields the tokens that follow a row, without end.
 
     Every replica computes each token, because a model sharded over replicas sums across them. Such sums may not be in a
-    loop within replica code, so the loop is here, on the host. With several processes, all have to take the same number
-    of tokens.
+    loop within replica code, so the loop is here, on the host. All processes have to take the same number of tokens.
 
     Args:
       row: the prompt: one token or more.

@@ -41,8 +41,7 @@ class Inventory:
 
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
-      applied_options: the run's options that each optimizer applies, by the optimizer's `id`, Keras's too; set by
-        `build.prepare`.
+      applied_options: the run's options that each optimizer applies, by its `id`, Keras's too; set by `build.prepare`.
     """
 
     def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
@@ -199,8 +198,7 @@ class Inventory:
     def added_to(self) -> list[tf.Variable]:
         """The untrained variables to which each worker adds, so that no single worker's value is right.
 
-        Any value is right if the declared aggregation is the first replica's value, and for Keras's layers except
-        batch normalization.
+        Any value is right if the first replica's is declared, and for Keras's layers except batch normalization.
         """
         layers = [layer for layer in keras.all_layers_in(self.layers.values()) if keras.keeps_means(layer)]
         others = [layer for layer in layers if not isinstance(layer, tf.keras.layers.BatchNormalization)]
@@ -275,8 +273,7 @@ def _is_plain(value) -> bool:
 class Freezing:
     """The weights that are frozen, step by step.
 
-    A frozen weight keeps its slots and its count of updates (`Optimizer.update_counts`), so its first update is that of
-    a new run.
+    A frozen weight keeps its slots and its count of updates, so its first update is that of a new run.
 
     Args:
       rules: (regular expression, step): a weight whose path it matches is not updated before that step, with None

@@ -72,8 +72,7 @@ class TrainState:
         """Makes the step counter. Call it in the strategy's scope.
 
         Args:
-          step_variable: the step counter of an earlier state of the trainer, whose compiled steps count in it; None
-            makes one.
+          step_variable: the counter of an earlier state of the trainer, in which compiled steps count; None makes one.
         """
         aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
         if step_variable is None:
@@ -360,8 +359,7 @@ def _moved_slots(
 
     Args:
       at: the attributes from the state to the optimizer.
-      before: names of the variables of the checkpoint's optimizer, in its order; tables may have had another number of
-        shards.
+      before: names of the variables of the checkpoint's optimizer, in its order; shards may have been others.
       now: names of the variables of the optimizer here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables

@@ -155,13 +155,11 @@ def restore(
     Args:
       why_not: the beginning of the error if the checkpoint is of something else.
       at: the attributes from the checkpoint's root to `root`.
-      allow_changed: whether the entries in `matching.may_differ` may differ; variables that the checkpoint lacks keep
-        their values.
+      allow_changed: whether the entries in `matching.may_differ` may differ; those that the checkpoint lacks stay.
       may_grow: whether tables may have more rows than in the checkpoint, if ids are their rows.
 
     Returns:
-      The names of the variables that were read, with the number of rows for tables that have grown; and the allowed
-      differences, for people, or "".
+      The names of the variables that were read, with the rows of grown tables; and the allowed differences, or "".
 
     Raises:
       CheckpointError: before any variable is changed, if the checkpoint can't be read, or variables are missing in it,

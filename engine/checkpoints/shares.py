@@ -64,8 +64,7 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
     """Waits for other processes' shares, and returns the paths of the checkpoints in them.
 
     Args:
-      timeout_seconds: how long to wait while the folder stays unchanged; 0 waits for ever. A process that is ending
-        waits a few seconds at most.
+      timeout_seconds: limit on time without a change of the folder; 0 is none. An ending process waits a few seconds.
 
     Raises:
       SaveError: a share could not be written, or not in time.

@@ -52,8 +52,7 @@ class Slots:
     """Two slots of a process.
 
     Args:
-      descriptors: the descriptors of the files, made by `make`; by default it makes its own, at the first snapshot,
-        which end with it.
+      descriptors: the files' descriptors, made by `make`; by default files of its own, which end with the process.
     """
 
     def __init__(self, descriptors: Sequence[int] = ()):

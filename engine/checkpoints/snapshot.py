@@ -39,8 +39,7 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
     nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
     new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
     for that. A mirrored variable gives its first replica's value; a sharded one, the shards whose first holder is in
-    this process; one that differs by replica, a row per replica. If replicas are in several processes, all have to take
-    their snapshots.
+    this process; one that differs by replica, a row per replica: a collective if replicas are in several processes.
     """
     walked = [*graph.walk(state)]
     by_key = {graph.checkpoint_key(path): node for path, node in walked if graph.is_variable(node)}

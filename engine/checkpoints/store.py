@@ -85,8 +85,7 @@ class Checkpoints:
       check: raises if the run has lost its folder. Called before each save.
 
     Attributes:
-      written: called when a checkpoint is complete, in the thread that wrote it, with its manifest and the seconds it
-        took.
+      written: called when a checkpoint is complete, in the thread that wrote it, with its manifest and the seconds.
     """
 
     def __init__(
@@ -307,8 +306,7 @@ class Checkpoints:
         """Restores the state's variables from a checkpoint, the latest one if None; returns its manifest, or None.
 
         Args:
-          allow_changed: whether optimizer state may differ from the checkpoint's: what matches is restored, and a
-            warning lists the differences.
+          allow_changed: whether optimizer state may differ: what matches is restored, and a warning lists the rest.
 
         Raises:
           CheckpointError: before any variable is changed, if the checkpoint is broken or of another state: variables

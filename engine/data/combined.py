@@ -27,8 +27,7 @@ class Combined(Split):
 
     Args:
       members: the `Source` or `Stream` of each name, in order.
-      batch_sizes: the examples per step of each name with another number than the run's global batch size; not of the
-        first.
+      batch_sizes: examples per step, by name, where other than the run's global batch size; not of the first.
 
     Raises:
       UsageError: a batch size is not a whole number above 0, or of another name.

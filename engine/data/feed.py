@@ -51,8 +51,7 @@ class Feed(abc.ABC):
       pipeline: identifies the pipeline that saved positions fit.
       last_step: the step at which the run ends, if known: a feed that reads ahead reads no batch from there on, unless
         it is asked for it. Set from outside.
-      saved_states: returns the positions saved at a step, of all processes, or none; None unless it is training's. Set
-        from outside.
+      saved_states: returns the positions saved at a step, of all processes; None unless training's. Set from outside.
     """
 
     order: Order

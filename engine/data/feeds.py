@@ -464,8 +464,7 @@ class StreamedFeed(Feed):
         batches = untuned(self._with_shuffle_states(epochs).prefetch(4).with_options(options))
         if not self._distributes:
             return batches
-        # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step whether it
-        # has.
+        # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step.
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return self._strategy.experimental_distribute_dataset(batches.apply(endless))
 

@@ -246,8 +246,7 @@ class Padding:
     """How a source's batches are padded: to their longest example, or to their bucket's shape.
 
     Args:
-      lengths: lengths of all examples, see `measured`; None if each batch is read as a whole, whose own lengths are
-        known.
+      lengths: lengths of all examples, see `measured`; None if each batch is read as a whole.
     """
 
     def __init__(self, order: Order, lengths: np.ndarray | None):

@@ -1,8 +1,7 @@
 """The order of examples as arithmetic: an example is a function of (seed, epoch, order index).
 
 An *order index* counts the examples of an epoch in the order in which they are trained on. Any step's batch can be
-computed alone, so a resumed run needs no position but its step, and the order does not depend on the number of replicas
-or hosts.
+computed alone, so a resumed run needs no position but its step, and replicas and hosts may be any number.
 """
 
 from __future__ import annotations
@@ -322,8 +321,7 @@ class ChunkedOrder(Order):
 
     An epoch is a sequence of windows, each of `window_chunks` chunks from anywhere in the data; all of a window's
     examples come, in random order, before those of the next. The last chunk, which may be smaller, has a random
-    position of its own. The order is a function of (seed, epoch, order index), too. A process that keeps two windows in
-    memory reads each chunk once.
+    position of its own. A process that keeps two windows in memory reads each chunk once.
 
     Attributes:
       chunk_examples: examples in a chunk, 2 or more.

@@ -39,8 +39,7 @@ class ColumnPreprocessing(NamedTuple):
 
     Attributes:
       kind: one of `KINDS`; the first four are text before.
-      fill: the value that replaces missing ones (the empty text, NaN, `MISSING_ID`); None leaves them NaN. For arrays
-        and times, one for each column.
+      fill: replaces missing values (the empty text, NaN, `MISSING_ID`); None: NaN. For arrays and times, by column.
       is_flagged: whether a feature NAME.missing is 1 for missing values.
       places: for an array, the source of each column of the result: the number of the column that is filled, or -1
         minus the number of the column whose missing values it flags by 1.

@@ -25,8 +25,7 @@ class ReplayPosition(NamedTuple):
     Attributes:
       shuffles: identifies the stream's shuffles, plain JSON.
       seeds: the shuffles' state at the epoch's beginning; b"" if unknown.
-      first_batch: for each component of the epoch's first batch, its checksum and whether its rows differ; None if no
-        batch was read.
+      first_batch: of each component of the epoch's first batch, its checksum and whether its rows differ; or None.
     """
 
     shuffles: Any

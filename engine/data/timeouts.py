@@ -1,7 +1,6 @@
 """Waits for data while there is progress, and no longer.
 
-A call that hangs in the operating system or in TensorFlow can't be interrupted: its thread is abandoned, and the run
-ends.
+A call that hangs in the system or in TensorFlow can't be interrupted: its thread is abandoned, and the run ends.
 """
 
 from __future__ import annotations

@@ -90,8 +90,7 @@ class Watchdog:
     Args:
       worker: this process's index among the workers.
       addresses: the address of each worker, host:port.
-      timeout_seconds: the seconds without progress after which the process ends; 0 never ends anything, but still knows
-        who is lost.
+      timeout_seconds: time without progress after which the process ends; 0 never ends it, but notes who is lost.
       secret: the job's, which authenticates the workers' datagrams; empty trusts the network.
       bind: the address of this host for the datagrams' socket; empty: see `Peers`.
       arrived: `Arrivals.count`, or another number that grows by the same progress on all workers, or None.

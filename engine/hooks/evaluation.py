@@ -38,8 +38,7 @@ def averaged_weights(trainer, final: bool = False):
     Call it outside replicas: an assignment reaches the copies on all of them. Does nothing without `ema_decay`.
 
     Args:
-      final: whether to use the averages of a Keras optimizer with `use_ema`, too, which evaluations use only after
-        training.
+      final: whether to use the averages of Keras's `use_ema`, too, which evaluations use only after training.
     """
     with contextlib.ExitStack() as stack:
         for optimizer in Inventory(trainer).optimizers.values():
@@ -150,8 +149,7 @@ def evaluate(
       program: the program of the evaluation; None is the run's own.
       is_strict: whether weights and losses must be finite.
       batches: how many of the first batches to evaluate; None or 0 is all.
-      directory: the directory of temporary files, for predictions that exceed `Trainer.predictions_memory_mb`; None is
-        the system's.
+      directory: for temporary files of predictions over `Trainer.predictions_memory_mb`; None is the system's.
 
     Raises:
       LabelError: a metric does not accept the labels.

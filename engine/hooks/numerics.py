@@ -90,8 +90,7 @@ def check_weights(trainer, title: str, processes=None) -> None:
     The loss may still be finite, since on some CPUs ReLU maps NaN to 0. Waits for the devices.
 
     Args:
-      processes: the processes that all make this call (`engine.strategies.base.Processes`), and raise together; None is
-        this one.
+      processes: all that make this call (`engine.strategies.base.Processes`), and raise together; None is this one.
     """
     path = _nonfinite_weight(trainer)
     _check_paths(trainer, title, processes.exchange_json(path) if processes else [path])

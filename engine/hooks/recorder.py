@@ -1,7 +1,6 @@
 """Records a run as it goes, in `events.jsonl`: its rates and metrics, evaluations, checkpoints, warnings.
 
-docs/events.md describes the events. Lines are formatted and written in a thread; the training thread only keeps calls'
-results, unread.
+docs/events.md describes the events. A thread formats and writes lines; training only keeps calls' results, unread.
 """
 
 from __future__ import annotations
@@ -269,8 +268,7 @@ def _named(names: Sequence[str], rows: list[dict[str, float]]) -> list[dict[str,
 def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
     """Returns the fractions of the time that workers, on average, waited for input and for each other.
 
-    Synchronous workers wait for the slowest. Around parameter servers, an idle worker waits for those whose updates
-    must come first.
+    Synchronous workers wait for the slowest; around parameter servers, for those whose updates must come first.
     """
     if not window.seconds:
         return 0.0, 0.0

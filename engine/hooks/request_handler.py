@@ -31,8 +31,7 @@ class RequestHandler(Hook):
     """Answers requests. It is a run's last hook, so that a checkpoint includes the others' changes at the same step.
 
     Args:
-      requests: the requests to this task; with parameter servers, those to the coordinator, also for profiles of other
-        tasks.
+      requests: the requests to this task; to a coordinator, also for profiles of other tasks.
       poller: the thread that checks for them and answers what it can immediately, even while a call hangs.
       save: starts a checkpoint, unless this step has one; returns its manifest's path.
       stop: requests the run's end, with a reason, also between two calls.

@@ -73,8 +73,7 @@ def restore(
 
     Args:
       state: built, with the checkpoint's model and optimizer.
-      hooks: the hooks, in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays
-        new.
+      hooks: in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays new.
       manifest: the checkpoint's; None is the latest valid one.
       allow_changed: whether trained variables and the optimizer may differ; matching names are restored
         (`TrainState.matching`).

@@ -264,8 +264,7 @@ class Losses(CompileLoss):
     def classified(self, y_true, y_pred, weights) -> Classified | None:
         """Returns the labels and predictions of a single cross-entropy over classes, else None. Arguments as `total`'s.
 
-        Labels count if they are classes and count in the loss: not those of `ignore_class`, under a mask or of weight
-        0.
+        Labels count if they are classes and count in the loss: not those of `ignore_class`, masked or of weight 0.
         """
         loss = self.keras_losses[0]
         classes_of = _CLASSES_BY.get(getattr(loss, "fn", None))

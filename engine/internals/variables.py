@@ -35,8 +35,7 @@ class CompiledOf:
 
     Args:
       function: maps a list of variables to tensors; traced without AutoGraph.
-      at_second_call: whether the first call for the same variables is op by op: a run that needs no other is not
-        delayed by a trace.
+      at_second_call: whether the first call for the same variables is op by op, as a trace would delay a short run.
     """
 
     def __init__(self, function: Callable[[list], Any], at_second_call: bool = False):

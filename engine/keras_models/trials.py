@@ -47,8 +47,7 @@ def not_additive(
     """Returns the names of losses that are not means over examples, by a trial on random batches of these specs.
 
     Args:
-      sums: computes tuples of sums over a batch, by the loss's name: those of two batches have to add up, also if some
-        labels are missing.
+      sums: computes tuples of sums by the loss's name: those of two batches must add up, also if labels are missing.
       specs: the specs of a batch (features, labels, outputs, weights).
       compared: the numbers to which the losses compare labels: those equal to one, or on one side of it, may be left
         out of the mean. None if none are left out.

@@ -69,8 +69,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
 def computed_after(tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the same values, for operations that are to run after others, and again if they have run before.
 
-    XLA merges equal operations and knows no control edges, so what is returned depends on a value of the others too, as
-    in `tf.recompute_grad`.
+    XLA merges equal operations and knows no control edges, so values depend on the others', as in `tf.recompute_grad`.
     """
     with tf.control_dependencies(others):
         values = [tf.reshape(x, [-1])[:1] for x in others if x.dtype.is_floating]

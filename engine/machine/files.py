@@ -33,8 +33,7 @@ _SUFFIX = ".tmp"
 def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
     """Opens a regular file, creating it with O_CREAT; never blocks, e.g. on a pipe.
 
-    Links are followed only for reading, without O_NOFOLLOW. Returns the descriptor. Raises OSError, also for anything
-    but a regular file.
+    Follows links only for reading, without O_NOFOLLOW. Returns the descriptor. Raises OSError, also for other files.
 
     Args:
       folder: the descriptor of the folder of a relative path.

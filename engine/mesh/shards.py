@@ -162,8 +162,7 @@ def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
 
     Args:
       variable: carries its sharding.
-      sample: returns the values of any box of the whole, depending only on the position, so that a model's weights do
-        not depend on the mesh.
+      sample: returns the values of any box of the whole, by position alone, so that weights don't depend on the mesh.
     """
     sharding = variable_sharding(variable)
     for replica, shard in local_shards(variable):
@@ -235,8 +234,7 @@ class UpdateShard(NamedTuple):
 def plan_update_shard(variable, mesh: Mesh) -> UpdateShard | None:
     """Returns how a variable's update is sharded over a mesh; None if every holder updates all of it.
 
-    It is None if the mesh does not shard the optimizer, for a small variable, and for one without an axis that divides
-    by the number of its holders.
+    It is None if the mesh shards no optimizer, for a small variable, and if no axis divides by the holders' number.
     """
     if not mesh.shard_optimizer:
         return None

@@ -17,8 +17,7 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
     """The base of all kinds of pairs: a sum and a count.
 
     Attributes:
-      weigh: a function that recomputes the pair with the examples' weights, float32 [batch]; None if the examples'
-        values are unknown.
+      weigh: recomputes the pair with the examples' weights, float32 [batch]; None if their values are unknown.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
       direction: "max" or "min", the better one; None if unknown. TensorFlow unpacks named tuples and recreates them
         from their class, so this is an attribute of the class, as is `is_several`.
@@ -92,8 +91,7 @@ class Mean(Pair):
 class SumOfMeans(Pair):
     """Means whose sum is the value; those of nothing add 0.
 
-    In a step total is float32 [means, 2], the totals and counts, and count a scalar, the sum of all counts. On the host
-    both are arrays [means].
+    In a step total is float32 [means, 2], totals and counts, and count the counts' sum; on the host both are [means].
     """
 
     def value(self) -> float | None:

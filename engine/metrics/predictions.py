@@ -141,8 +141,7 @@ def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[b
     """Joins the rows that replicas have computed in some steps, in the order of their examples.
 
     Args:
-      pieces: each a list of tensors [n, ...] of the same rows. The first, int64 [n], is what to sort by; rows that are
-        equal in it keep their order.
+      pieces: each a list of tensors [n, ...] of the same rows, which are sorted, stably, by the first, int64 [n].
       exchange: `Processes.exchange_bytes`; None if this process has all rows.
 
     Returns:

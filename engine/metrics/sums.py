@@ -120,8 +120,7 @@ def kinds_by_name(specs: Sequence[RowSpec]) -> dict[str, type[Pair]]:
 def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns values by name: vectors as NAME_0, ..., dictionaries as NAME_KEY; None for a mean of nothing.
 
-    Omits confusion matrices, numbers out of range, a gradient norm that no step has measured, and a checkpoint's Keras
-    metric that no step has updated.
+    Omits confusion matrices, numbers out of range, and a gradient norm or a Keras metric that no step has updated.
     """
     results: dict[str, float | None] = {}
     for name, pair in pairs.items():

@@ -560,8 +560,7 @@ class _OpenPiece(_Target):
 class _Targets:
     """Targets in order, found by variable.
 
-    A separate class, because a list or dictionary on a tf.Module would put the model's variables into the checkpoint a
-    second time.
+    A separate class: in a list or dictionary on a tf.Module the model's variables would be in the checkpoint twice.
     """
 
     def __init__(self, owner, variables, multipliers):

@@ -37,8 +37,7 @@ class DynamicLossScale(tf.Module):
         """Sets the approximate number of examples that losses are sums over: a scale for means would be too high.
 
         They are divided by the nearest power of two, which gives a mean's range and loses no bit. Call it on
-        the host before a step is traced, with the same number for all replicas, since a layer may sum gradients across
-        them.
+        the host before a step is traced, with the same number for all replicas, across which a layer may sum gradients.
         """
         self._examples = 2.0 ** round(math.log2(max(1.0, examples)))
 

@@ -74,8 +74,7 @@ def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
     """Assigns each replica its own row of an array.
 
     If the number of rows differs from the number of replicas, each replica gets the mean of all, or an equal share if
-    the variable is summed on read. A variable with neither keeps its value, with a warning. An array without rows
-    counts as one row.
+    the variable is summed on read. A variable with neither keeps its value, with a warning. No rows count as one row.
     """
     strategy = _strategy(variable)
     rows = rows[tf.newaxis] if rows.shape.rank == variable.shape.rank else rows

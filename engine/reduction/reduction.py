@@ -117,8 +117,7 @@ class Reduction(tf.Module):
           count: scalar float32, the number of examples in that sum; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean across replicas,
             weighted by `count`. None is the state of `build`, each variable by its own aggregation.
-          variables: the gradients' variables, needed if the model is sharded over a mesh; if omitted, gradients are
-            summed like copies'.
+          variables: the gradients', needed if the model is sharded over a mesh; if omitted, all are copies.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
@@ -244,8 +243,7 @@ class Reduction(tf.Module):
 
         reduce_seconds: from the time when all of this replica's values were computed until their sums were, by the
           host's clock; excludes what is sent during the backward pass.
-        gradient_norm: the norm of the mean gradient over this replica's examples alone, before the sum; 0 at a step
-          that collects no norm.
+        gradient_norm: the norm of this replica's mean gradient, before the sum; 0 at a step that collects no norm.
         """
         figures = vars(self._figures)
         return {name: tf.cast(figures.pop(name, 0.0), tf.float32) for name in self.watched}

@@ -79,8 +79,7 @@ class StepContext:
       step: scalar int64, steps of training done before this one.
       replica: scalar int32, by which this replica samples: its id in the strategy; on a mesh, its data coordinate; 0
         if replicas compute the same examples.
-      shard: scalar int32, by which layers sharded over a mesh sample: the same for replicas that have the same shard
-        and the same examples.
+      shard: scalar int32, by which sharded layers sample: equal on replicas with the same shard and examples.
       has_examples: scalar bool, whether this replica has any; None if it always has.
       collect_norm: scalar bool, whether this step's gradient norm, which is costly, will be read; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
@@ -228,8 +227,7 @@ class StepContext:
     def micro_batch_contexts(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
         """Divides this replica's computation into micro-batches, which sample independently.
 
-        Each numbers its samples from the same number on, so neither the number of those traced before nor a trace that
-        serves several matters.
+        Each numbers its samples from the same number on, whatever was traced before, also if one trace serves several.
 
         Returns:
           A function of a micro-batch's number that enters its context.

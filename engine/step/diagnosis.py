@@ -176,8 +176,7 @@ def check_gradients_pass(losses: Sequence[tf.Tensor], variables: Sequence, value
 def warn_of_step(graph: tf.Graph, replicas: int) -> None:
     """Warns of what a step that was traced in a graph does not do as it may seem to.
 
-    It samples numbers that a resumed run does not repeat, accumulates 16-bit values in 16 bits, or writes a summary of
-    one of several replicas.
+    It samples numbers that no resumed run repeats, adds up 16-bit values in 16 bits, or writes one replica's summary.
     """
     halves, ops = (tf.bfloat16, tf.float16), [*operations(graph)]
     if sampled := STATEFUL_RANDOM & {op.type for op in ops}:

@@ -33,8 +33,7 @@ class Gradients(Sequence):
     Args:
       values: the gradients before the factors; those of a `Gradients` are taken over with its factors.
       factors: positive scalar float32 tensors.
-      shardings: for each gradient how it is sharded over the step's mesh; None for a copy on each replica; () if all
-        are copies.
+      shardings: how each gradient is sharded over the step's mesh; None for copies on each replica; () if all are.
     """
 
     def __init__(
@@ -457,8 +456,7 @@ def _count_ratios(counts: tf.Tensor, reduction) -> tf.Tensor:
     return tf.math.divide_no_nan(counts[-1], counts[:-1])
 
 
-# The index of zero gradients that belong to no row and update none: padding, since as many rows are exchanged as there
-# are ids.
+# The index of padding: zero gradients that update no row, since as many rows are exchanged as there are ids.
 NO_ROW = -1
 
 
@@ -503,8 +501,7 @@ def _without_duplicates(gradient):
 def mark_unique(rows: tf.Tensor) -> tf.Tensor:
     """Marks row numbers [n] as unique, and returns them, to be gathered.
 
-    The gradient of that gather then needs no search for duplicates. That of several gathers does: a tape joins their
-    rows into another tensor.
+    The gradient of that gather needs no search for duplicates; that of several does, since a tape joins their rows.
     """
     if tf.is_symbolic_tensor(rows):
         rows.graph.add_to_collection(_UNIQUE, rows)

@@ -85,8 +85,7 @@ def set_threads_per_micro_batch(micro_batches: int) -> int:
     """Sets TensorFlow's threads, one per micro-batch that the CPU computes in parallel.
 
     Returns:
-      The number of micro-batches to compute in parallel: 1 with a GPU, or if TensorFlow has already started its
-      threads.
+      The number of micro-batches to compute in parallel: 1 with a GPU, or if TensorFlow's threads have started.
     """
     if micro_batches == 1 or tf.config.get_visible_devices("GPU"):
         return 1

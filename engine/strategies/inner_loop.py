@@ -93,8 +93,7 @@ class Pace:
         its ends, and with several workers the wait for the slowest.
 
     Attributes:
-      steps: approximate number of steps of the next call. Calls divide the steps up to the next due one evenly, as far
-        as sync periods allow.
+      steps: approximate number for the next call; calls divide those to the next due one evenly, if syncs allow.
       step_seconds: duration of a step in the newest call that the pace was fitted to; 0 before any.
     """
 
@@ -309,8 +308,7 @@ class InnerLoop(Program):
     With GPUs the loop counts and decides on the host, with an int32 counter, which TensorFlow keeps there: for an int64
     or bool on the device the host would wait at each step.
 
-    A program without state is an evaluation, whose calls return examples' scores, too, for metrics of their ranking
-    (`metrics.sums.stack`).
+    A program without state is an evaluation, whose calls return examples' scores, too (`metrics.sums.stack`).
 
     Args:
       step_function: replica code, (batch, step, collect_norm) -> metrics; `step` scalar int64, the step's number;

@@ -54,8 +54,7 @@ class MultiWorker(Replicated):
     """Synchronous replicas on several hosts, one process (worker) each.
 
     All workers make the same calls in the same order, with the same number of steps. Knowledge of a single one (a
-    signal, the duration of a call) is exchanged in the rows that end each call, and all act on it when they read these,
-    one call later.
+    signal, the duration of a call) is exchanged in the rows that end each call, and all act on it one call later.
 
     Args:
       step_timeout_seconds: time without progress until this process names the stuck one and ends; 0 waits for ever.

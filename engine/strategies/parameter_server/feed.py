@@ -240,8 +240,7 @@ class ReadByWorkersFeed(_LeaseExamples):
             return end, next_end, next_piece, stats + _piece_stats(done, there, size, next_end - end), state
 
         began, end = timestamp_after(first), piece_end(first)
-        # If only a lease's result was lost, it is run again without steps. It still reads one example: the shuffle
-        # needs at least one index.
+        # If only a lease's result was lost, it is run again without steps; the shuffle still needs one index.
         piece, size, there = read(first, tf.maximum(end, first + 1))
         start = (first, end, piece, _piece_stats(began, there, size, end - first), state)
         *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)

@@ -1,8 +1,7 @@
 """A worker's execution of a lease: a range of steps in one compiled call, counted on the servers. Worker code.
 
 If a worker dies, TensorFlow runs its lease again on another one. It continues from the servers' counts: steps are
-repeated only if they were applied but not yet counted when the worker died or the step failed, as the last one is until
-the next one begins.
+repeated only if they were applied but not yet counted at the failure, as the last one is until the next one begins.
 """
 
 from __future__ import annotations
@@ -340,8 +339,7 @@ class UpdateLoop(LeaseLoop):
 def _copy_to_worker(tensors):
     """Copies tensors to the worker.
 
-    TensorFlow would otherwise keep a loop's variables on the server that created them, and send them both ways each
-    step.
+    TensorFlow would else keep a loop's variables on their server, and send them both ways each step.
     """
     with tf.device("/job:worker"):
         return tf.nest.map_structure(tf.identity, tensors)

@@ -195,8 +195,7 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
 
     Args:
       workers: addresses of the workers.
-      timeout_seconds: limit on the wait for answers, times `FIRST_CALL_FACTOR`, since workers open their files; 0 waits
-        for ever.
+      timeout_seconds: limit on waiting, times `FIRST_CALL_FACTOR`, as workers open files; 0 waits for ever.
 
     Raises:
       SourceError: a worker's differ, or can't be read.
