@@ -359,7 +359,7 @@ def _moved_slots(
 
     Args:
       at: the attributes from the state to the optimizer.
-      before: names of the variables of the checkpoint's optimizer, in its order; shards may have been others.
+      before: names of the variables of the checkpoint's optimizer, in its order; tables may have had other shards.
       now: names of the variables of the optimizer here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables

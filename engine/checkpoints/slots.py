@@ -52,7 +52,7 @@ class Slots:
     """Two slots of a process.
 
     Args:
-      descriptors: the files' descriptors, made by `make`; by default files of its own, which end with the process.
+      descriptors: the files', made by `make`; by default it makes its own at the first snapshot, which end with it.
     """
 
     def __init__(self, descriptors: Sequence[int] = ()):

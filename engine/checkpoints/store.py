@@ -85,7 +85,7 @@ class Checkpoints:
       check: raises if the run has lost its folder. Called before each save.
 
     Attributes:
-      written: called when a checkpoint is complete, in the thread that wrote it, with its manifest and the seconds.
+      written: called in the writing thread when a checkpoint is complete, with its manifest and the seconds it took.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The order of examples as arithmetic: an example is a function of (seed, epoch, order index).
 
 An *order index* counts the examples of an epoch in the order in which they are trained on. Any step's batch can be
-computed alone, so a resumed run needs no position but its step, and replicas and hosts may be any number.
+computed alone, so a resumed run needs no position but its step, and any number of replicas or hosts has this order.
 """
 
 from __future__ import annotations

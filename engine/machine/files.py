@@ -56,10 +56,7 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
 
 
 def open_lock(path: str | os.PathLike) -> int:
-    """Opens a file to lock, creating it; one of another user only has to be read. Returns the descriptor.
-
-    Raises OSError, as `open_regular`.
-    """
+    """Opens a file to lock, creating it; other users' need only be readable. Returns its descriptor; raises OSError."""
     try:
         return open_regular(path, os.O_RDWR | os.O_CREAT)
     except PermissionError:

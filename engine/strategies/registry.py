@@ -35,7 +35,7 @@ class StrategyOptions:
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
       communication: how workers exchange sums, see `multi_worker.connect`.
       step_timeout_seconds: limit on waiting for other workers, see `MultiWorker`.
-      end_process: called by a stuck process with the reason, a line (`errors.setting`); None prints it and the stacks.
+      end_process: called by a stuck process with the reason, a line with `errors.setting`; None prints it and stacks.
       steps_per_loop: steps per compiled call; 0 fits them.
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
       gpus: the GPUs to use, see `gpus.use_only`. By default one_device takes the first, and parameter_server's
