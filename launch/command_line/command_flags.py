@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..failures import UsageError
 from . import help, parsing
 from .flags import FIELDS
 from .rules import fields

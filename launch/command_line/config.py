@@ -22,7 +22,7 @@ from ...engine.metrics.monitored import Monitored
 from ...input import data_json
 from ..cluster import discovery
 from ..cluster.cluster import Cluster
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
 from . import parsing, paths, registry, rules, saved_config
 from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, USES, Flags, flags_with

@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from ...engine.errors import importing
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from . import paths, user_files
 from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
 from .rules import UntypedText, coerce

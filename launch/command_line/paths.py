@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from ...engine.checkpoints import RunDir
 from ...engine.machine import files
-from ..errors import UsageError
+from ..failures import UsageError
 
 _MOST_BYTES = 1 << 20  # largest file of flags or of Python
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint finds files by a pattern, in which these can't be escaped

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...engine.arguments import Interval
 from ...engine.metrics.monitored import Monitored
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from .values import boolean, short
 from .values import number as number_of
 

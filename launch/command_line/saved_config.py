@@ -11,7 +11,7 @@ from ...engine.machine.files import read_json
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...engine.strategies.registry import CLUSTERED
 from ..cluster import discovery, tf_config
-from ..errors import UsageError
+from ..failures import UsageError
 from . import registry, user_files
 from .flags import ARGUMENTS, DECIDING, FIELDS, FLAG_INFO, Flags, flags_with, replaced_by
 from .rules import coerce

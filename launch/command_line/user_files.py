@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..errors import UsageError
+from ..failures import UsageError
 from . import paths, rules
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file

@@ -22,10 +22,10 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .. import errors, explanations
+from .. import explanations, failures
 from ..command_line import command_flags, help, rules
 from ..command_line.rules import Integer, Text, flag
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host import process
 from ..host.serving import Application, Server
 from . import page
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         )
         _serve(paths, **vars(MonitorFlags(**values)))
     except Exception as error:  # the border of the program
-        sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
+        sys.exit(failures.fail(*explanations.explain(error, has_debug=False)))
     except KeyboardInterrupt:
         sys.exit(0)
     sys.exit(0)

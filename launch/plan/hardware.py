@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ..command_line import parsing
 from ..command_line.rules import Integer, Number, OneOf, OtherTypeError, Text, ValueType, default_value, fields, flag
 from ..command_line.values import short
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 
 _PUBLISHED = Path(__file__).with_name("published.json")
 _REQUIRED: Any = dataclasses.MISSING

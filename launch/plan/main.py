@@ -23,16 +23,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .. import errors, explanations, terminal
+from .. import explanations, failures, terminal
 from ..cluster import tf_config
 from ..command_line import checks, command_flags, help, parsing, paths
 from ..command_line import config as configs
 from ..command_line.rules import Boolean, Number, Text, flag
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host import process
 from ..host.files import write_json
 from ..host.signals import interruptible
-from . import hardware, report, simulation
+from . import hardware, plan_report, simulation
 from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
 from .program import execute
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> None:
         with interruptible():
             code = _run(argv)
     except KeyboardInterrupt:
-        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
+        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted")
     except Exception as error:  # the border of the program
-        code = errors.fail(*explanations.explain(error, has_debug=False))
+        code = failures.fail(*explanations.explain(error, has_debug=False))
     sys.exit(code)
 
 
@@ -114,7 +114,7 @@ def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None
     result = plan(given, counts, machine, flags.simulate, trainer_class, data)
     if path := given.get("result_json"):
         write_json(path, result)
-    print(report.text(result, machine, terminal.columns()), flush=True)
+    print(plan_report.text(result, machine, terminal.columns()), flush=True)
     return 0
 
 
@@ -182,7 +182,7 @@ def plan(
     short = next((found for _, found in planned if not found.fits), None)
     entries = []
     for config, found in planned:
-        entry = report.entry(found, config.strategy, machine)
+        entry = plan_report.entry(found, config.strategy, machine)
         entry["activations"] = _activations(plans, config.recompute, found)
         if simulates:
             entry["simulated"] = simulation.entry(simulation.scenario(found, machine))

@@ -40,7 +40,7 @@ from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.values import plain
-from ..errors import RunError, UsageError
+from ..failures import RunError, UsageError
 from ..host import threads
 from . import progress, room
 from .compiled_cache import CompiledCache

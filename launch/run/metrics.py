@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.serving import Server
 from ..host.serving import serving as served
 

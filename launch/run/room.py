@@ -20,7 +20,7 @@ from ...engine.strategies.base import Strategy
 from ...engine.strategies.dry_run import dry_run
 from ...models.tabular import Tabular
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..failures import UsageError
 
 _SNAPSHOTS = 2  # in memory, if there is room for them
 

@@ -31,7 +31,7 @@ from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
-from ..errors import EXIT_REGROUP, UsageError
+from ..failures import EXIT_REGROUP, UsageError
 from ..host.files import write_run_file
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, results

@@ -10,7 +10,7 @@ from ....engine.data import entry, form, views
 from ....engine.data.combined import Combined
 from ....engine.data.source import Split
 from ....engine.strategies.base import Program
-from ...errors import UsageError
+from ...failures import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints
 from ..saved.preprocessor import Names, check_names

@@ -28,7 +28,7 @@ from ...command_line import checks, conflicts, registry, rules
 from ...command_line.config import Config
 from ...command_line.flags import Flags
 from ...command_line.values import short
-from ...errors import UsageError
+from ...failures import UsageError
 from .. import agreement
 from ..saved import fingerprints, model_file, preprocessor
 from . import loading

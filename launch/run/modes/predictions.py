@@ -27,7 +27,7 @@ from ....engine.strategies.base import Prediction, Strategy
 from ....engine.strategies.replicated import Replicated
 from ...command_line import registry
 from ...command_line.config import Config
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host import isolation
 from ..base import BaseRun
 from ..data import external, loading

@@ -23,7 +23,7 @@ from ....engine.internals import pipelines
 from ....engine.internals.tensorflow import iterator_state
 from ...command_line.config import Config
 from ...command_line.values import differences
-from ...errors import UsageError
+from ...failures import UsageError
 
 # Read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024

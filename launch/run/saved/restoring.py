@@ -11,7 +11,7 @@ from ....engine.checkpoints import Checkpoints, Manifest, RunDir
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
 from ...command_line import checks, saved_config
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host import threads
 from .. import results
 from ..base import BaseRun

@@ -26,7 +26,7 @@ from ...command_line import config as configs
 from ...command_line import registry, saved_config, user_files
 from ...command_line.config import Config
 from ...command_line.values import differences, plain
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host.isolation import Isolation
 from ..base import BaseRun
 from ..modes import prediction_files, predictions
