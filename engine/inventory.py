@@ -113,6 +113,7 @@ class Inventory:
     def untrained(self) -> dict[int, tf.Variable]:
         """The untrained variables of layers and among the attributes themselves, by their `id`."""
         keras_variables = [v for layer in keras.all_layers_in(self.layers.values()) for v in keras.own_untrained(layer)]
+        keras_variables += keras.metric_variables(self.layers.values())
         variables = [*keras_variables, *tracked(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
         return {id(variable): variable for variable in map(tf_variable, variables) if not variable.trainable}
 
@@ -192,6 +193,7 @@ class Inventory:
         """Keras's variables that a forward pass may assign: moving statistics, counts, states, metrics' totals."""
         layers = self.layers.values()
         others = [v for v in self.variables if isinstance(v, tf.keras.Variable) and not v.trainable]
+        others += keras.metric_variables(layers)
         return [*keras.moved_variables(layers), *keras.carried_states(layers), *others]
 
     @property

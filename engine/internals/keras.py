@@ -138,6 +138,11 @@ def own_untrained(layer: tf.keras.layers.Layer) -> list[tf.keras.Variable]:
     return list(layer._non_trainable_variables)
 
 
+def metric_variables(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
+    """Returns the totals and counts of the metrics that layers have."""
+    return [v for layer in all_layers_in(layers) for metric in layer._metrics for v in metric.variables]
+
+
 def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
     """Returns a layer's own additions to the loss in the last traced forward pass."""
     return list(layer._get_own_losses())

@@ -152,7 +152,7 @@ def sync(path: str | os.PathLike) -> None:
 @functools.cache
 def _warn_not_synced(mount: str) -> None:
     logging.warning(
-        "the file system at %s can't wait until a file is on its disk (no fsync); the run goes on, but what was "
+        "the file system at %s can't wait until a file is on its disk (no fsync); the run continues, but what was "
         "written last may be lost if the machine fails",
         mount,
     )

@@ -184,14 +184,14 @@ def _features_from_run(table: ParquetTable, choice: Choice, saved: Data) -> tupl
         if converter and (column.varies or not (column.is_list or column.kind in _READ_AS[converter.kind][1])):
             raise InputError(
                 f"{table.path}: column {name!r} holds {column}, and the run was trained on one of kind "
-                f"{converter.kind}; write both alike"
+                f"{converter.kind}; write both in one type"
             )
         features.append(_feature(name, column, converter, saved.vocabulary or {}, choice.missing == "mean"))
     label = table.columns.get(choice.label)
     if label and (label.kind == "text") != (saved.classes is not None):
         raise InputError(
             f"{table.path}: the label {choice.label!r} holds {label}, and the run was trained on "
-            f"{'names of classes' if saved.classes else 'numbers'}; write both alike"
+            f"{'names of classes' if saved.classes else 'numbers'}; write both in one type"
         )
     names = ("num_classes", "vocabulary", "ids", "classes", "preprocessing")
     return features, Data(None, **{name: getattr(saved, name) for name in names}), []
@@ -597,5 +597,5 @@ def _check_same_kind(name: str, table: ParquetTable, like: ParquetTable) -> None
     if column is None or column[:2] != wanted[:2]:
         raise InputError(
             f"{table.path}: column {name!r} holds {column or 'nothing that is read'}, and {wanted} in {like.path}; "
-            "write both alike"
+            "write both in one type"
         )

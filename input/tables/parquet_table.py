@@ -303,7 +303,7 @@ class ParquetTable:
                 is_compatible = widest.kind == column.kind
             if not is_compatible:
                 self.problems[name] = (
-                    f"{path}: column {name!r} is {field.type}, and {first.type} in {first_path}; write both alike"
+                    f"{path}: column {name!r} is {field.type}, and {first.type} in {first_path}; write both in one type"
                 )
                 return None
         is_text = widest is not None and widest.kind == "text"

@@ -283,7 +283,7 @@ class Servers(Synchronous):
         if count > self._max_restarts:
             return None
         pause = _pause_seconds(count - 1)
-        return Decision(None, pause, f"{ending}; it starts again {_when(pause)}, the others go on")
+        return Decision(None, pause, f"{ending}; it starts again {_when(pause)}, the others continue")
 
     def saves(self, task: str) -> bool:
         return task in ("chief", "evaluator")

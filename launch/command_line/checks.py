@@ -311,7 +311,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     for name in then.keys() & REPLACED.keys():
         raise UsageError(
             f"{source} is a run with {name}={shown(then[name])}, a flag that is gone: {REPLACED[name]}, in another "
-            "run_dir; allow_changed_config goes on without it"
+            "run_dir; allow_changed_config continues without it"
         )
     if changed := differences(then, now):
         raise UsageError(

@@ -31,7 +31,7 @@ def test_a_killed_worker_is_replaced_and_reads_on_and_no_example_is_left_out(sta
     epochs = 60 * STEPS_PER_EPOCH // 15  # 900 examples: 15 steps, the last of 4
     assert seen.min() >= epochs
     assert seen.sum() - epochs * 900 <= 2 * 64
-    assert "worker 0 was killed by SIGKILL; it starts again at once, the others go on" in job.output
+    assert "worker 0 was killed by SIGKILL; it starts again at once, the others continue" in job.output
     assert len(re.findall(r"\[local\] chief is process", job.output)) == 1
     assert job.result["eval"]["example"] == 949.5  # the mean of 900 to 999, each once
     assert 0 < job.result["input_steps_ahead"] <= 64

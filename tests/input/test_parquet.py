@@ -424,7 +424,7 @@ def test_parts_of_types_that_can_be_widened_are_one_table(tmp_path, parts, value
 def test_parts_of_types_that_cannot_be_widened_name_both_files(tmp_path, parts, turn):
     folder = written(tmp_path, *(table(3, x=part) for part in parts[::turn]))
     with pytest.raises(
-        InputError, match=r"part-1.parquet: column 'x' is .*, and .* in .*part-0.parquet; write both al"
+        InputError, match=r"part-1.parquet: column 'x' is .*, and .* in .*part-0.parquet; write both in one"
     ):
         parquet.load(folder, 0)
     assert len(parquet.load(folder, 0, features=("id",)).train) == 6

@@ -138,7 +138,7 @@ def test_a_new_table_is_read_by_the_preprocessing_of_the_data_trained_on(tables)
     assert data.train.element_spec == trained_on.train.element_spec
     assert data.train.preprocessing_digest == trained_on.train.preprocessing_digest
     other = tables.write("other", **{**new, "x": ["a", "b"]})
-    with pytest.raises(InputError, match=r"column 'x'.*(a number, as in the data of the run|write both alike)"):
+    with pytest.raises(InputError, match=r"column 'x'.*(a number, as in the data of the run|write both in one type)"):
         tables.load(other, missing="mean", trained_on=trained_on)
     array = tables.load(tables.write("a", **{**HOLES, "label": [0, 1, 2, 0]}), array=True, missing="column")
     new = tables.write("b", full=[None, 1.0], price=[1, None], id=[None, 5], label=[0, 0])

@@ -345,7 +345,7 @@ class _InOneLine(Filter):
         message = str(record.msg)
         if message.startswith("Worker %s failed with"):
             task = str(next(iter(record.args))).rpartition(":")[2]
-            record.msg, record.args = "worker %s is lost; the others go on, and it joins them when it is back", (task,)
+            record.msg, record.args = "worker %s is lost; the others continue, and it rejoins when it is back", (task,)
             return True
         # The last: each checkpoint is written by its own function, once.
         repeated = ("encountered the following error", "tf_function_save")

@@ -120,9 +120,10 @@ def exact(bench, large):
         (2, Reduction(), {}),
         pytest.param(4, Reduction(), {}, marks=pytest.mark.slow),
         pytest.param(2, Reduction(), {"accumulate_steps": 3}, marks=pytest.mark.slow),
+        pytest.param(2, Reduction(), {"shard_optimizer": True}, marks=pytest.mark.slow),
         (2, Reduction("float16"), {}),
     ],
-    ids=["1", "2", "4", "micro-batches", "float16 on the wire"],
+    ids=["1", "2", "4", "micro-batches", "shards of the update", "float16 on the wire"],
 )
 def test_one_scale_serves_any_number_of_replicas(bench, large, exact, replicas, reduction, options):
     options = {"num_classes": 4, "precision": "float16", "reduction": reduction, **options}

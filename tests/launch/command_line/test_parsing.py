@@ -299,7 +299,7 @@ def test_a_scripts_own_flags_are_absls(script_flags, tmp_path):
     assert parsing.from_keywords({"beta": np.float32(0.5), "name": ["c"]}) == ({}, {"beta": 0.5, "name": ["c"]})
     assert beta.value == 2.0
     for call in (lambda: values_of("--beta=-1"), lambda: values_of(beta=-1.0)):
-        with pytest.raises(UsageError, match=r"^(--)?beta=-1.*: -1.0 is not a non-negative number; see (--)?help$"):
+        with pytest.raises(UsageError, match=r"^(--)?beta=-1.*: -1.0 is not a non-negative number(; see --help)?$"):
             call()
 
 

@@ -260,7 +260,9 @@ from crankshaft.launch.host.process import quiet_startup
 try:
     with quiet_startup():
         os.write(2, b"oneDNN custom operations are on\\nUnknown flag\\n")
-        threading.Thread(target=print_line, args=["meanwhile"]).start()
+        thread = threading.Thread(target=print_line, args=["meanwhile"])
+        thread.start()
+        thread.join()
         handler = logging.StreamHandler()  # which the library keeps
         print(gc.isenabled())
         raise ImportError

@@ -116,6 +116,9 @@ def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, 
     loaded.save(tmp_path / "whole.keras")
     for model in (done.model, loaded, tf.keras.models.load_model(tmp_path / "whole.keras")):
         np.testing.assert_allclose(model(numbers), expected, rtol=0, atol=1e-5)  # op by op, and compiled
+    still = {"train_steps": 1, "optimizer": "sgd", "learning_rate": 1e-30, "global_batch_size": 8}
+    begun = run(Own, data=data, init_from=tmp_path / "whole.keras", **still, **mesh)
+    np.testing.assert_allclose(begun.predict(numbers), expected, rtol=0, atol=1e-5)
 
 
 ON_MESH = {"strategy": "mirrored", "num_virtual_devices": 4, "mesh": "data:2,model:2"}

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
+from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.layers.parallel import Dense
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.reduction import Reduction
@@ -78,6 +79,8 @@ def test_losses_are_those_of_one_device(bench, data, shape, options):
     assert len(expected) == (17 if "on_nonfinite" in shared else 20)
     np.testing.assert_allclose(many.curve(20), expected, rtol=1e-6)
     check_copies(many, shape[1])
+    if "ema_decay" in shared:
+        assert evaluate(many.strategy, many.state) == pytest.approx(evaluate(one.strategy, one.state), rel=1e-6)
 
 
 @pytest.mark.thorough
