@@ -181,15 +181,15 @@ def check_baseline_work(config: Config) -> None:
 
 def read_baseline(path: str) -> dict[str, Any]:
     """Reads a result with its calls, from --result_json. Raises `UsageError`."""
-    cure = "give what mode=benchmark wrote to result_json"
-    text = paths.read_text("baseline", path, cure, MOST_BYTES)
+    fix = "give what mode=benchmark wrote to result_json"
+    text = paths.read_text("baseline", path, fix, MOST_BYTES)
     try:
         result = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError(f"baseline={path} is not JSON; {cure}") from None
+        raise UsageError(f"baseline={path} is not JSON; {fix}") from None
     if lines := problems(result):
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-        raise UsageError(f"baseline={path} is not a result of this benchmark: {lines[0]}{more}; {cure}")
+        raise UsageError(f"baseline={path} is not a result of this benchmark: {lines[0]}{more}; {fix}")
     return result
 
 

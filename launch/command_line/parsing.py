@@ -123,8 +123,8 @@ def parse_words(
 
 
 def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> UsageError:
-    cure = REPLACED.get(name) or nearest(name, names, otherwise)
-    return UsageError(f"{name} is unknown; {cure}")
+    fix = REPLACED.get(name) or nearest(name, names, otherwise)
+    return UsageError(f"{name} is unknown; {fix}")
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:

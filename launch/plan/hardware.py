@@ -173,8 +173,8 @@ def read(name_or_path: str) -> Hardware:
     if name_or_path in published:
         return from_figures({"name": name_or_path, **published[name_or_path]}, name_or_path)
     if not os.path.exists(os.path.expanduser(name_or_path)) and os.sep not in name_or_path:
-        cure = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
-        raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {cure}")
+        fix = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
+        raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {fix}")
     return from_figures(parsing.load_mapping("on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
 
 

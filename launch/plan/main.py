@@ -190,7 +190,7 @@ def plan(
     config = planned[-1][0]
     advice = [
         " ".join(f"--{name}" if value is True else f"--{name}={value}" for name, value in changes.items())
-        for changes in (_cures(plans, short) if short else ())
+        for changes in (_fixes(plans, short) if short else ())
     ]
     return {
         "model": config.model_entry.name,
@@ -261,7 +261,7 @@ def _activations(plans: _Plans, recompute: bool, found: Estimate) -> dict[str, f
     return {"recomputed": activations[True], "kept": activations[False]}
 
 
-def _cures(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
+def _fixes(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     """Yields changes of flags with which a run fits that does not: of each kind the smallest, or all kinds together."""
     work, memory, limit = short.work, short.work.memory, device_bytes(short.work, plans.machine)
     parts, fixed = plans.given.get("accumulate_steps", 1), memory.total - memory.activations - memory.data

@@ -207,8 +207,8 @@ def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Or
     """
     step, last = run.step, run.train_steps
     if run.stop:
-        cure = "look at run.stop before each call; after early stopping, reset_patience() lets it continue"
-        raise UsageError(f"train(): the run has stopped ({run.stop}); {cure}")
+        fix = "look at run.stop before each call; after early stopping, reset_patience() lets it continue"
+        raise UsageError(f"train(): the run has stopped ({run.stop}); {fix}")
     if steps is not None and epochs is not None:
         raise UsageError(f"train(steps={steps}, epochs={epochs}): both are given; use one of them")
     if steps is None and epochs is None:

@@ -92,7 +92,7 @@ def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:
       name: description of the data, for messages.
       wanted: form of an example that the run takes, a nest of specs.
       spec: form of an example of the data, a nest of specs.
-      if_resized: cure for examples that differ in size alone, for the message.
+      if_resized: fix for examples that differ in size alone, for the message.
     """
 
     def shown(specs) -> str:

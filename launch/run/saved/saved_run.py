@@ -125,7 +125,7 @@ class SavedRun:
             )
         if architecture is not None and (name or saved.model_is_forward):
             return architecture
-        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
+        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, fix="load_model its trainer_class")
         if not flags.get("model"):
             kind = deciding["model"]
             more = "" if saved.model_is_forward else ", whose forward computes the predictions"
