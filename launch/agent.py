@@ -59,7 +59,6 @@ def run(config: Config, task: Callable[[Config], int]) -> int:
     """Forks the task, and returns the exit code once it is done or given up.
 
     Args:
-      config: checked configuration of the run.
       task: executes the configuration of an attempt, in the fork, and returns the exit code.
     """
     with Children(stopped_seconds(config.step_timeout_seconds)) as children:

@@ -154,7 +154,6 @@ class Arguments(types.SimpleNamespace):
 
 
 def _train(arguments: Arguments) -> api.Run:
-    """Trains the model by the arguments of `fit`."""
     for name in _ARGUMENTS.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
     with explanations.explained_errors():

@@ -56,7 +56,6 @@ class LocalFlags:
 
     @property
     def strategy(self) -> str:
-        """The tasks' strategy."""
         return "parameter_server" if self.ps else "multi_worker"
 
     @property
@@ -76,12 +75,9 @@ class _Command:
       start: words that Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
       arguments: the flags of each task, before those that it gets here.
       rest: the words after them: a script's own -- and what follows; all, if they can't be read.
-      run_dir: folder of the job's run, or None.
       compares: whether it is a benchmark with fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
       imports: whether it imports TensorFlow: not if it can't be read, and not a script that names no such library.
-      debug: value of the job's --debug.
-      step_timeout_seconds: value of the job's --step_timeout_seconds, or None.
     """
 
     start: tuple[str, ...]
@@ -193,7 +189,6 @@ def task_specs(job: LocalFlags, environment: Mapping[str, str], gpus: Sequence[s
     """Lists the tasks, each with its share of the machine. Raises `UsageError`.
 
     Args:
-      job: the command line.
       gpus: GPUs of the machine, to be divided among the tasks; None leaves them to the tasks.
     """
     kinds = [(kind, index) for kind, count in job.tasks.items() for index in range(count)]

@@ -72,11 +72,7 @@ def main(
 
 
 class _Program:
-    """One call of `main`, in its process and in the tasks that it forks.
-
-    Attributes:
-      code: exit code of the process.
-    """
+    """One call of `main`, in its process and in the tasks that it forks."""
 
     def __init__(self, trainer_class, data, hooks, may_change, output: process.SturdyStream):
         self._trainer_class, self._data, self._hooks, self._may_change = trainer_class, data, hooks, may_change
@@ -140,11 +136,7 @@ class _Program:
 
 
 def parse(argv: list[str]) -> dict[str, Any]:
-    """Parses a command line into values by flag, and sets the script's own flags.
-
-    Raises:
-      UsageError: a mistake in the command line.
-    """
+    """Parses a command line into values by flag, and sets the script's own flags. Raises `UsageError`."""
     is_ours = argv[0] == _COMMAND
     script_doc = "" if is_ours else help.module_doc("__main__")
     doc = script_doc or "\n\n".join(help.module_doc(__name__).split("\n\n")[:2])

@@ -38,7 +38,6 @@ class TaskMemory:
         return {"pass_fds": tuple(self._files[index])}
 
     def variables(self, index: int) -> dict[str, str]:
-        """Returns a task's environment variables."""
         return {_VARIABLE: ",".join(map(str, self._files[index]))} if self._files[index] else {}
 
     def close(self) -> None:

@@ -32,7 +32,6 @@ def read(
       argv: the program's name and what follows.
       command: dataclass whose fields are the command's own flags.
       doc: text with which --help begins.
-      usage: line that shows how the command is called.
       words: fix for a word that is not a flag, for the message.
       takes_words: whether the command takes such words, before its flags and after.
       has_tasks: whether it starts tasks, whose flags of crankshaft train follow --.

@@ -130,7 +130,6 @@ class Config(Flags):
         """Returns the rules of --freeze: (regular expression, the step until which; None is the whole run).
 
         Args:
-          steps_per_epoch: steps in an epoch of the training data.
           shift: see `engine.data.order.Order`.
 
         Raises `UsageError`.
@@ -373,10 +372,7 @@ def configure(
       environment: the process's variables, where a cluster is described.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       given_script_flags: names of those that the caller gives; the others are a run's that is read.
-      owns_process: see `Config`.
-      remote: see `Config`.
       may_be_endless: whether a run without a length has no end; else it has the default one.
-      set_by_data: see `Config`.
     """
     effective = {**vars(Flags()), **given}
     script, from_run = dict(script_flags or {}), dict[str, Any]()
@@ -462,7 +458,6 @@ def _check_uses(given: Mapping[str, Any], effective: Mapping[str, Any]) -> None:
     """Raises `UsageError` for the first flag of the caller's that the run would ignore.
 
     Args:
-      given: see `configure`.
       effective: the run's, of all flags: a caller may leave some to the run that is read.
     """
     defaults = vars(Flags())

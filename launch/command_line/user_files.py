@@ -43,7 +43,6 @@ def refuse_unnamed_code(
 
     Args:
       values: values of flags by name, as read from the file.
-      given_names: names of the flags that the caller gave.
       fix: how to name the model or input without flags, for messages.
     """
     for kind in NEEDED:
@@ -84,10 +83,6 @@ def run_file(kind: str, path: str) -> ModuleType:
     """Runs the file of --model or --input, again where another run has used it, as a script would.
 
     Its folder joins the end of the search path, so that a file may import those beside it.
-
-    Args:
-      kind: model or input.
-      path: path of the file, from the root.
     """
     code = compile_file(kind, path)
     folder = os.path.dirname(path)

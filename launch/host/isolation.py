@@ -111,7 +111,6 @@ class _ProcessState(Generic[T]):
     """Some state of this process. The last run to leave it restores the program's, in any thread.
 
     Args:
-      write: sets the state.
       refuse: raises an error if runs in two threads have different states, the first's and the second's.
     """
 

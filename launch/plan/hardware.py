@@ -30,7 +30,6 @@ class _Table(ValueType):
 
     Args:
       least: the fewest points that a table has; with one, a number stands for all sizes.
-      figure: kind of each figure in the table.
     """
 
     def __init__(self, least: int, figure: Number):
@@ -39,7 +38,6 @@ class _Table(ValueType):
         self.expected = f"{figure.expected}, or {table}" if least == 1 else f"{table}, of {least} sizes or more"
 
     def coerce(self, value: Any) -> Points:
-        """See `ValueType`."""
         rows = value if isinstance(value, Mapping) else {"0": value}
         if len(rows) < self._least:
             raise ValueError(f"it takes {self.expected}")
@@ -55,7 +53,6 @@ class _Mapping(ValueType):
         self.expected = f"a mapping of {', '.join(names) or 'names'}, each to {kind.expected}"
 
     def coerce(self, value: Any) -> dict[str, Any]:
-        """See `ValueType`."""
         if not isinstance(value, Mapping) or not value:
             raise ValueError(f"it takes {self.expected}")
         if unknown := next((name for name in value if self._names and name not in self._names), None):

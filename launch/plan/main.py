@@ -133,7 +133,6 @@ def configured(
 
     Args:
       given: values of train's flags, by name.
-      hosts: number of workers.
       devices: number of devices of each host.
       trainer_class: Trainer of a script; None where --model names one.
       has_data: whether a script brings its data.
@@ -169,10 +168,8 @@ def plan(
     Args:
       given: values of train's flags, by name.
       counts: numbers of hosts to plan for.
-      machine: figures of each host.
       simulates: whether each is simulated too.
-      trainer_class: Trainer of a script, as `crankshaft.main` takes it.
-      data: data of a script, as `crankshaft.main` takes it.
+      trainer_class, data: as `crankshaft.main` takes them, of a script.
 
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
@@ -205,13 +202,7 @@ def plan(
 
 
 class _Plans:
-    """Estimates a run with some flags changed; loads its data once.
-
-    Args:
-      given: values of train's flags, by name.
-      machine: figures of each host.
-      trainer_class, data: as `crankshaft.main` takes them.
-    """
+    """Estimates a run with some flags changed; loads its data once."""
 
     def __init__(self, given: Mapping[str, Any], machine: Hardware, trainer_class: type | None, data):
         self.given, self.machine = given, machine

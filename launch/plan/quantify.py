@@ -40,7 +40,6 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
 
     Args:
       config: configuration of a run that trains, see `main.configured`.
-      hosts: number of workers, one or more.
       devices: number of devices of each host; one_device uses one, --num_virtual_devices others.
       kind: kind of the devices, "cpu", "gpu" or "tpu".
       data: data of the run; None loads it.

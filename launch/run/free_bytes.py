@@ -37,13 +37,10 @@ class FreeBytes(NamedTuple):
 
 
 def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) -> TrainState:
-    """Calls `strategy.build(make)`, unless the variables need more than is left.
+    """Calls `strategy.build(make)`. Raises `UsageError` if variables, or a checkpoint of them, need more than is left.
 
     Variables that certainly take less than half are created at once. Otherwise the build stops before it has taken a
     sixth, is repeated in a graph, which allocates nothing, to sum up the bytes, and only then creates the variables.
-
-    Raises:
-      UsageError: the variables, or a checkpoint of them, need more than is left.
     """
     free = FreeBytes(*map(min, zip(*strategy.exchange_json(_measure(config, strategy)), strict=True)))
     copies = _copies(config, strategy)

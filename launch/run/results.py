@@ -26,7 +26,6 @@ class RunOutcomeWriter:
     """Writes how a run ends, with a result or by an error: where the run's files are, and to its record.
 
     Args:
-      config: configuration of the run.
       lock: lock on the run's folder; None of a run that writes none.
       began: when the work on the run began, by `time.monotonic`.
 

@@ -71,10 +71,7 @@ def close(run: BaseRun) -> None:
 
 
 def restore_newest(run: BaseRun, to_end: bool) -> None:
-    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them.
-
-    `to_end`: see `restoring.restore_to_train`.
-    """
+    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them."""
     config = run.config
     manifest = restoring.restore_to_train(run, to_end)
     run.resumed_from = manifest.step if manifest else None
@@ -197,11 +194,6 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
 def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:
     """Returns the step after so many steps, or epochs, or the run's end if that comes first.
 
-    Args:
-      run: run that trains.
-      epochs: number of epochs of data in this order.
-      order: order of the training data.
-
     Raises:
       UsageError: they are not a length, or the run has stopped.
     """
@@ -256,7 +248,6 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     with.
 
     Args:
-      run: run that has trained.
       evaluates: whether the result has an evaluation that the run itself has not made.
     """
     exit_code, result = _exit_code(run), _training_result(run)

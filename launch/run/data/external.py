@@ -62,7 +62,6 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     """Returns the program of a step on external data; the caller closes it after the call.
 
     Args:
-      step: whether the step trains or evaluates.
       split: split that `checked` returned.
       steps: number of steps; None for whole epochs.
     """

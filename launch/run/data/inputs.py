@@ -71,8 +71,6 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     """Checks a run's data, which must be equal on all workers, and makes its feeds.
 
     Args:
-      config: configuration of the run.
-      data: loaded data.
       needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
 
     Raises:

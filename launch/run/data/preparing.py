@@ -97,7 +97,6 @@ def prepare(
     """Writes the missing shards and features.json. Returns the result as one line.
 
     Args:
-      request: data to write, and where.
       write_all: writes shards, and yields each that is done with what `write` returns for it.
       log: receives a line of progress now and then.
 

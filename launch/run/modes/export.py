@@ -152,7 +152,6 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
     converters (TFLite) would leave reads of variables in the graph that have no values there.
 
     Args:
-      trainer: trainer whose variables and tables the functions use.
       tables: lookup tables of the preprocessing, by name.
       functions: traced functions.
 

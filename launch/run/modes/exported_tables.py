@@ -29,7 +29,6 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> No
     A delta has the rows that are new or differ in any bit, and a null vector for each key that is gone.
 
     Args:
-      export: the folder of the new export.
       tables: embedding tables, by the names of their files.
       since: the folder of the earlier export, or None.
 

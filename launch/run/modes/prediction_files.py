@@ -49,7 +49,6 @@ def prediction_columns(run: RunView, examples: Split, outputs: Any, name: str | 
     output `prediction`; and of several each by its name, or `output_0` and so on.
 
     Args:
-      examples: examples that were predicted.
       outputs: outputs for the examples, a nest of arrays [examples, ...].
       name: name of the model that made the outputs; None is `Trainer.forward`.
     """

@@ -40,9 +40,6 @@ _BATCH_SIZE = 32  # Keras's
 class SavedRun:
     """A run on disk, read where it is first needed.
 
-    Args:
-      run_dir: folder of the run.
-
     Raises:
       UsageError: the folder has no run, or no description of its model.
     """
@@ -239,8 +236,6 @@ def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, nam
 
     Args:
       trainer: trainer, built, with the weights to predict with.
-      run: run that the trainer belongs to.
-      environment: the run's values of the state that it shares with the program.
       name: name of the attribute of the trainer whose model predicts alone; None is `Trainer.forward`.
 
     Raises:
@@ -265,8 +260,6 @@ def _with_predict(
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
-      run: run that the model belongs to.
-      environment: see `model_of_trainer`.
       features: features that the model takes, a nest of arrays or specs [examples, ...], if it does not define them.
       name: name of the trainer's attribute that is the model; None is `Trainer.forward`.
     """

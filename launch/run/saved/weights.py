@@ -324,7 +324,6 @@ def copy_trainer(run: BaseRun) -> Trainer:
 
 
 def _layer_variables(trainer: Trainer) -> list:
-    """Lists the layers' variables."""
     return [variable for _, layer in sorted(Inventory(trainer).layers.items()) for variable in layer.variables]
 
 
@@ -358,11 +357,7 @@ def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool 
 
 
 def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
-    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place.
-
-    Returns:
-      The trainer.
-    """
+    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place."""
     inventory = Inventory(trainer)
     _load_components(prefix, {**inventory.layers, **inventory.tables})
     for path, optimizer in inventory.optimizers.items():
