@@ -249,11 +249,11 @@ def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> Simulated
     return SimulatedRun(rate, spent["steps"], spent, run.failures)
 
 
-def limits(scenario: Scenario, days: float = 30.0, seed: int = 0) -> dict[str, float]:
+def limits(scenario: Scenario) -> dict[str, float]:
     """Computes how many times as fast the run would be without each cost, the largest first, if it is faster at all."""
-    rate = simulate(scenario, days, seed).examples_per_sec
+    rate = simulate(scenario).examples_per_sec
     without = {
-        cost: simulate(dataclasses.replace(scenario, **change), days, seed).examples_per_sec / rate
+        cost: simulate(dataclasses.replace(scenario, **change)).examples_per_sec / rate
         for cost, (change, _) in COSTS.items()
     }
     return {cost: gain for cost, gain in sorted(without.items(), key=lambda item: -item[1]) if gain > _NO_EFFECT}
