@@ -29,7 +29,7 @@ from .cluster.members import Members
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
 from .cluster.task_memory import TaskMemory
 from .command_line import checks
-from .errors import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
+from .failures import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
 from .host import process
 from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 

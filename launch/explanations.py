@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..engine.errors import LabelError, NonfiniteError, reason
 from ..engine.machine import cpus
-from .errors import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
+from .failures import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
 from .host import process
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

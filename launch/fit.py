@@ -27,7 +27,7 @@ from ..engine.keras_models.keras_callbacks import KerasCallbacks
 from ..engine.keras_models.keras_trainer import KerasTrainer
 from ..engine.strategies.registry import CLUSTERED
 from . import api, explanations
-from .errors import UsageError
+from .failures import UsageError
 from .run.compiled_cache import CompiledCache
 
 # Flags that `fit` sets by other arguments.

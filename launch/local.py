@@ -23,13 +23,13 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import counted
 from ..engine.machine import cpus
 from ..engine.machine.files import temporary_folder
-from . import errors, explanations
+from . import explanations, failures
 from .cluster import children, listeners, resources, restarts
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
 from .command_line import command_flags, help, parsing
 from .command_line.rules import Boolean, Integer, Number, flag
-from .errors import UsageError
+from .failures import UsageError
 from .host import process
 
 _PROGRAM = "crankshaft local"
@@ -98,9 +98,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code = _run(argv, os.environ)
     except Exception as error:  # the border of the program
-        code = errors.fail(*explanations.explain(error, has_debug=False))
+        code = failures.fail(*explanations.explain(error, has_debug=False))
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after
-        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
+        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted")
     sys.exit(code)
 
 
@@ -219,7 +219,7 @@ def _divide_gpus(job: LocalFlags, tasks: list[tuple[str, int]], gpus: int) -> di
         return {}
     without, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
     if len(workers) > gpus and not job.ps:
-        errors.print_line(
+        failures.print_line(
             f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
             f"--workers={gpus} for one each"
         )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ...engine.errors import counted
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.process import LockedRunDir
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...engine import logging
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.process import LockedRunDir, RunDirInUse
 from . import rendezvous
 from .cluster import Cluster

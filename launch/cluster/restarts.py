@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterable
 
 from ...engine.machine import events
-from ..errors import (
+from ..explanations import thread_limit
+from ..failures import (
     EXIT_DIVERGED,
     EXIT_FAILED,
     EXIT_HUNG_UP,
@@ -28,7 +29,6 @@ from ..errors import (
     CrankshaftError,
     signal_name,
 )
-from ..explanations import thread_limit
 from .keeper import EXIT_STOPPED
 
 # Exit codes of a task that was requested to end: it saved, or ended before it could catch the signal.

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...engine.machine import events
-from ..errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
+from ..failures import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, resources
 from .children import Child, Children, wait

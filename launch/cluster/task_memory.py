@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, newest_whole
-from ..errors import EXIT_FAILED, CrankshaftError, fail
+from ..failures import EXIT_FAILED, CrankshaftError, fail
 from ..host.process import lock, quiet_startup
 
 _VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # environment variable with a task's two files

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from ..errors import UsageError
+from ..failures import UsageError
 from .children import MARK
 from .cluster import Cluster, make_cluster
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ..cluster import discovery, rendezvous, resources
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host import process
 from . import config as configs
 from . import conflicts, paths, registry, rules, saved_config

@@ -13,7 +13,7 @@ from typing import NoReturn
 from absl import flags
 
 from .. import terminal
-from ..errors import EXIT_FAILED, fail
+from ..failures import EXIT_FAILED, fail
 from . import registry
 from .flags import FIELDS, GROUPS
 from .rules import Boolean, coerce, default_value

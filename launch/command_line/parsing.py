@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from ...engine.errors import importing
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from . import paths, user_files
 from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
 from .rules import UntypedText, coerce
@@ -120,8 +120,8 @@ def parse_words(
 
 
 def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> UsageError:
-    cure = REPLACED.get(name) or nearest(name, names, otherwise)
-    return UsageError(f"{name} is unknown; {cure}")
+    fix = REPLACED.get(name) or nearest(name, names, otherwise)
+    return UsageError(f"{name} is unknown; {fix}")
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:

@@ -20,7 +20,7 @@ from ... import models
 from ...engine.arguments import HUGE, Expression, Interval, outside
 from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from . import user_files
 from .rules import UntypedText
 from .values import boolean, guessed, number

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...engine.arguments import Interval
 from ...engine.metrics.monitored import Monitored
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from .values import boolean, short
 from .values import number as number_of
 
@@ -303,8 +303,8 @@ def _coerce_one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
         raise UsageError(f"{wrong}, and not one value; give {kind.expected}") from None
     except ValueError as error:
         if isinstance(value, str) and not value:
-            cure = f"give {kind.expected}, or leave it out"
-            raise UsageError(f"{name} is empty (a variable that is not set?); {cure}") from None
+            fix = f"give {kind.expected}, or leave it out"
+            raise UsageError(f"{name} is empty (a variable that is not set?); {fix}") from None
         if kind.choices:
             raise UsageError(f"{name}={value} is unknown; {nearest(value, kind.choices)}") from None
         shown = value if isinstance(value, str) else short(value)

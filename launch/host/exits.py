@@ -22,7 +22,7 @@ from collections.abc import Callable
 from logging import Handler
 from typing import NoReturn
 
-from ..errors import EXIT_FAILED, EXIT_INTERRUPTED, print_line
+from ..failures import EXIT_FAILED, EXIT_INTERRUPTED, print_line
 
 
 def run_fork(work: Callable[[], int | None]) -> NoReturn:

@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 from ...engine.internals import keras, tensorflow
 from ...engine.machine.threads import PROCESS
 from .. import terminal
-from ..errors import UsageError
+from ..failures import UsageError
 
 T = TypeVar("T")
 

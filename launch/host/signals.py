@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
+from ..failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
 
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.

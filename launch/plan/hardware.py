@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ..command_line import parsing
 from ..command_line.rules import Integer, Number, OneOf, OtherTypeError, Text, ValueType, default_value, fields, flag
 from ..command_line.values import short
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 
 _PUBLISHED = Path(__file__).with_name("published.json")
 _REQUIRED: Any = dataclasses.MISSING
@@ -170,8 +170,8 @@ def read(name_or_path: str) -> Hardware:
     if name_or_path in published:
         return from_figures({"name": name_or_path, **published[name_or_path]}, name_or_path)
     if not os.path.exists(os.path.expanduser(name_or_path)) and os.sep not in name_or_path:
-        cure = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
-        raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {cure}")
+        fix = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
+        raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {fix}")
     return from_figures(parsing.load_mapping("on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
 
 

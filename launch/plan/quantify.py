@@ -19,12 +19,12 @@ from ...engine.inventory import Inventory
 from ...engine.mesh import shards
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..failures import UsageError
 from ..run.building import parallel_micro_batches
 from . import cost
 from .cost import variable_bytes
 from .graph import NotCountableError
-from .memory import OUTSIDE, peak
+from .peak_memory import OUTSIDE, peak
 from .quantities import Memory, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 

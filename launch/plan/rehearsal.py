@@ -28,7 +28,7 @@ from ...engine.strategies.dry_run import shape_and_dtype
 from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..failures import UsageError
 from ..run import building
 from ..run.data import inputs as run_inputs
 from ..run.data import loading

@@ -23,7 +23,7 @@ from ...engine.machine import environment, files
 from ..command_line.config import Config
 from ..command_line.flags import FLAG_INFO
 from ..command_line.values import short
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.signals import EXIT_CODES
 from .saved import fingerprints
 

@@ -40,9 +40,9 @@ from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.values import plain
-from ..errors import RunError, UsageError
+from ..failures import RunError, UsageError
 from ..host import threads
-from . import progress, room
+from . import free_bytes, progress
 from .compiled_cache import CompiledCache
 from .data import inputs
 from .data.inputs import Inputs
@@ -79,7 +79,7 @@ def build_run(
     if cache:
         state = cache.restarted(run_inputs.updates_before)
     else:
-        state = build_state(config, strategy, run_inputs, steps, build=functools.partial(room.build, config))
+        state = build_state(config, strategy, run_inputs, steps, build=functools.partial(free_bytes.build, config))
     strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
     if cache:
         cache.give_compiled(strategy)

@@ -33,7 +33,7 @@ from ...engine.strategies.base import Stop
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
-from ..errors import EXIT_REGROUP, UsageError
+from ..failures import EXIT_REGROUP, UsageError
 from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown

@@ -12,7 +12,7 @@ from ...engine.checkpoints import RunDir
 from ...engine.machine.files import read_json
 from .. import explanations
 from ..command_line.config import Config
-from ..errors import EXIT_USAGE, RunError
+from ..failures import EXIT_USAGE, RunError
 from ..host.files import finite, write_json, write_run_file
 from ..host.process import LockedRunDir
 from ..host.signals import EXIT_CODES

@@ -17,7 +17,7 @@ from ...engine.keras_models.keras_trainer import KerasTrainer, hand_over
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from .. import explanations
 from ..command_line.config import Config
-from ..errors import RunError, UsageError
+from ..failures import RunError, UsageError
 from ..host.isolation import Isolation
 from ..host.signals import Standby
 from . import agreement, training

@@ -31,7 +31,7 @@ from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
-from ..errors import EXIT_REGROUP, UsageError
+from ..failures import EXIT_REGROUP, UsageError
 from ..host.files import write_run_file
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, results
@@ -199,8 +199,8 @@ def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Or
     """
     step, last = run.step, run.train_steps
     if run.stop:
-        cure = "look at run.stop before each call; after early stopping, reset_patience() lets it continue"
-        raise UsageError(f"train(): the run has stopped ({run.stop}); {cure}")
+        fix = "look at run.stop before each call; after early stopping, reset_patience() lets it continue"
+        raise UsageError(f"train(): the run has stopped ({run.stop}); {fix}")
     if steps is not None and epochs is not None:
         raise UsageError(f"train(steps={steps}, epochs={epochs}): both are given; use one of them")
     if steps is None and epochs is None:

@@ -200,3 +200,44 @@ def test_under_a_bound_of_staleness_workers_go_in_rounds_and_wait_for_one(start)
     assert (check_updates(job.ok(), steps) == 60).all()
     # While one is at a step, the other does at most the lease of its round.
     assert 0 < job.result["staleness"]["max"] <= bound + 1
+
+
+TWICE = """
+import numpy as np
+import tensorflow as tf
+from crankshaft import Trainer, main, make_optimizer, mean, minimize
+
+
+class Counted(tf.keras.layers.Layer):
+    def build(self, shape):
+        self.count = self.add_weight(shape=[], initializer="zeros", trainable=False, name="count", aggregation="sum")
+
+    def call(self, x, training=False):
+        if training:
+            self.count.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        return x
+
+
+class Twice(Trainer):
+    def build(self):
+        self.model = tf.keras.Sequential([tf.keras.Input([2]), Counted(), tf.keras.layers.Dense(1)])
+        self.optimizer = make_optimizer(self, self.model.trainable_variables)
+
+    def losses(self, batch):
+        return {"loss": mean(tf.square(self.model(batch, training=True))[:, 0])}
+
+    def train_step(self, batch):
+        minimize(self, batch, self.losses, {"loss": self.optimizer})
+        return minimize(self, batch, self.losses, {"loss": self.optimizer})
+
+
+main(Twice, data=lambda: ((np.ones([80, 2], np.float32),), None))
+"""
+
+
+@pytest.mark.slow
+def test_two_updates_of_one_step_add_to_a_count_on_its_server(start, tmp_path):
+    (tmp_path / "twice.py").write_text(TWICE)
+    flags = ("--mode=train", "--train_steps=10", "--global_batch_size=8")
+    job = start("run", *flags, script=tmp_path / "twice.py", local=("--ps=1",)).ok()
+    assert variable(job.run_dir, "/count/") == 2 * 8 * 10

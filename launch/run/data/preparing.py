@@ -29,7 +29,7 @@ from ....input.records import features, shard_writing
 from ....input.records.features import Features
 from ....input.records.shard_writing import Shard, ShardRequest
 from ...command_line import registry, user_files
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host import files
 from ..saved import fingerprints
 from . import loading

@@ -21,7 +21,7 @@ from ....engine.internals.variables import own_copy, tf_variable
 from ....engine.inventory import Inventory
 from ....engine.machine import files
 from ....input import data_json
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host.files import write_json
 from ..base import BaseRun
 from ..saved import restoring, weights

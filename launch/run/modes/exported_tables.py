@@ -15,7 +15,7 @@ import numpy as np
 from ....engine import logging
 from ....engine.layers.embeddings import SHARED_ROW_KEY, Embedding
 from ....input.tables.parquet_table import first_line, library
-from ...errors import UsageError
+from ...failures import UsageError
 
 FOLDER = "tables"
 _DELTA = ".delta"

@@ -19,7 +19,7 @@ from ....engine.hooks.evaluation import averaged_weights
 from ....input.checks import InputError
 from ....input.files import tokens as kinds
 from ...command_line import checks
-from ...errors import UsageError
+from ...failures import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
 from .outcome import Outcome, run_result

@@ -12,7 +12,7 @@ from ....engine.data.source import Source, Split
 from ....engine.hooks import numerics
 from ....engine.machine import files
 from ....input.tables.parquet_table import library
-from ...errors import UsageError
+from ...failures import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
 from . import predictions

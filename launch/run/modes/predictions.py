@@ -27,7 +27,7 @@ from ....engine.strategies.base import Prediction, Strategy
 from ....engine.strategies.replicated import Replicated
 from ...command_line import registry
 from ...command_line.config import Config
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host import isolation
 from ..base import BaseRun
 from ..data import external, loading
@@ -59,8 +59,8 @@ class Predictor:
         chosen = prediction_split(view_run(self._run), self._features, data, split)
         features = form.features(form.example(chosen))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._features)
-        spec, cure = form.element_spec(features), "model.predict takes other sizes, if the model does"
-        external.check_like(self._run, "features", wanted, spec, cure)
+        spec, fix = form.element_spec(features), "model.predict takes other sizes, if the model does"
+        external.check_like(self._run, "features", wanted, spec, fix)
         return chosen
 
     def __call__(self, split: Split, ends: Callable[[], str | None] = lambda: None) -> Any:

@@ -23,7 +23,7 @@ from ....engine.internals import pipelines
 from ....engine.internals.tensorflow import iterator_state
 from ...command_line.config import Config
 from ...command_line.values import differences
-from ...errors import UsageError
+from ...failures import UsageError
 
 # Read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
@@ -182,10 +182,10 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
         return
     run_dir = os.path.dirname(os.path.dirname(manifest.prefix))
     tokens = config.input_entry and "tokenizer" in config.input_entry.defaults
-    cure = f"input_arg=tokenizer={RunDir(run_dir).model} instead of vocabulary_size" if tokens else "that run's data"
+    fix = f"input_arg=tokenizer={RunDir(run_dir).model} instead of vocabulary_size" if tokens else "that run's data"
     raise UsageError(
         f"init_from={config.init_from} was trained with other words, tokens or classes than this data has, so its "
-        f"weights would mean others; use {cure}, or allow_changed_config to begin with them all the same"
+        f"weights would mean others; use {fix}, or allow_changed_config to begin with them all the same"
     )
 
 

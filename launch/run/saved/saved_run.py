@@ -26,7 +26,7 @@ from ...command_line import config as configs
 from ...command_line import registry, saved_config, user_files
 from ...command_line.config import Config
 from ...command_line.values import differences, plain
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host.isolation import Isolation
 from ..base import BaseRun
 from ..modes import prediction_files, predictions
@@ -122,7 +122,7 @@ class SavedRun:
             )
         if architecture is not None and (name or saved.model_is_forward):
             return architecture
-        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
+        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, fix="load_model its trainer_class")
         if not flags.get("model"):
             kind = deciding["model"]
             more = "" if saved.model_is_forward else ", whose forward computes the predictions"

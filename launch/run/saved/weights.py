@@ -30,7 +30,7 @@ from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....input import data_json
 from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config
-from ...errors import UsageError, nearest
+from ...failures import UsageError, nearest
 from ...host import isolation
 from ...host.files import write_run_file
 from ..base import BaseRun

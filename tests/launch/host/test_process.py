@@ -12,7 +12,7 @@ import time
 import pytest
 
 from crankshaft.engine.machine import cpus
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process, signals
 from tests.limits import files_no_larger_than
 from tests.processes import ROOT, Program
@@ -254,13 +254,15 @@ print(deaf)
 # A library's notes and its last words before its import fails; meanwhile Crankshaft's line, in another thread.
 FAILED_IMPORT = """
 import gc, logging, os, sys, threading
-from crankshaft.launch.errors import print_line
+from crankshaft.launch.failures import print_line
 from crankshaft.launch.host.process import quiet_startup
 
 try:
     with quiet_startup():
         os.write(2, b"oneDNN custom operations are on\\nUnknown flag\\n")
-        threading.Thread(target=print_line, args=["meanwhile"]).start()
+        thread = threading.Thread(target=print_line, args=["meanwhile"])
+        thread.start()
+        thread.join()
         handler = logging.StreamHandler()  # which the library keeps
         print(gc.isenabled())
         raise ImportError

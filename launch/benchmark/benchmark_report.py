@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...engine.errors import visible
 from ...engine.machine.files import read_json
-from ..errors import UsageError
+from ..failures import UsageError
 from .result import MOST_BYTES, VERSION
 
 # By section, rows of a name and a format of `_Figures`; a row whose first figure is missing is omitted. Sections that
