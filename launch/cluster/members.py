@@ -45,7 +45,6 @@ class Members:
     """The workers of a job's attempts, for the agent of one of them.
 
     Args:
-      workers: all workers of the job.
       run_dir: folder that the workers share.
       least: the fewest workers of an attempt.
       timeout_seconds: how long to wait for workers that are missing.

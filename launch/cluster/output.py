@@ -61,7 +61,6 @@ class Sink:
     """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm.
 
     Attributes:
-      coloured: whether the stream shows colours.
       lost: the first error that kept something from being written; None without one, or if nobody reads any more.
     """
 

@@ -167,8 +167,6 @@ def plan(
 
     Args:
       given: values of train's flags, by name.
-      counts: numbers of hosts to plan for.
-      simulates: whether each is simulated too.
       trainer_class, data: as `crankshaft.main` takes them, of a script.
 
     Raises:

@@ -81,7 +81,6 @@ class Work:
       memory: bytes on the fullest device.
       products: products of one device, forward and backward.
       operations: number of TensorFlow's operations that one device executes; 0 if XLA compiles the step.
-      can_jit: whether XLA can compile the step.
       moved_bytes: bytes moved to and from one device's memory, by products and all else.
       messages: messages of one device or, over `hosts`, of one host.
       examples: examples per step, over all replicas.

@@ -17,7 +17,7 @@ _FIGURES = ("hosts", "host_bytes", "examples_per_sec", "goodput")
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
-    """Reads some of a plan's figures by the number of hosts, as `plan_report.entry` names them. Raises `UsageError`.
+    """Reads some figures of a plan by the number of hosts, as `plan_report.entry` names them. Raises `UsageError`.
 
     With them is `network_share`: of a step's time, waiting for the network.
     """
