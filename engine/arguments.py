@@ -43,7 +43,6 @@ class Interval:
     Attributes:
       lower, upper: closed ends.
       above, below: open ends, instead of `lower` or `upper`.
-      whole: whether it has only integers.
     """
 
     lower: float | None = None
@@ -83,7 +82,6 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
     """Returns the problem of an argument's value, or None: "beta_1=2 is not a number from 0 to below 1".
 
     Args:
-      intervals: the intervals of the arguments that have one, by name.
       value: a number, or a tuple or list of them. None (the rule's choice) is always valid.
     """
     interval = intervals.get(name)

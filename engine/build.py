@@ -1,7 +1,4 @@
-"""Prepares a trainer for a run, with the functions that a custom `build` calls.
-
-Each is called once, in the strategy's scope.
-"""
+"""Prepares a trainer, with the functions that a custom `build` calls; each is called once, in strategy scope."""
 
 from __future__ import annotations
 
@@ -36,8 +33,6 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     Every model of a run is built here: the one that trains, its copies, and those of a run on disk.
 
     Args:
-      trainer: as it was constructed.
-      context: the values that its `build` reads.
       reduction: sums its gradients; None for a trainer that predicts on one device.
     """
     options, reduction = context.options, reduction or Reduction()

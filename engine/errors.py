@@ -42,7 +42,6 @@ class CrankshaftError(Exception):
     """A mistake or a failure, in one line: the value, the expectation, the cure.
 
     Attributes:
-      message: the line.
       exit_code: the exit code of a process that the error ends.
     """
 
@@ -162,10 +161,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns a text for one line of a terminal: `visible`, with newlines escaped.
-
-    A word that would fill several lines is truncated.
-    """
+    """Returns a text for one line of a terminal: `visible`, with newlines escaped and very long words truncated."""
     text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 

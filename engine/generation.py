@@ -63,9 +63,7 @@ def read(model: Generates, row: tf.Tensor, reading: GenerationState) -> tuple[tf
     context / 2 tokens on: the older half is dropped at once, and the cache lasts for as many new tokens.
 
     Args:
-      model: the language model.
       row: int32 [batch, n], with tokens that are not yet read.
-      reading: how far it has been read.
 
     Returns:
       Logits, float32 [batch, vocabulary], of the token that follows the row, and the state at the row's end.
@@ -116,7 +114,6 @@ def generate(
     of tokens.
 
     Args:
-      model: the language model.
       row: the prompt: one token or more.
       temperature: see `choose`.
       top_k: see `choose`.

@@ -37,7 +37,6 @@ class Inventory:
     """The objects in a trainer's attributes, at any depth of lists, dictionaries and modules; found on first use.
 
     Args:
-      trainer: a `Trainer`.
       declared: the untrained variables that declare an aggregation, by the `id` of the tf.Variable.
 
     Attributes:
@@ -282,7 +281,6 @@ class Freezing:
     Args:
       rules: (regular expression, step): a weight whose path it matches is not updated before that step, with None
         never. If several match a weight, the latest step decides.
-      optimizers: all optimizers that update weights.
 
     Attributes:
       step: returns the run's step, which its `TrainState` sets.

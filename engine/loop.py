@@ -82,7 +82,6 @@ class Loop:
         """Trains up to a step, or until a hook stops the run, calling each hook after each call of the inner loop.
 
         Args:
-          step: the step at which to end.
           program: a program of steps on external data; None is the run's own.
 
         Returns:

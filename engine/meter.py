@@ -22,7 +22,6 @@ class Segment(NamedTuple):
 
     Attributes:
       first_step: the global step at which it began.
-      steps: the number of steps done.
       examples: the number of examples in their batches; an epoch's last batch may be smaller.
       sums: the metrics, unread: reading waits for the device. None before the first call, and of a step left out.
       seconds: wall time.
@@ -30,7 +29,6 @@ class Segment(NamedTuple):
       input_bytes: the bytes read meanwhile by this process, mostly ahead; None if steps read no data.
       steps_ahead: steps whose examples are read but not used yet; None if unknown.
       workers: each worker's figures, unread, if there are several (`WorkerRows`).
-      compiles: whether a program was compiled.
     """
 
     first_step: int

@@ -111,9 +111,6 @@ class TrainState:
     def check_saved(self, graph: tf.Graph) -> None:
         """Checks that a checkpoint would have every variable that a step trains, and all that the program writes.
 
-        Args:
-          graph: the graph in which the step was traced.
-
         Raises:
           UsageError: it reads a trainable variable that is not among the trainer's, or writes something that is not.
         """
@@ -194,7 +191,6 @@ class TrainState:
         """Checks that a step with parameter servers only adds to shared variables, or replaces them.
 
         Args:
-          graph: the graph in which the step was traced.
           shared: the step's readings, if several workers share the weights that it trains.
 
         Raises:
@@ -364,7 +360,6 @@ def _moved_slots(
 
     Args:
       at: the attributes from the state to the optimizer.
-      optimizer: an optimizer that is built.
       before: names of the variables of the checkpoint's optimizer, in its order; tables may have had another number of
         shards.
       now: names of the variables of the optimizer here.

@@ -228,10 +228,7 @@ class Trainer(tf.Module):
         return outputs, losses, lambda: self._with_metrics(losses, outputs, batch)
 
     def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
-        """Computes the loss and its means by name, weighted by the examples' weights.
-
-        Checks that it is not over pairs of examples.
-        """
+        """Computes the loss and its means by name, weighted by examples' weights; refuses losses over pairs."""
         compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with diagnosis.labels_as_numbers(batch, self):
             loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))

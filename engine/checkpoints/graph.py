@@ -83,7 +83,6 @@ class _Table(NamedTuple):
     Attributes:
       prefixes: the prefix of the checkpoint's keys for each shard.
       admissions: the prefix of the checkpoint's keys for each shard's admission, if ids get other rows here.
-      place: returns where, computed at the first call.
       may_grow: whether it may have more rows here; those that the checkpoint lacks stay as they are.
     """
 
@@ -101,7 +100,6 @@ class _Entry(NamedTuple):
       key: the variable's key here, else the entry's there.
       text: the variable's name, or the difference, for people.
       stored: the checkpoint's keys that have the variable's values.
-      source: what `slices.read` reads it from.
       difference: _MISSING, _EXTRA or _RESHAPED; "" for a variable that can be read.
     """
 
@@ -117,7 +115,6 @@ class _Checkpoint:
     """A checkpoint's entries and its graph of objects, without values.
 
     Attributes:
-      reader: TensorFlow's reader.
       forms: (shape, dtype) of each entry, by its key.
     """
 
@@ -156,11 +153,8 @@ def restore(
     """Restores the variables under `root` from the path `at` of a checkpoint: all, or none.
 
     Args:
-      prefix: the checkpoint's path.
-      root: the object that is tracked there.
       why_not: the beginning of the error if the checkpoint is of something else.
       at: the attributes from the checkpoint's root to `root`.
-      matching: how variables match by name.
       allow_changed: whether the entries in `matching.may_differ` may differ; variables that the checkpoint lacks keep
         their values.
       may_grow: whether tables may have more rows than in the checkpoint, if ids are their rows.

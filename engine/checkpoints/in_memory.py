@@ -32,8 +32,6 @@ class Snapshots:
     """The snapshots of a run, in this process's memory.
 
     Args:
-      checkpoints: the run's checkpoints: their state, and where a snapshot becomes a checkpoint.
-      slots: the memory for the snapshots.
       exchange_json: the exchange among all processes that train this state (`Processes.exchange_json`).
 
     Attributes:
@@ -95,9 +93,6 @@ class Snapshots:
 
     def write_newest(self, after: int) -> int | None:
         """Writes the newest complete snapshot as a checkpoint. All processes call it.
-
-        Args:
-          after: the step of the newest checkpoint.
 
         Returns:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.

@@ -137,10 +137,7 @@ def _rename_to_manifest(manifest: Manifest) -> None:
 
 
 def finish_interrupted_writes(directory: str) -> list[str]:
-    """Publishes checkpoints whose files a killed process had moved completely, and removes the others' files.
-
-    Returns the names of the removed files.
-    """
+    """Publishes checkpoints whose files were all moved; removes the other interrupted ones, and returns their files."""
     removed = []
     for name in listdir(directory):
         if not name.endswith(WRITING) or not _MANIFEST.fullmatch(name.removesuffix(WRITING)):
@@ -322,10 +319,7 @@ def _digest(record: dict) -> str:
 
 
 def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[list[Manifest], dict[int, str]]:
-    """Returns all manifests, newest first, and {step: problem} for the checkpoints without a readable one.
-
-    `read` returns a manifest by its path, e.g. from a cache.
-    """
+    """Returns all manifests, newest first, and {step: problem} for the checkpoints without a readable one."""
     manifests, problems, removed = [], {}, []
     names = listdir(directory)
     for name in names:

@@ -64,8 +64,6 @@ def collect(folder: str, processes: Iterable[int], timeout_seconds: float) -> li
     """Waits for other processes' shares, and returns the paths of the checkpoints in them.
 
     Args:
-      folder: a folder for this checkpoint only.
-      processes: the numbers of those that write a share.
       timeout_seconds: how long to wait while the folder stays unchanged; 0 waits for ever. A process that is ending
         waits a few seconds at most.
 

@@ -33,7 +33,6 @@ class Slice(NamedTuple):
     Attributes:
       spec: the slice, in SaveV2's form; "" is all.
       device: the CPU that writes it.
-      read: returns its values.
       copied_bytes: memory that reading it takes; 0 if it shares the variable's.
     """
 
@@ -47,7 +46,6 @@ class SlicedVariable(NamedTuple):
     """A variable in a snapshot, in the slices that this process writes.
 
     Attributes:
-      slices: the slices that this process writes.
       is_live: whether slices are read from the variable itself, so that they have to be written before it changes.
       writers: numbers of the processes that write slices of it.
       is_sharded: whether a process has only its own slices, so that no other can write them.
@@ -245,8 +243,6 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
 
 def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], np.ndarray]]]) -> None:
     """Reads a checkpoint into variables, Keras's or TensorFlow's, given as (variable, key) of fitting shapes.
-
-    Instead of a key there may be a function that returns the value.
 
     A variable that differs by replica takes rows of an array; one sharded over a mesh, each replica's shard, on
     whatever mesh it was saved; one that is summed on read, a share of its sum.

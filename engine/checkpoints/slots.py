@@ -69,7 +69,6 @@ class Slots:
         """Writes a snapshot to the slot that does not have the newest one.
 
         Args:
-          record: plain JSON.
           values: (description, plain JSON; contiguous bytes) of each value.
 
         Raises:

@@ -60,9 +60,6 @@ class _Saving:
 
     Attributes:
       folder: the save's temporary folder, shared by all processes that write it.
-      entries: the entries of the state that this process writes, made by `snapshot.take`.
-      others: numbers of the other processes that write entries.
-      record: the record of the state, for the manifest.
       may_change: set once nothing is read from variables any more.
     """
 
@@ -85,8 +82,6 @@ class Checkpoints:
     write only their shards of variables (`engine.mesh.shards`), into the same directory.
 
     Args:
-      writes: whether this run writes checkpoints.
-      writer: which of the processes this one is.
       check: raises if the run has lost its folder. Called before each save.
 
     Attributes:
@@ -189,7 +184,6 @@ class Checkpoints:
         Every process calls it, also one without entries; the first one waits for the shares of `others`.
 
         Args:
-          others: numbers of the other processes that write entries.
           record: the record of the state, for the manifest: about, host_state, variables.
 
         Raises:
@@ -310,12 +304,9 @@ class Checkpoints:
         matching: Callable[[Manifest], Matching] = lambda manifest: Matching(),
         allow_changed: bool = False,
     ) -> Manifest | None:
-        """Restores the state's variables from a checkpoint, the latest one if None, and returns its manifest.
-
-        Returns None if there is no valid checkpoint.
+        """Restores the state's variables from a checkpoint, the latest one if None; returns its manifest, or None.
 
         Args:
-          matching: returns how the state matches a checkpoint by name.
           allow_changed: whether optimizer state may differ from the checkpoint's: what matches is restored, and a
             warning lists the differences.
 
@@ -444,10 +435,7 @@ class Checkpoints:
         self.written(manifest, time.monotonic() - began)
 
     def _write_files(self, saving: _Saving) -> str:
-        """Writes TensorFlow's files, merged with those of other processes into one checkpoint.
-
-        Returns its prefix, in the save's own folder.
-        """
+        """Writes TensorFlow's files, merged with other processes'; returns their prefix in the save's own folder."""
         prefixes = self._write_own(saving)
         prefixes += shares.collect(saving.folder, saving.others, self.writer.timeout_seconds)
         prefix = os.path.join(saving.folder, "whole", f"ckpt-{saving.step}")

@@ -50,9 +50,7 @@ def arrays_in_form(name: str, data: Any, rules: Rules) -> Any:
     """Converts a split to dense arrays, in one of the forms of a batch, with weights in float32.
 
     Args:
-      name: name of the split, for messages.
       data: arrays, lists and data frames; its components may be in a list.
-      rules: rules by which the split is converted.
     """
 
     def to_arrays(component):

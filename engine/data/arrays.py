@@ -128,10 +128,7 @@ class RaggedArray(_Rows):
 
 
 class Sparse(_Rows):
-    """A sparse array [examples, ...] in memory; `[...]` reads dense examples.
-
-    `matrix` is SciPy's, or a `tf.SparseTensor`.
-    """
+    """A sparse array, SciPy's or a `tf.SparseTensor`, [examples, ...] in memory; `[...]` reads dense examples."""
 
     def __init__(self, matrix: Any):
         if isinstance(matrix, tf.SparseTensor):

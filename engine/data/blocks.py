@@ -20,7 +20,6 @@ class Blocks:
     """Stores the current block, so that an interrupted block is continued, not read again.
 
     Args:
-      order: order that assigns examples to steps.
       open_at: returns an iterator over blocks, starting at a number.
       transfer: copies a block to where replicas read it, once for all calls; None leaves it.
       by_epoch: whether each epoch has its own iterator, opened after the steps of the one before.
@@ -101,10 +100,7 @@ class Devices:
 
 @functools.lru_cache(maxsize=64)  # calls of `fit` on the same data, and models of a search, trace it once
 def _trace_examples(order: Order, runtime: object) -> tf.types.experimental.ConcreteFunction:
-    """Returns `order.examples` as a function of a block and a seed, traced in this runtime, which tests may replace.
-
-    An order without a shuffle ignores the seed.
-    """
+    """Returns `order.examples` as a function of a block and a seed, traced in this runtime, which tests may replace."""
 
     def examples(block, seed):
         return (order if order.seed is None else dataclasses.replace(order, seed=seed)).examples(block)

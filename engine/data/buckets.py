@@ -63,7 +63,6 @@ class BucketedOrder(Order):
     permuted within their bucket, and all buckets' batches together, each by (seed, epoch). A block is a batch.
 
     Attributes:
-      buckets: buckets by which examples are batched.
       lengths: the sizes of each example's unknown dimensions, [num_examples, dimensions] int.
     """
 
@@ -228,8 +227,6 @@ def in_windows(examples: tf.data.Dataset, buckets: LengthBuckets, batch_size: in
 
     Args:
       examples: dataset of examples in one of the forms of `engine.data.form`, with `Padded`.
-      buckets: buckets to whose boundaries batches are padded.
-      batch_size: number of examples in each batch.
       seed: seed of the permutation; None keeps batches sorted.
       epoch: scalar int64.
     """

@@ -143,9 +143,6 @@ class CombinedFeed(Feed):
       feeds: the feed of each name; the first defines epochs.
       shares: number of shares into which each batch is divided, for replicas. Each needs an example of each input: the
         mean over one of them would otherwise count made-up ones.
-
-    Attributes:
-      feeds, shares: the arguments.
     """
 
     def __init__(self, feeds: Mapping[str, Feed], shares: int):

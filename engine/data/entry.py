@@ -35,9 +35,7 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
     """Converts the splits of a run's data; returns the data, and lines to print.
 
     Args:
-      data: data from users or inputs.
       validation_split: fraction of the training data to use for evaluation, see `views.divided`.
-      weighs_outputs: see `Rules`.
 
     Raises:
       UsageError: the data can't be used for training.
@@ -136,7 +134,6 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
 
     Args:
       data: data in one of the forms of a batch, or a `Source`, a `Stream`, a dataset, a loader.
-      rules: rules by which the data is converted.
       notes: list to which lines to print are added.
 
     Raises:

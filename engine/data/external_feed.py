@@ -27,7 +27,6 @@ class ExternalOrder(Order):
     """An order whose first step may differ from 0.
 
     Attributes:
-      first_step: the first batch's step.
       read: number of examples of each step so far, for a stream, whose passes may have any length; None for a source.
     """
 
@@ -63,7 +62,6 @@ class ExternalFeed(Feed):
 
         Args:
           split: a `Source`, or a `Stream`, which is read in its own order.
-          first_step: the next step.
           batch_size: examples per step, fewer at an epoch's end.
           seed: shuffles each epoch; None keeps the examples' own order.
           steps: number of next steps, if known: then a stream's examples are not counted. None for whole epochs, for

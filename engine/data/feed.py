@@ -43,7 +43,6 @@ class Feed(abc.ABC):
     and its `part`'s.
 
     Attributes:
-      order: assigns examples to steps: sizes, seed, shuffle.
       part: this process's part of a stream, whose positions checkpoints keep, one for each of its counts (see
         `position`); None if the step determines the position.
       compilable: whether XLA can compile `next_operands` and `batch`.
@@ -77,7 +76,6 @@ class Feed(abc.ABC):
         """Runs a call that may wait for input in the loop (`reads_in_loop`), and returns its result.
 
         Args:
-          call: runs the loop.
           progress: returns another value when input has arrived.
         """
         return call()

@@ -224,11 +224,8 @@ class StreamedFeed(Feed):
     from its beginning: of a stream that shuffles, with the seeds kept for that (`engine.data.replay`).
 
     Args:
-      devices: devices of the replicas.
       order: order with the sizes of batches and the seed, from `part.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
-      watch: shows progress of reading again.
-      timeout_seconds: see `StreamTimeout`.
       distributes: whether TensorFlow splits batches, as for TPUs: such iterators have no state.
     """
 

@@ -20,7 +20,6 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
     numbers or text, or of such lists, one array. Anything else is unchanged.
 
     Args:
-      nest: nest of the data to convert.
       may_lack: whether columns may lack values, which become NaN or empty text.
       as_one: whether a data frame becomes one array of its columns, as in Keras.
 

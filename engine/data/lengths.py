@@ -60,11 +60,7 @@ def _padded_spec(spec: Any) -> Any:
 
 
 class VaryingSource(WrappedSource):
-    """A source of examples of varying length, with their lengths.
-
-    Args:
-      source: source whose `element_spec` has unknown dimensions.
-    """
+    """A source of examples of varying length, with their lengths."""
 
     def __init__(self, source: Source):
         super().__init__(source)
@@ -143,11 +139,7 @@ class VaryingSource(WrappedSource):
 
 
 class VaryingStream(WrappedStream):
-    """A stream of examples of varying length, with their lengths; an empty one is padded to 1, as batches of a source.
-
-    Args:
-      stream: stream whose `element_spec` has unknown dimensions.
-    """
+    """A stream of examples of varying length, with their lengths; an empty one is padded to 1, as by a source."""
 
     divides = False  # each worker's batches would be padded to lengths of their own
 
@@ -177,9 +169,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     Each process reads a part, once: they are stored in a folder beside the source's first file, if it has files.
 
     Args:
-      source: source of the examples, the same in all processes.
       processes: the training processes, `engine.strategies.base.Processes`.
-      watch: shows progress.
     """
     path = _path(source)
     stored = _stored(path, len(source))
@@ -256,7 +246,6 @@ class Padding:
     """How a source's batches are padded: to their longest example, or to their bucket's shape.
 
     Args:
-      order: order of the examples.
       lengths: lengths of all examples, see `measured`; None if each batch is read as a whole, whose own lengths are
         known.
     """

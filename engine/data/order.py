@@ -60,11 +60,8 @@ class Order:
 
     Attributes:
       num_examples: examples in an epoch, at least 1.
-      batch_size: the global batch.
       block_steps: batches in a block; the most, if it has several epochs.
       seed: seed of each epoch's shuffle; None keeps the examples' own order.
-      drop_remainder: leave out the smaller batch.
-      origin: the first batch of this size.
       has_epochs: whether the length of an epoch is known; else it is nominal, and all examples are in epoch 0.
     """
 
@@ -400,9 +397,6 @@ def permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
       indices: [n] int64.
       keys: [3] int64 for all, or [n, 3].
       count: an int, or [n] int64.
-
-    Returns:
-      [n] int64.
     """
     # TensorFlow's keyed permutation (a cipher restricted to the range) is stateless: index in, example out. For up to
     # 2^16 examples it uses eight bits of each word of its key, so small numbers are bad keys; and after the minimum of

@@ -104,7 +104,6 @@ class ColumnPreprocessing(NamedTuple):
         """Converts a column's values to features by name.
 
         Args:
-          name: name of the column.
           values: numbers, as `decoded` returns them: an array, or a tensor of a graph.
           missing: mask of the values that are missing, of the values' shape; None if none is.
         """

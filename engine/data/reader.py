@@ -44,12 +44,10 @@ class Reader:
     """Reads a source's examples: from arrays in memory, or by `Source.read`.
 
     Args:
-      source: source of the examples.
       order: order of the source's examples; determines the chunks to read ahead and the seeds of `decode`.
       timeout_seconds: time without a completed read until it fails; 0 waits for ever.
 
     Attributes:
-      source: source of the examples.
       failure: the source's exception, if any; TensorFlow passes on only its text.
       shares_read: number of shares of blocks that were read so far; None for arrays.
     """
@@ -142,10 +140,7 @@ class Reader:
 
 
 class Chunks:
-    """Caches the chunks of a source that were read last, and reads the next ones ahead.
-
-    Those of a source that `varies` are cached for one epoch.
-    """
+    """Caches the last chunks that were read, of a source that `varies` for one epoch, and reads the next ones ahead."""
 
     def __init__(self, reads: Reads, order: Any):
         self._reads, self._size = reads, order.chunk_examples
@@ -273,7 +268,6 @@ class Reads:
     """Reads of one source. A read that hangs can't be interrupted: its thread is abandoned, and the run ends.
 
     Args:
-      source: source whose `read` is called.
       timeout_seconds: time without a completed read until `result` raises; 0 waits for ever.
     """
 

@@ -317,7 +317,6 @@ def divide(
       policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
         own part already. OFF in a dataset's options replaces AUTO.
       saved_counts: an earlier process's `StreamPart.metadata`: it is not counted again.
-      watch: shows progress of counting.
       timeout_seconds: limit on counting, see `StreamTimeout`.
 
     Raises:

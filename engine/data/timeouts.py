@@ -52,7 +52,6 @@ class StreamTimeout:
     A stream that computes is not stuck: filling a shuffle's buffer may take long before the first batch.
 
     Args:
-      files: files that the stream reads, if known.
       timeout_seconds: limit on time without data and without computation; 0 waits for ever.
     """
 
@@ -61,8 +60,6 @@ class StreamTimeout:
 
     def call(self, function: Callable[[], Any], progress: Callable[[], Any] = lambda: None) -> Any:
         """Returns a function's result, or raises its exception.
-
-        `progress` is that of the data, see `wait_for_result`.
 
         Raises:
           StuckStreamError: no data for too long.

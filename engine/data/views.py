@@ -199,7 +199,6 @@ def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: st
     """Returns a split whose labels and weights are computed from another's.
 
     Args:
-      split: split with labels.
       function: maps labels and weights, if any, nests of tensors [n, ...], to new ones.
       tag: identifies the function, for the identity of a source.
     """
@@ -227,7 +226,6 @@ class _DecodedSource(WrappedSource):
 
     Args:
       function: maps a nest of tensors [n, ...], n of the other source's examples.
-      element_spec: spec of an example that `function` returns.
       tag: identifies the function, for the source's identity.
     """
 

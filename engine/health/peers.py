@@ -42,8 +42,7 @@ class Heard(NamedTuple):
 
     Attributes:
       time: the time of arrival, by this process's monotonic clock.
-      process: the peer's process that sent it.
-      number: its number among that process's datagrams.
+      number: its number among the process's datagrams.
       step: the step that it last began, for people to read.
       beats: its progress, to compare (`engine.health.watchdog`).
       arrived: how many of its steps have their data, to compare, as in `Watchdog`; -1 if unknown.

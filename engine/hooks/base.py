@@ -288,10 +288,7 @@ class Periodic(Hook):
 class Windowed(Periodic):
     """A periodic hook with a window of the calls since it last took them, whose metrics survive a restart.
 
-    Args:
-      every_steps: the period, see `Periodic`.
-      at_end: whether to act also at the run's last step.
-      more: other periods, see `Periodic`.
+    The arguments are `Periodic`'s.
 
     Attributes:
       window: a `Window` of the run's meter; `window.take()` returns and clears the `Totals` of the calls since the last

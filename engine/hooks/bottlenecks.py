@@ -63,7 +63,6 @@ class Stragglers(Hook):
       ratio: a worker is slow if it takes this many times the others' median.
       window_seconds: the seconds over which a worker is observed.
       windows: number of successive slow windows before a warning, which is repeated after as many.
-      clock: returns seconds, for tests.
     """
 
     name = "stragglers"

@@ -89,14 +89,12 @@ class Evaluated(dict[str, float]):
     """The metrics of an evaluation by name, and its other results.
 
     Args:
-      metrics: the values of the metrics, by name.
       confusion: the confusion matrices by the metric's name, integers [classes, classes], labels by predictions.
       partial: (the number of batches evaluated, the number of all) if only the first were; else None.
       shown: what `Trainer.compute_metrics` has returned for TensorBoard; not in checkpoints.
 
     Attributes:
       confusion: the argument's matrices, as int64 arrays.
-      partial: the argument; None for a whole evaluation.
     """
 
     def __init__(
@@ -154,7 +152,6 @@ def evaluate(
       batches: how many of the first batches to evaluate; None or 0 is all.
       directory: the directory of temporary files, for predictions that exceed `Trainer.predictions_memory_mb`; None is
         the system's.
-      **between: see `Strategy.evaluate`.
 
     Raises:
       LabelError: a metric does not accept the labels.

@@ -15,9 +15,6 @@ class Eviction(Periodic):
     The loop calls it before all other hooks, so that what they evaluate and save is what the next step begins with.
     Steps end before a sweep, with parameter servers all leases, as before a checkpoint: a gradient of the id that loses
     a row is applied before it is freed, and never to the id that gets it.
-
-    Attributes:
-      tables: the tables with `evict_after`.
     """
 
     name = "eviction"

@@ -10,11 +10,7 @@ from ..inventory import Inventory
 
 
 class Figures:
-    """Reads a trainer's learning rates, its loss scale and its tables' figures, without waiting for the device.
-
-    Args:
-      trainer: a trainer that is built.
-    """
+    """Reads a trainer's learning rates, its loss scale and its tables' figures, without waiting for the device."""
 
     def __init__(self, trainer):
         self._inventory = inventory = Inventory(trainer)

@@ -16,13 +16,9 @@ class Past:
     """The earlier attempts of a run, by its record.
 
     Attributes:
-      attempts: the number of earlier attempts.
-      step: the last recorded step.
       spent: seconds by `KINDS`, as recorded last, and `spent_at`, the time of that record.
       alive_at: the last sign of work of the last attempt, in Unix seconds.
-      kind: the kind of the last event.
       end: the event `end`, if the last process has written one; `cause`, from others' events about its end.
-      rows: the rows of the history.
     """
 
     attempts: int = 0
@@ -74,7 +70,6 @@ class Goodput:
         """Continues the figures of earlier processes.
 
         Args:
-          past: the record of the earlier processes.
           saved: the checkpoint's `seconds`; None without one.
           began_at: this process's start, in Unix seconds.
         """

@@ -196,8 +196,6 @@ class ReduceLearningRate(Patient):
     It lowers every optimizer's `learning_rate_scale`, a variable of the checkpoint, so schedules continue scaled.
 
     Args:
-      monitor: see `Monitor`.
-      patience: number of evaluations without improvement to wait.
       factor: between 0 and 1, exclusive.
       min_scale: lower bound of the scale; reaching it is logged once.
       **arguments: `Monitor`'s others.

@@ -43,10 +43,7 @@ def enable() -> None:
 
 
 def explain(error: Exception) -> str | None:
-    """Explains an error due to `enable` in one line: the op, its output, shape, and the user's line that created it.
-
-    Returns None for any other error.
-    """
+    """Explains an error due to `enable`: the op, its output, shape, and the user's line that created it. Else None."""
     text = str(error)
     match = re.search(r"Detected Infinity or NaN in output (\d+) of (?:graph|eagerly-executing) op \"([^\"]+)\"", text)
     if not match:
@@ -82,10 +79,7 @@ def _users_line(text: str) -> str | None:
 
 
 def first_nonfinite_variable(state) -> str | None:
-    """Returns the path of the first variable with an inf or NaN, layers' before slots; None if all are finite.
-
-    Waits for the device.
-    """
+    """Returns the path of the first variable with inf or NaN, layers' before slots, or None. Waits for the device."""
     of_layers = [v for layer in Inventory(state.trainer).layers.values() for v in layer.variables]
     return first_nonfinite([*of_layers, *state.variables()])
 
@@ -96,7 +90,6 @@ def check_weights(trainer, title: str, processes=None) -> None:
     The loss may still be finite, since on some CPUs ReLU maps NaN to 0. Waits for the devices.
 
     Args:
-      title: the message's beginning.
       processes: the processes that all make this call (`engine.strategies.base.Processes`), and raise together; None is
         this one.
     """
@@ -145,10 +138,7 @@ def _are_finite(variables: list) -> tf.Tensor:
 
 
 def _all_finite(variable: tf.Variable) -> list[tf.Tensor]:
-    """Returns whether each piece of a variable is finite, computed on its device.
-
-    Checks the first of copies, and each of a sharded variable's shards in this process.
-    """
+    """Returns whether each piece is finite, on its device: the first of copies, each of the shards in this process."""
     checks = []
     for component in per_replica.components(variable) if variable_sharding(variable) else [own_copy(variable)]:
         with tf.device(component.device):
@@ -180,7 +170,6 @@ class NanGuard(Hook):
       ends: whether such a loss is an error; False if a Keras callback ends the run.
       max_skipped: number of successive steps without an update that is an error.
       warn_seconds: minimum time between warnings.
-      clock: returns seconds, for tests.
     """
 
     name = "nan_guard"

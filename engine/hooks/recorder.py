@@ -39,7 +39,6 @@ class Recorder(Hook):
     resumed run has no gap; and at the run's end.
 
     Args:
-      log: the log to which events are written.
       writer: the thread, which waits for calls' results.
       poller: a thread that never waits for them, for `Strategy.silent`.
       around: values of the events `start`, `config` and `cluster`, by event.
@@ -47,7 +46,6 @@ class Recorder(Hook):
       pauses: the process's pauses, recorded by the second thread; such time is `down`.
 
     Attributes:
-      past: the record of earlier attempts.
       latest: the newest window's values, and `until_step`; {} before the first.
       saved: the path of the newest checkpoint written by this process, and `saved_at`, its time in Unix seconds.
     """

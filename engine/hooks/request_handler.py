@@ -36,7 +36,6 @@ class RequestHandler(Hook):
       poller: the thread that checks for them and answers what it can immediately, even while a call hangs.
       save: starts a checkpoint, unless this step has one; returns its manifest's path.
       stop: requests the run's end, with a reason, also between two calls.
-      describe: returns the run's status, a line.
       folder: TensorBoard's folder, for profiles.
       addresses: the addresses of tasks that compute for this process, host:port by name.
     """

@@ -72,7 +72,6 @@ def restore(
     """Restores a run's state and hooks from a checkpoint. Call it before the loop begins.
 
     Args:
-      checkpoints: the checkpoints to search.
       state: built, with the checkpoint's model and optimizer.
       hooks: the hooks, in the same order as when saved, for repeated names; a hook that is not in the checkpoint stays
         new.
@@ -126,7 +125,6 @@ class Checkpointing(Periodic):
     It comes last among a run's hooks, so that the checkpoint includes the others' changes at the same step.
 
     Args:
-      checkpoints: the destination.
       every_steps: the period; 0 saves only at the end.
       hooks: the run's hooks, for their state; may be the list to which this hook is appended.
     """
@@ -199,8 +197,6 @@ class BestCheckpoint(Best):
 
     Args:
       checkpoints: the destination; created with `keep=1`.
-      monitor: see `Monitor`.
-      hooks: the run's hooks, as for `Checkpointing`.
       **arguments: `Monitor`'s other ones.
     """
 

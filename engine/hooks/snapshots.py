@@ -24,11 +24,8 @@ class InMemory(Hook):
     hooks prepare first: a snapshot has finite weights, equal on all replicas, like a checkpoint.
 
     Args:
-      snapshots: the destination.
       every_seconds: the period; None: as often as takes 0.5 % of the time, by the cost of the newest ones, except that
         of the first, which compiles; and at most every second.
-      hooks: the run's hooks, for their state; may be the list to which this hook is appended.
-      clock: returns seconds.
     """
 
     name = "in_memory"

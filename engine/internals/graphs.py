@@ -170,7 +170,6 @@ class Assignments:
     """The assignments of a traced step to variables, and what they are computed from.
 
     Args:
-      graph: the graph of the traced step, or one that it calls.
       batch: nest of tensors, the replica's batch.
       per_replica: handles of variables whose values differ by replica.
       since_sum: whether only assignments that follow the engine's last one to their variable count.

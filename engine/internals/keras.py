@@ -1,4 +1,4 @@
-"""Keras's private functions, each behind a name that says its purpose; no other file calls them.
+"""Keras's private functions, each behind a name that says its purpose.
 
 They find layers' state other than trained weights, and their additions to the loss.
 
@@ -514,7 +514,6 @@ def update(
     """Applies an optimizer's rule to this replica's variables alone, and counts the step. Replica code.
 
     Args:
-      optimizer: an optimizer that is built.
       variables: variables of this replica, some of those that the optimizer was built for.
       rates: for each variable, its learning rate and its number of updates, an int64 scalar.
       counts: numbers of updates of all variables for which the optimizer was built.

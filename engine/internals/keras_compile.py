@@ -1,7 +1,4 @@
-"""The results of a Keras model's `compile`, as read by Keras: losses by output, metrics by name.
-
-Besides `keras.py`, the only code that calls Keras's private functions. Replica code calls `Losses`.
-"""
+"""The results of a Keras model's `compile`: losses by output, metrics by name. Replica code calls `Losses`."""
 
 from __future__ import annotations
 
@@ -139,12 +136,7 @@ class KeptMetrics:
 
 
 class OwnLoss:
-    """A model's own `compute_loss`, with the metrics that it updates.
-
-    Args:
-      model: a model that is compiled and built.
-      kept: the metrics that the model keeps.
-    """
+    """A model's own `compute_loss`, with the metrics that it updates."""
 
     def __init__(self, model: tf.keras.Model, kept_metrics: KeptMetrics):
         self._model, self._kept = model, kept_metrics
@@ -257,7 +249,6 @@ class Losses(CompileLoss):
 
         Args:
           y_true: labels, in any structure of Keras's `fit`.
-          y_pred: the model's outputs.
           weights: one number per example, or an array, or one per output as in Keras's `fit`; None is 1.
           divide: reduces a loss to a scalar.
         """
@@ -382,12 +373,7 @@ def _expand_to_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 class Metric(NamedTuple):
-    """A metric of `compile`, of one output.
-
-    Attributes:
-      metric: Keras's object.
-      is_weighted: whether it is one of `weighted_metrics`.
-    """
+    """A metric of `compile`, of one output."""
 
     metric: tf.keras.metrics.Metric
     output: int
@@ -413,7 +399,6 @@ class Metrics:
     """The metrics of `compile`, by the names that Keras's logs have.
 
     Args:
-      model: a model that is compiled.
       y_true, y_pred: specifications of labels and outputs.
     """
 

@@ -1,7 +1,4 @@
-"""Copies a compiled Keras model: clones it from its configuration, and copies the rest.
-
-Besides `keras.py` and `keras_compile.py`, the only code that calls Keras's private functions.
-"""
+"""Copies a compiled Keras model: clones it from its configuration, and copies the rest."""
 
 from __future__ import annotations
 

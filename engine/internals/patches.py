@@ -41,10 +41,7 @@ def patch_libraries() -> None:
 
 
 def bias_gradient(dy: tf.Tensor, data_format: str | bytes = "NHWC") -> tf.Tensor:
-    """Computes the gradient of a bias [channels] from the gradient of `tf.nn.bias_add`'s outputs.
-
-    Accumulates 16-bit values in float32.
-    """
+    """Computes the gradient, added up in float32, of a bias [channels] from that of `tf.nn.bias_add`'s outputs."""
     if dy.dtype.size != 2:
         return tf.raw_ops.BiasAddGrad(out_backprop=dy, data_format=data_format)
     wide = tf.cast(dy, tf.float32)

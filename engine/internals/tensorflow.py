@@ -1,4 +1,4 @@
-"""TensorFlow's private functions, each behind a name that says its purpose; no other file calls them.
+"""TensorFlow's private functions, each behind a name that says its purpose.
 
 `tests/engine/internals/test_private_names.py` lists those that a new TensorFlow lacks.
 """
@@ -168,8 +168,6 @@ class Collectives:
 
     Args:
       group_key: unique to the group in all its processes.
-      size: the number of replicas in the group.
-      device: this replica's device.
       token: the token that `ordering_token` returned, shared by all groups of the replica.
     """
 
@@ -273,8 +271,6 @@ def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.
     """Shuffles a dataset, equally each time it is read: `dataset.shuffle` creates an op that can't be saved.
 
     Args:
-      dataset: a dataset of tensors.
-      buffer_size: elements in the buffer.
       seed: scalar int64, possibly of a graph.
     """
     spec = dataset.element_spec
@@ -299,10 +295,7 @@ def variable_without_value(shape: Sequence[int], dtype: tf.DType, name: str, tra
 
 @contextlib.contextmanager
 def elementwise_equality() -> Iterator[None]:
-    """Makes == and != compare tensors' elements in functions traced within a `tf.Graph`, as TensorFlow does elsewhere.
-
-    There it compares objects by default, as TensorFlow 1 did.
-    """
+    """Makes == and != compare tensors' elements in functions traced within a `tf.Graph`, as elsewhere in TensorFlow."""
     before = tf.Tensor.__eq__, tf.Tensor.__ne__
 
     def in_function(compare: Callable, otherwise: Callable) -> Callable:
@@ -397,7 +390,6 @@ def answer_to(name: str, function: Callable) -> None:
     As long as the function exists: TensorFlow has a weak reference.
 
     Args:
-      name: the function's name in graphs.
       function: takes NumPy arrays and returns a list of them.
     """
     script_ops._py_funcs._funcs[name] = function

@@ -90,7 +90,6 @@ class KerasCallbacks(Windowed):
     `evaluate` compute in this process alone, and `fit` is an error.
 
     Args:
-      callbacks: `tf.keras.callbacks.Callback`s.
       epoch_steps: steps of an epoch for callbacks, which ends earlier where the data does; None is all of the data.
       epochs: number of the run's epochs, which limits it if `epoch_steps` is set or the number is 0; None is no limit.
       batch_stride: batches from one call of the batch methods to the next, Keras's `steps_per_execution`.
@@ -160,9 +159,6 @@ class KerasCallbacks(Windowed):
         """Sets the mode of callbacks that monitor a metric with mode="auto", if the metrics are known.
 
         Keras knows only the direction of `loss` and of its own metrics, and raises after an epoch for others.
-
-        Args:
-          kinds: the kinds of the measured metrics, by name.
 
         Raises:
           UsageError: the direction of a metric is unknown.
@@ -394,10 +390,7 @@ class KerasCallbacks(Windowed):
         return {**means, **{name: self._run.totals.means()[name] for name in self._unreset if name in means}}
 
     def _to_logs(self, means: Mapping[str, float]) -> dict[str, Any]:
-        """Returns means in the form of Keras's logs: vectors as one array each, and no gradient norm.
-
-        `loss` includes layers' losses.
-        """
+        """Returns means as Keras's logs: vectors as one array each, `loss` with layers' losses, no gradient norm."""
         logs: dict[str, Any] = {
             name: value for name, value in means.items() if name not in ("gradient_norm", "loss_with_penalties")
         }

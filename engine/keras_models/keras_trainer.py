@@ -46,7 +46,6 @@ class _Trace(NamedTuple):
     """What a trace of a model and its losses shows.
 
     Attributes:
-      outputs: the model's outputs in training.
       updates: the arguments of each update of a metric that layers keep, or that `compute_loss` updates, by its name.
       is_masked: whether a model with its own `compute_loss` masks outputs.
       compared: the numbers to which losses compare labels.
@@ -496,7 +495,6 @@ class KerasTrainer(Trainer):
         """Computes a batch's contribution to a metric that layers or `compute_loss` update.
 
         Args:
-          name: the metric's name.
           updates: the arguments of each; one number is a mean over the batch's examples.
           size: the examples of this replica.
           share: this replica's part of the batch, if the arguments are of the global batch.

@@ -59,10 +59,7 @@ def prefers_batched_matmul(row_bytes: int) -> bool:
 
 
 def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Returns the seconds for which CPU quotas have throttled threads of this process's control groups.
-
-    Summed over CPUs; 0 without quotas.
-    """
+    """Returns the seconds, over CPUs, for which quotas throttled this process's control groups; 0 without quotas."""
     counted = (line.split() for folder in control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
     units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # control groups v2 and v1
     return sum(float(value) * units[name] for name, value in counted if name in units)

@@ -41,9 +41,6 @@ _MEBIBYTE = 2**20
 def describe(variables: Mapping[str, str]) -> dict:
     """Returns the environment of a measurement, for its readers. Plain JSON.
 
-    Args:
-      variables: the process's environment variables.
-
     Returns:
       cpu: the model's name. usable_cores: see `cpus.usable_cores`. memory_mb: see `memory.usable_bytes`, in MiB.
       gpus: the GPUs' names. load_average: runnable processes over the last 1, 5 and 15 minutes.

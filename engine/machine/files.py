@@ -37,7 +37,6 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
     but a regular file.
 
     Args:
-      flags: flags of `os.open`.
       folder: the descriptor of the folder of a relative path.
     """
     if flags & (os.O_WRONLY | os.O_RDWR):
@@ -100,7 +99,6 @@ def read_json(
 
     Args:
       parse_constant: the function for NaN and Infinity, as in `json.load`.
-      flags: flags as `open_regular` takes them.
       most_bytes: the limit; more are a ValueError.
     """
     with open(open_regular(path, flags), "rb") as file:
@@ -165,7 +163,6 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
     Devices are not replaced. Removes leftovers of killed processes, whose locks are free, first. Raises OSError.
 
     Args:
-      path: the path of the result.
       make: creates a file or a folder at a path that must not exist: `make_file`, `os.mkdir`.
       name: prefix of the new file's name, if not that of `path`.
     """

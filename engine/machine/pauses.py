@@ -15,10 +15,6 @@ class Pauses:
     A process is not informed that it was stopped. A gap between two checks is a pause, unless the process has used CPU
     time in it, as code that holds Python's lock does.
 
-    Args:
-      clock: returns seconds, for tests.
-      cpu_clock: returns this process's CPU seconds, for tests.
-
     Attributes:
       seconds: the seconds of all pauses so far.
     """

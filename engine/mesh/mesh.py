@@ -93,8 +93,6 @@ class _Group(Axis):
     """Some replicas of a strategy, with collectives of their own.
 
     Args:
-      name: the axis's name.
-      size: the number of replicas in each group.
       rank_of: maps a replica's id to its number within its group.
       collectives_of: the collectives of a replica's group, by the replica's id, for each replica in this process.
     """
@@ -170,7 +168,6 @@ class Mesh:
     Args:
       distribution: the `tf.distribute.Strategy` whose replicas they are; mirrored, or of several workers.
       model: number of replicas that share one copy of the model; divides the number of replicas.
-      shard_optimizer: see below.
 
     Attributes:
       data: the axis of replicas that have the same shard of the model and get different examples.
@@ -225,10 +222,7 @@ class Mesh:
         return replica // self._model_size, replicas // self._model_size
 
     def zero_except_first_model_rank(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns the count on the first replica along `model` and 0 on the others, so that sums count it once.
-
-        Replica code.
-        """
+        """Returns the count on the first replica along `model`, else 0, so that sums count it once. Replica code."""
         return tf.zeros_like(count) if self.is_sharded and self.model.rank else count
 
     @contextlib.contextmanager

@@ -31,7 +31,6 @@ def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Co
     """Computes a trainer's metrics of predictions, at the chief. All training processes have to call it.
 
     Args:
-      trainer: the trainer whose `compute_metrics` to call.
       predictions: returns them; called at the chief alone.
       taken: the names of the evaluation's other metrics.
 

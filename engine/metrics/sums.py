@@ -38,8 +38,6 @@ class RowSpec(NamedTuple):
     """Describes the rows of a tensor of sums that hold one metric.
 
     Attributes:
-      name: the metric's name.
-      kind: the kind of the metric's pairs.
       rows: the number of rows: one, or one for each entry of a vector.
     """
 

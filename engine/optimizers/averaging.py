@@ -67,7 +67,6 @@ class Shadows:
         """Updates shadows: shadow += rate x (variable - shadow); those of integers become the variable. Replica code.
 
         Args:
-          pairs: (variable, shadow).
           rate: scalar float32.
         """
         for variable, shadow in pairs:
@@ -103,7 +102,6 @@ class WeightAverage(tf.Module, Shadows):
 
     Args:
       decay: 0 or more, below 1.
-      warmup: whether it is warmed up.
     """
 
     def __init__(self, decay: float, warmup: bool = True):

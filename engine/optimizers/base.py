@@ -206,10 +206,7 @@ class Optimizer(tf.Module):
 
     @property
     def learning_rate(self):
-        """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor.
-
-        Setting it calls `set_learning_rate`.
-        """
+        """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         return self._rate_at(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
 
     @learning_rate.setter
@@ -552,10 +549,7 @@ class _Target:
 
 
 class _OpenPiece(_Target):
-    """The shard of a target that this replica updates. Replica code.
-
-    The kernels update a temporary variable; `apply` then gathers the values.
-    """
+    """The shard of a target that this replica updates, in a temporary variable; `apply` gathers it. Replica code."""
 
     def __init__(self, target: _Target):
         vars(self).update(vars(target))

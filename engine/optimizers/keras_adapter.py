@@ -1,7 +1,4 @@
-"""Adapts Keras optimizers to the engine: their update rule without their all-reduce.
-
-Built on the host in a strategy's scope, applied in replica code.
-"""
+"""Adapts Keras optimizers: their update rule without their all-reduce. Built on the host, applied in replica code."""
 
 from collections.abc import Callable
 

@@ -128,8 +128,6 @@ def assigned_since_sum(
     Replica code; the same on all replicas. What replicas add always counts, the mean of equal values does not.
 
     Args:
-      state: variables that the reduction aggregates.
-      batch: the replica's batch.
       per_replica_variables: the variables of which each replica keeps its own value.
     """
     counts, before = writes(), step_context().readings.aggregated
@@ -231,13 +229,8 @@ def check(
     """Checks that each variable that a step assigns from its replica's examples is aggregated.
 
     Args:
-      graph: the graph in which the step was traced.
-      batch: the replica's, as passed to the step.
-      replicas: the number of replicas.
-      state: variables that the reduction aggregates.
       undeclared: untrained variables without a declared aggregation.
       trained: variables whose gradients are summed.
-      per_replica_variables: the variables of which each replica keeps its own value.
       doubts: gets the variables that only a second trace can decide about.
 
     Raises:

@@ -32,7 +32,6 @@ class LocalSgd(Reduction):
     is aggregated at the end of a period. Within a period, it and the weights differ by replica and must not be read.
 
     Args:
-      sync_every_steps: steps per period.
       outer: the outer optimizer, such as `optimizers.outer()`.
       reduce_dtype, bucket_bytes: as `Reduction`'s, for the values sent at the end of a period.
     """

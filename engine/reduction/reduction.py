@@ -139,9 +139,7 @@ class Reduction(tf.Module):
         """Aggregates what the step has assigned from this replica's batch since it last summed.
 
         Args:
-          batch: the replica's batch.
-          count: scalar float32, its examples.
-          per_replica_variables: the variables of which each replica keeps its own value.
+          count: scalar float32, the batch's examples.
         """
         if not self.alone() and (late := assigned_since_sum(self._state(), batch, per_replica_variables)):
             self._sum((), count, late, (), shards_updates=False)
@@ -319,10 +317,7 @@ class Reduction(tf.Module):
         return _reshape_all(sums, [item.value.shape for item in bucket])
 
     def _sum_item_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
-        """Sums one large item, gathering `most` values at once.
-
-        Each replica's piece is summed before the next is sent.
-        """
+        """Sums one large item, gathering `most` values at once: each piece is summed before the next is sent."""
         size = item.value.shape.num_elements()
         sums: list[tf.Tensor] = []
         flat = tf.reshape(item.value, [-1])

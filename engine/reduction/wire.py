@@ -1,7 +1,4 @@
-"""The wire format of tensors between replicas, or workers and parameter servers: in buckets, optionally in 16 bits.
-
-Device code.
-"""
+"""The wire format of tensors between replicas, or workers and servers: buckets, optionally in 16 bits. Device code."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ def send(
       exact: tensors sent unchanged.
       rounded: tensors sent in `reduce_dtype`.
       shapes: the shapes of `rounded`: each a `tf.TensorShape`, or an int32 vector that the server has.
-      server: the server's device.
       reduce_dtype: float32 or one of 16 bits.
-      bucket_bytes: see `Buckets`.
 
     Returns:
       (exact, rounded), float32, on the server.
@@ -63,7 +58,6 @@ class WireLayout:
     Args:
       exact, rounded: their shapes, as for `send`.
       reduce_dtype: float32, or a 16-bit one, for which buckets are of uint16.
-      bucket_bytes: see `Buckets`.
     """
 
     def __init__(self, exact: Sequence, rounded: Sequence, reduce_dtype: tf.DType, bucket_bytes: int = 0):
@@ -103,7 +97,6 @@ class Buckets:
       shapes: the shapes of the vectors' tensors, as for `send`. One that is known only when a step runs, of the rows
         that it touches, is in the current bucket and counts as nothing.
       lanes: for each tensor, the number of `dtype` values per value.
-      dtype: the dtype of the vectors.
       bucket_bytes: a bucket is complete when it has this many, and larger vectors are split; 0 is `BUCKET_BYTES`.
     """
 

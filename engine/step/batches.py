@@ -161,7 +161,6 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     Args:
       compute: batch -> (gradients, metrics): gradients of a *sum* of losses, tensors, `tf.IndexedSlices` or None;
         metrics are nests of tensors that add up, such as (total, count) pairs.
-      batch: nest of tensors whose first axis is examples.
       steps: number of micro-batches; 1 is a plain call.
       parallel: how many each of them is split into, see `sum_micro_batches`.
       loops: whether `compute` may run in a loop; sums across replicas may not.

@@ -84,10 +84,6 @@ class StepContext:
       has_examples: scalar bool, whether this replica has any; None if it always has.
       collect_norm: scalar bool, whether this step's gradient norm, which is costly, will be read; None is never.
       batch_number: scalar int64, from 0 in each evaluation; None in training.
-      run_seed: the run's seed, see `seed`.
-      updates_before: see `RunContext`.
-      mesh: how the strategy's replicas are laid out.
-      readings: the values that the step read as it began.
       generators: the seed generators of Keras's layers, see `seed_layers`, and by which one's state each samples.
       micro_batch: which of this replica's micro-batches is computed: an int or scalar int32.
       sampled: how many random numbers of each kind were sampled so far.
@@ -234,9 +230,6 @@ class StepContext:
 
         Each numbers its samples from the same number on, so neither the number of those traced before nor a trace that
         serves several matters.
-
-        Args:
-          count: the largest number of micro-batches.
 
         Returns:
           A function of a micro-batch's number that enters its context.

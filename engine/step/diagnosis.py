@@ -109,7 +109,6 @@ def warn_of_rounded(trainer, features) -> None:
     Ids that stay integers are fine. Traces `forward` if there are numbers that large.
 
     Args:
-      trainer: a trainer that is built.
       features: an array whose first axis is examples, or a dictionary of arrays by name; other nests are not checked.
     """
     named = features if isinstance(features, dict) else {"features": features}

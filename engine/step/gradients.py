@@ -312,8 +312,6 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
     Computes them in the micro-batches that the trainer's options set.
 
     Args:
-      trainer: the step's trainer.
-      batch: in the form of the data.
       losses: returns a micro-batch's (pairs, a function that returns the metrics); each pair is differentiated.
       variables: for each pair, the variables to differentiate by.
 
@@ -402,13 +400,7 @@ def _gradients_by(sources: Sequence, tape: tf.GradientTape, total: tf.Tensor) ->
 def _assign_next_values(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:
     """Assigns Keras variables whose "gradient" is their next value, as the scales of float8 layers.
 
-    Args:
-      variables: the gradients' variables.
-      gradients: the gradients as computed.
-      is_whole: whether they are of a whole batch.
-
-    Returns:
-      The gradients, of these variables None.
+    Returns the gradients, of these variables None.
     """
     replaced = [getattr(variable, "overwrite_with_gradient", False) for variable in variables]
     if not any(replaced):
@@ -460,7 +452,6 @@ def _count_ratios(counts: tf.Tensor, reduction) -> tf.Tensor:
 
     Args:
       counts: this replica's counts, float32 [means + 1]: that of each mean, and the one that adds up to N.
-      reduction: the trainer's reduction.
     """
     counts = reduction.sum_counts(tf.stop_gradient(counts))
     return tf.math.divide_no_nan(counts[-1], counts[:-1])

@@ -221,7 +221,6 @@ class Applied:
 
         Args:
           trainer: prepared; its step was traced.
-          has_sharded_optimizer: whether its mesh shards the optimizer.
         """
         sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
         wanted = {**trainer.run_context.options.changed, **trainer.reduction.changed, **sharded}

@@ -23,13 +23,7 @@ from .options import Applied
 
 
 class StepRunner:
-    """Runs a trainer's steps for a strategy, and makes their contexts.
-
-    Args:
-      trainer: a `Trainer` that is prepared.
-      mesh: how the strategy's replicas are laid out.
-      counts_ids: see `StepContext`.
-    """
+    """Runs a trainer's steps for a strategy, and makes their contexts."""
 
     def __init__(self, trainer, mesh: Mesh | None = None, counts_ids: bool = False):
         self._trainer = trainer
@@ -45,8 +39,6 @@ class StepRunner:
 
         Args:
           batch: nest of tensors whose first axis is examples.
-          step: see `StepContext`.
-          collect_norm: see `StepContext`.
           readings: the values read for the step; it reads the rest.
           jit: whether XLA compiles the step; its kernels do not raise for ids out of range, so they are counted.
 
@@ -176,14 +168,7 @@ class StepRunner:
         has_examples: tf.Tensor | None = None,
         readings: Readings | None = None,
     ) -> Iterator[StepContext]:
-        """Enters the context in which `train_step` is traced: layers sample by this step and replica.
-
-        Args:
-          step: see `StepContext`.
-          collect_norm: see `StepContext`.
-          has_examples: see `StepContext`.
-          readings: the values read for the step.
-        """
+        """Enters the context in which `train_step` is traced: layers sample by this step and replica."""
         scale = self._inventory.loss_scale
         readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
         with self._context(step, has_examples, collect_norm, readings=readings) as context:
@@ -273,7 +258,6 @@ class _UndoLog:
 
     Args:
       variables: this replica's variables, in a host's memory.
-      step: the step of the `StepContext`.
     """
 
     def __init__(self, variables: Iterable[tf.Variable], step: tf.Tensor):

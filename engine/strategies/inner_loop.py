@@ -91,10 +91,8 @@ class Pace:
         there, and at a step at which a hook is due.
       target_seconds: the intended duration. A call costs 1 to 3 ms: the host's Python with cold caches, overlap lost at
         its ends, and with several workers the wait for the slowest.
-      clock: returns the time in seconds; for tests.
 
     Attributes:
-      clock: the clock.
       steps: approximate number of steps of the next call. Calls divide the steps up to the next due one evenly, as far
         as sync periods allow.
       step_seconds: duration of a step in the newest call that the pace was fitted to; 0 before any.
@@ -150,7 +148,6 @@ class Pace:
         """Fits `steps` to the target; at most to 8 times as many. A fixed number does not change.
 
         Args:
-          steps: number of steps of a call.
           seconds: duration of the call's steps.
           overhead_seconds: time that the call takes beside its steps, whatever their number.
         """
@@ -165,11 +162,9 @@ class Program:
     """A compiled step on a feed: `Strategy.program` makes it, `Strategy.run` executes it.
 
     Args:
-      feed: feed of the steps' batches.
       state: state that steps change, and whose step they advance; None for an evaluation, which counts its own.
 
     Attributes:
-      step: the next step.
       jit: whether XLA compiles a whole call.
       unrolls: whether several small steps are one iteration, which takes longer to trace.
       evaluation_pace: the pace of an evaluation: its steps per call, in each of the processes that compute.
@@ -284,7 +279,6 @@ class StepTrace:
     Attributes:
       replicates_batch: whether each replica computes the whole batch.
       metric_specs: the rows of metrics that a call returns; [] before the trace.
-      prediction_specs: see `Program`.
       graph: the step's graph; None before the trace.
     """
 
@@ -319,11 +313,9 @@ class InnerLoop(Program):
     (`metrics.sums.stack`).
 
     Args:
-      strategy: the `tf.distribute.Strategy`.
       step_function: replica code, (batch, step, collect_norm) -> metrics; `step` scalar int64, the step's number;
         `collect_norm` scalar bool, true at a step at which something is due.
       feed: one of `engine.data.feeds`.
-      state: see `Program`.
       pace: the number of steps per call; None takes as many as possible.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       syncs: synchronize replicas that train independently; None if they are always synchronized.
@@ -375,8 +367,6 @@ class InnerLoop(Program):
         """Runs at most `limit` steps from global step `step` on; fewer if the operands end.
 
         Args:
-          step: the global step of the first one.
-          limit: the largest number of steps to run.
           *loop_inputs: the other arguments of `_loop`, in a subclass.
           due: the step after which metrics are read, if known.
         """
@@ -498,7 +488,6 @@ class InnerLoop(Program):
 
         Args:
           trace: the trace of the step, to be filled.
-          operands: operands of the call.
           numbers: [4] int64: the first step, and three offsets in the operands: its start, its stop, and that of the
             step whose costly figures (the gradients' norm) are needed, or -1.
         """

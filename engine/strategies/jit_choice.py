@@ -36,10 +36,7 @@ _NOT_COMPILABLE = (
 
 
 def is_short(steps: int | None, rate: float = math.inf) -> bool:
-    """Returns whether this many steps, at a rate per second, are too few for a measurement of XLA to pay off.
-
-    None is a run without an end.
-    """
+    """Returns whether `steps` (None: endless) at a rate per second are too few for measuring XLA to pay off."""
     return steps is not None and (steps <= _FEW_STEPS or steps < _SHORT_SECONDS * rate < math.inf)
 
 
@@ -49,7 +46,6 @@ def measure(
     """Times the training program with and without XLA, and restores every variable.
 
     Args:
-      clock: returns the time in seconds.
       steps: number of steps that the run has left; None if it has no end.
 
     Returns:

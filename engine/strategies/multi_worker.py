@@ -58,11 +58,8 @@ class MultiWorker(Replicated):
     one call later.
 
     Args:
-      task: task of this process among the workers.
-      feed_options, steps_per_loop: see `Replicated`.
       step_timeout_seconds: time without progress until this process names the stuck one and ends; 0 waits for ever.
       end_process: see `StrategyOptions`.
-      mesh: see `Replicated`.
     """
 
     def __init__(
@@ -258,7 +255,6 @@ def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.Mult
     """Starts this worker's server and waits for all workers'. Before any op runs.
 
     Args:
-      task: task of this process among the workers.
       communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).
     """
     # TensorFlow sends buffers in pieces of 4 KiB; larger ones double the rate of a ring over gRPC.

@@ -33,14 +33,11 @@ class StrategyOptions:
       mesh: sizes of the mesh's axes "data" and "model"; by default model is 1, and data the remaining replicas.
       shard_optimizer: whether replicas share optimizer state and updates, see `Mesh`.
       tpu_address: the TPU's name or grpc:// address; empty for the local one.
-      task: task of this process among the workers of multi_worker.
-      servers: options of parameter_server: its tasks' addresses and its own.
       communication: how workers exchange sums, see `multi_worker.connect`.
       step_timeout_seconds: limit on waiting for other workers, see `MultiWorker`.
       end_process: called by a stuck process with the reason, a line whose settings are marked (`errors.setting`); None
         prints the line and the stacks.
       steps_per_loop: steps per compiled call; 0 fits them.
-      feed_options: how data reaches the devices.
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
       gpus: the GPUs to use, see `gpus.use_only`. By default one_device takes the first, and parameter_server's
         coordinator none, since others compute.

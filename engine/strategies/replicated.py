@@ -40,10 +40,7 @@ class Replicated(Strategy):
 
     Args:
       name: name of the strategy: one_device, mirrored or tpu.
-      distribution: the `tf.distribute.Strategy`.
-      feed_options: how data reaches the devices.
       steps_per_loop: steps per compiled call; 0 fits them to about a quarter of a second.
-      parallel_micro_batches: number of micro-batches of a replica's batch that are computed in parallel, a thread each.
       mesh: the replicas' layout; None is along data only.
 
     Attributes:

@@ -56,8 +56,6 @@ class WorkersLoop(InnerLoop):
     Its scores are this worker's own.
 
     Args:
-      worker, num_workers: this process's index, and the number of workers.
-      arrivals: counts the steps whose data has arrived here.
       watchdog: notified at each call's start and end.
       The rest is `InnerLoop`'s.
 

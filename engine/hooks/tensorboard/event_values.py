@@ -1,7 +1,4 @@
-"""Creates TensorBoard's values, `tf.summary`'s `Summary.Value` protocol buffers.
-
-`histogram` is replica code.
-"""
+"""Creates TensorBoard's values, `tf.summary`'s `Summary.Value` protocol buffers. `histogram` is replica code."""
 
 from __future__ import annotations
 
@@ -53,10 +50,7 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: tf.Tensor) -> Histogram:
-    """Counts a tensor's entries on its device, by TensorFlow ops, except inf and NaN.
-
-    Can be traced and compiled by XLA: all shapes are static.
-    """
+    """Counts a tensor's entries on its device, except inf and NaN, by ops of static shapes, which XLA can compile."""
     values = tf.cast(tf.reshape(values, [-1]), tf.float32)
     finite = tf.math.is_finite(values)
     low = tf.reduce_min(tf.where(finite, values, values.dtype.max))

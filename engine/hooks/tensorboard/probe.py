@@ -26,7 +26,6 @@ class Probe:
 
     Args:
       strategy: the run's, of this package, bound to its data.
-      trainer: a trainer that is built.
     """
 
     def __init__(self, strategy, trainer):

@@ -50,9 +50,6 @@ def lease_steps(left: int, workers: int, most: int, step_seconds: float) -> int:
     those for which this is least would end later.
 
     Args:
-      left: number of steps that remain.
-      workers: number of workers that run leases.
-      most: the largest number of steps of a lease.
       step_seconds: duration of a step on a worker; 0 if unknown.
     """
     quickest = math.sqrt(left * _ASSIGN_SECONDS / step_seconds) if step_seconds else 0.0
@@ -92,7 +89,6 @@ class Ledger:
 
     Attributes:
       scheduled: scheduled leases, each counted once.
-      done: completed leases.
       retried: runs of leases that were repeated, by TensorFlow after a worker's death, or by this loop after an error.
       steps_unseen: updates whose metrics were lost with their run.
     """
@@ -131,14 +127,10 @@ class Leases:
     """The bounded window of leases in progress on workers.
 
     Args:
-      coordinator: TensorFlow's `ClusterCoordinator`.
       timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever. `FIRST_CALL_FACTOR`
         times as long for a loop without a completed lease: workers build and optimize its graph.
       describe: describes a lease of a loop and a step of it, for messages.
       fault_of_data: returns the problem in the data that caused an error, if any; such a lease is not retried.
-
-    Attributes:
-      ledger: the leases' counts.
     """
 
     def __init__(

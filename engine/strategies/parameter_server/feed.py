@@ -35,9 +35,7 @@ class InputStats(NamedTuple):
 
     Attributes:
       seconds: time for which steps waited for examples.
-      bytes: number of bytes that were read.
       steps_ahead: steps whose examples were read before the steps before them were done.
-      pieces: number of pieces of examples that were read.
     """
 
     seconds: Any
@@ -69,7 +67,6 @@ class LeaseFeed(Feed):
         """Runs a lease's steps [first, stop), as many at once as have examples ready. In a lease's graph.
 
         Args:
-          operands: operands of the lease.
           stop: step after the last one to run.
           compute: runs steps: (operands as `next_operands` takes them, stop, state) -> (state, when it was done).
           state: state that steps pass on to the next ones.
@@ -185,7 +182,6 @@ class ReadByWorkersFeed(_LeaseExamples):
       source: the coordinator's source, the same as each worker's.
       index: index of the source among the coordinator's.
       order: order of the source's examples, with blocks of one step.
-      read_timeout_seconds: see `FeedOptions`.
       padding: padding of examples of varying length; None if they have one shape.
     """
 

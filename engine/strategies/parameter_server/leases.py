@@ -57,7 +57,6 @@ class LeaseResult(NamedTuple):
         then the number of steps with 0, 1, ... of them (`LAGS`).
       first: the first of these steps.
       starts: how often the lease was started, by the counters; 0 if not counted.
-      seconds: the duration of the lease.
       steps_seconds: the duration of the lease's steps, without the messages before the first and after the last.
       worker: index of the worker that ran the lease.
       input_stats: `InputStats` of the lease; [4] in the graph.
@@ -128,9 +127,7 @@ class Pull:
     dtypes, and those on no server, are read where they are used.
 
     Args:
-      variables: Keras variables to read.
       reduce_dtype: dtype in which values are sent.
-      optimizers: the engine's optimizers.
       moved: Keras variables that layers may assign, which steps read themselves.
     """
 

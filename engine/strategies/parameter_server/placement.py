@@ -42,8 +42,6 @@ class Placement:
 
     Args:
       distribution: the `tf.distribute.ParameterServerStrategy`.
-      num_servers: number of parameter servers.
-      rules: the user's rules for placing variables.
     """
 
     def __init__(self, distribution, num_servers: int, rules: Sequence[Rule] = ()):
@@ -76,10 +74,7 @@ class Placement:
         return tf.variable_creator_scope(self._create)
 
     def lines(self) -> list[str]:
-        """Formats a table for people: bytes, path, shards and servers of each variable, the biggest first.
-
-        Sums include slots.
-        """
+        """Formats a table of the variables for people, the biggest first; a server's sum includes slots."""
         whole: dict[str, list[Placed]] = {}
         for placed in self.table:
             if not placed.beside:

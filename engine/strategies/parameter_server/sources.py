@@ -173,10 +173,8 @@ def read(source: Source, index: int, order: Order, timeout_seconds: float, indic
     """Reads examples in the executing process. In a graph.
 
     Args:
-      source: the coordinator's source.
       index: index of the source among the coordinator's.
       order: order of the source's examples, with blocks of one step.
-      timeout_seconds: see `Reader`.
       indices: [n] int64.
       step: step of the first of the examples; determines the chunks to read ahead.
 
@@ -196,7 +194,6 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
     """Compares each worker's sources with the coordinator's.
 
     Args:
-      sources: the coordinator's sources.
       workers: addresses of the workers.
       timeout_seconds: limit on the wait for answers, times `FIRST_CALL_FACTOR`, since workers open their files; 0 waits
         for ever.
@@ -241,10 +238,7 @@ def _jobs_tasks(**counts: int) -> list[str]:
 
 
 def _query(name: str, tasks: Sequence[str], seconds: float) -> list[list | Exception | None]:
-    """Calls a function of each task by name; returns each result or exception, None without an answer in time.
-
-    0 `seconds` waits for ever.
-    """
+    """Calls each task's function; returns each result or exception, None without an answer in time (0: no limit)."""
     answers: list[list | Exception | None] = [None] * len(tasks)
     end = time.monotonic() + seconds
 

@@ -62,7 +62,6 @@ class ServerOptions:
       max_staleness_steps: workers run in rounds of leases of at most this plus one steps, so none is more than this
         many updates ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed ML via a stale
         synchronous parallel parameter server); None has no rounds.
-      placement_rules: rules for placing variables on servers.
     """
 
     cluster: ClusterAddresses
@@ -77,7 +76,6 @@ class ParameterServer(Strategy):
     reach them. After `limit` steps of `run` nothing is in progress: hooks then find all updates applied.
 
     Args:
-      distribution: the `tf.distribute.ParameterServerStrategy`.
       feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is per lease.
       step_timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever.
       end_process: called if servers don't answer, see `StrategyOptions`.
