@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .engine.step.gradients import Update, minimize
     from .engine.trainer import Trainer
     from .launch.api import load_model, open_run, run
-    from .launch.errors import RunError, UsageError
+    from .launch.failures import RunError, UsageError
     from .launch.fit import fit
     from .launch.run.run import Run
     from .launch.train import main
@@ -35,12 +35,12 @@ _HOMES = {
     "Mean": "crankshaft.engine",
     "Padded": "crankshaft.engine.data.form",
     "Run": "crankshaft.launch.run.run",
-    "RunError": "crankshaft.launch.errors",
+    "RunError": "crankshaft.launch.failures",
     "Trainer": "crankshaft.engine",
     "Source": "crankshaft.engine.data.source",
     "Spec": "crankshaft.engine.data.source",
     "Update": "crankshaft.engine",
-    "UsageError": "crankshaft.launch.errors",
+    "UsageError": "crankshaft.launch.failures",
     "auc": "crankshaft.engine",
     "confusion_matrix": "crankshaft.engine",
     "fit": "crankshaft.launch.fit",
@@ -58,7 +58,7 @@ _HOMES = {
     "weighed": "crankshaft.engine",
 }
 
-_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.engine.data.data", "crankshaft.launch.errors")
+_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.engine.data.data", "crankshaft.launch.failures")
 
 __all__ = [
     "Data",

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crankshaft.launch.cluster.resources import visible_gpus
-from crankshaft.launch.errors import EXIT_FAILED, EXIT_SLOWER
+from crankshaft.launch.failures import EXIT_FAILED, EXIT_SLOWER
 
 from . import rounds
 from .processes import ROOT, Process, importable, read_result, run_script, run_together

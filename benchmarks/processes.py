@@ -21,7 +21,7 @@ from typing import Any
 
 from crankshaft.launch.cluster.children import Child, Children, wait
 from crankshaft.launch.cluster.output import last_lines
-from crankshaft.launch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
+from crankshaft.launch.failures import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 600.0

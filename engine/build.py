@@ -87,6 +87,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
     """Makes a model's variables, for batches of any size; does nothing if they exist.
 
     Args:
+      trainer: the trainer that calls it in its `build`.
       model: made by its `build`.
       features: arrays or tensors with the shapes and dtypes of the model's inputs; None takes the data's.
 

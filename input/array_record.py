@@ -72,7 +72,6 @@ class ArrayRecords(ExampleSource):
     """Examples of ArrayRecord shards, in the order of the shards and of the records in each.
 
     Args:
-      paths: paths of the shards.
       features_by: returns the records' features, from a function that returns sample records.
     """
 

@@ -111,8 +111,6 @@ class CsvTable(ParquetTable):
     """Records of CSV files with the same columns, read from the Parquet file prepared from them.
 
     Args:
-      table_files: the files.
-      delimiter: separator of fields.
       names: names of all columns; () if headers have them.
       read_as: kinds of columns that are not inferred, as `csv_types` names them.
       prepared_dir: folder of the Parquet file; None is the folder beside the files, see `prepared`.

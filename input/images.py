@@ -59,7 +59,6 @@ def load(
 
     Args:
       data_dir: see `labelled_files.find`.
-      seed: not used.
       eval_data_dir: evaluation images, as `data_dir`, with the classes of data_dir; None if there are none.
       size: width and height of the images for the model, in pixels.
       channels: 3 for colours, 1 for grey.
@@ -123,7 +122,6 @@ class Images(Source):
     """Image files and their classes.
 
     Args:
-      labelled: image files and their classes.
       form: conversion of an image to an example.
       min_area: smallest fraction of an image's area that a random crop has; 0 takes the centre.
       flip: whether every second image is flipped.

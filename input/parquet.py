@@ -1,7 +1,4 @@
-"""Parquet files, columns by name; needs the library `pyarrow`.
-
-NumPy and `pyarrow` only.
-"""
+"""Parquet files, columns by name; needs the library `pyarrow`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,6 @@ class TFRecords(ExampleSource):
     """Examples of TFRecord shards, in the order of the shards and of the records in each.
 
     Args:
-      paths: paths of the shards.
       features_by: returns the records' features, from a function that returns sample records.
     """
 

@@ -29,7 +29,7 @@ from .cluster.members import Members
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
 from .cluster.task_memory import TaskMemory
 from .command_line import checks
-from .errors import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
+from .failures import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
 from .host import process
 from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 
@@ -59,7 +59,6 @@ def run(config: Config, task: Callable[[Config], int]) -> int:
     """Forks the task, and returns the exit code once it is done or given up.
 
     Args:
-      config: checked configuration of the run.
       task: executes the configuration of an attempt, in the fork, and returns the exit code.
     """
     with Children(stopped_seconds(config.step_timeout_seconds)) as children:

@@ -18,7 +18,7 @@ from .assembly import assemble_run, run_to_end
 from .benchmark.result import check_baseline
 from .command_line import checks, parsing, rules, user_files
 from .command_line import config as configs
-from .errors import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
+from .failures import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
 from .plan import program
 

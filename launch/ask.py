@@ -22,10 +22,10 @@ from typing import Any
 from ..engine.checkpoints import RunDir
 from ..engine.errors import visible
 from ..engine.machine import events, requests
-from . import errors, explanations
+from . import explanations, failures
 from .command_line import command_flags, help
 from .command_line.rules import Number, Text, flag
-from .errors import RunError, UsageError, nearest
+from .failures import RunError, UsageError, nearest
 from .host import process
 
 _USAGE = f"crankshaft ask [flags] RUN_DIR {'|'.join(requests.KINDS)}"
@@ -63,9 +63,9 @@ def main(argv: list[str]) -> None:
         print(visible(answer))  # whoever may write to the run's folder may have answered
         code = 0
     except KeyboardInterrupt:
-        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the request is taken back")
+        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted; the request is taken back")
     except Exception as error:  # the border of the program
-        code = errors.fail(*explanations.explain(error, has_debug=False))
+        code = failures.fail(*explanations.explain(error, has_debug=False))
     sys.exit(code)
 
 

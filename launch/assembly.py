@@ -33,10 +33,7 @@ _START_SECONDS = 120.0  # limit of TensorFlow's start on a busy machine
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
-    """Assembles a run, executes its mode to the end and writes its result; raises errors unchanged.
-
-    The arguments are those of `assemble_run`.
-    """
+    """Assembles a run, executes its mode to the end and writes its result; raises errors unchanged."""
     run = assemble_run(config, data, hooks, script_flags)
     from .benchmark.mode import benchmark
     from .run import training
@@ -59,7 +56,6 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     In a task that serves others it does not return: the process serves until they end, and ends with them.
 
     Args:
-      config: checked configuration of the run.
       data: data, or a function that returns it, if the configuration names no input.
       script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
     """

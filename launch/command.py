@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from . import errors
+from . import failures
 from .command_line import help
 from .host import process
 
@@ -29,7 +29,9 @@ def run() -> None:
         lines += [f"  {command:<10} {purpose}" for command, (_, purpose) in COMMANDS.items()]
         help.show("\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."]))
     if name not in COMMANDS:
-        hint = "flags stand after it" if name.startswith("-") else errors.nearest(name, COMMANDS)
-        sys.exit(errors.fail(errors.EXIT_USAGE, f"crankshaft {name} is not a command of {', '.join(COMMANDS)}; {hint}"))
+        hint = "flags stand after it" if name.startswith("-") else failures.nearest(name, COMMANDS)
+        sys.exit(
+            failures.fail(failures.EXIT_USAGE, f"crankshaft {name} is not a command of {', '.join(COMMANDS)}; {hint}")
+        )
     module = importlib.import_module(COMMANDS[name][0])
     module.main(argv=[f"crankshaft {name}", *arguments])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..engine.errors import LabelError, NonfiniteError, reason
 from ..engine.machine import cpus
-from .errors import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
+from .failures import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
 from .host import process
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -52,9 +52,6 @@ def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
     """Returns (exit code, line); the code is 2 if the same command would fail again for the same reason.
 
     If a limit of the machine was reached, the line has the limit's value here.
-
-    Args:
-      has_debug: whether the command has --debug.
     """
     explained = _explained(error, "; debug=true shows the traceback" if has_debug else "")
     limit = _limit(error)

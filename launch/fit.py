@@ -27,7 +27,7 @@ from ..engine.keras_models.keras_callbacks import KerasCallbacks
 from ..engine.keras_models.keras_trainer import KerasTrainer
 from ..engine.strategies.registry import CLUSTERED
 from . import api, explanations
-from .errors import UsageError
+from .failures import UsageError
 from .run.compiled_cache import CompiledCache
 
 # Flags that `fit` sets by other arguments.
@@ -154,7 +154,6 @@ class Arguments(types.SimpleNamespace):
 
 
 def _train(arguments: Arguments) -> api.Run:
-    """Trains the model by the arguments of `fit`."""
     for name in _ARGUMENTS.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
     with explanations.explained_errors():

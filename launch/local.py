@@ -23,13 +23,13 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import counted
 from ..engine.machine import cpus
 from ..engine.machine.files import temporary_folder
-from . import errors, explanations
+from . import explanations, failures
 from .cluster import children, listeners, resources, restarts
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
 from .command_line import command_flags, help, parsing
 from .command_line.rules import Boolean, Integer, Number, flag
-from .errors import UsageError
+from .failures import UsageError
 from .host import process
 
 _PROGRAM = "crankshaft local"
@@ -56,7 +56,6 @@ class LocalFlags:
 
     @property
     def strategy(self) -> str:
-        """The tasks' strategy."""
         return "parameter_server" if self.ps else "multi_worker"
 
     @property
@@ -76,12 +75,9 @@ class _Command:
       start: words that Python runs: ("-m", "crankshaft", "train"), (script,) or ("-m", module).
       arguments: the flags of each task, before those that it gets here.
       rest: the words after them: a script's own -- and what follows; all, if they can't be read.
-      run_dir: folder of the job's run, or None.
       compares: whether it is a benchmark with fail_below.
       names_gpus: whether --gpus is among the flags, and so is the same for all tasks.
       imports: whether it imports TensorFlow: not if it can't be read, and not a script that names no such library.
-      debug: value of the job's --debug.
-      step_timeout_seconds: value of the job's --step_timeout_seconds, or None.
     """
 
     start: tuple[str, ...]
@@ -102,9 +98,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code = _run(argv, os.environ)
     except Exception as error:  # the border of the program
-        code = errors.fail(*explanations.explain(error, has_debug=False))
+        code = failures.fail(*explanations.explain(error, has_debug=False))
     except KeyboardInterrupt:  # before the supervisor listens to signals, or after
-        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
+        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted")
     sys.exit(code)
 
 
@@ -193,7 +189,6 @@ def task_specs(job: LocalFlags, environment: Mapping[str, str], gpus: Sequence[s
     """Lists the tasks, each with its share of the machine. Raises `UsageError`.
 
     Args:
-      job: the command line.
       gpus: GPUs of the machine, to be divided among the tasks; None leaves them to the tasks.
     """
     kinds = [(kind, index) for kind, count in job.tasks.items() for index in range(count)]
@@ -224,7 +219,7 @@ def _divide_gpus(job: LocalFlags, tasks: list[tuple[str, int]], gpus: int) -> di
         return {}
     without, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
     if len(workers) > gpus and not job.ps:
-        errors.print_line(
+        failures.print_line(
             f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
             f"--workers={gpus} for one each"
         )

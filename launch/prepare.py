@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UnavailableError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
-from . import errors, explanations
+from . import explanations, failures
 from .command_line import command_flags, help, parsing, registry, user_files
 from .command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
-from .errors import UsageError
+from .failures import UsageError
 from .host import process
 from .host.signals import interruptible
 
@@ -73,11 +73,11 @@ def main(argv: list[str]) -> None:
                 raise UsageError("--output_dir is missing; name a folder for the shards")
             code = _run(flags)
     except KeyboardInterrupt:
-        code = errors.fail(errors.EXIT_INTERRUPTED, f"interrupted; {_RESUMES}")
+        code = failures.fail(failures.EXIT_INTERRUPTED, f"interrupted; {_RESUMES}")
     except OSError as error:
-        code = errors.fail(errors.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {_RESUMES}")
+        code = failures.fail(failures.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {_RESUMES}")
     except Exception as error:  # the border of the program
-        code = errors.fail(*explanations.explain(error, has_debug=False))
+        code = failures.fail(*explanations.explain(error, has_debug=False))
     sys.exit(code)
 
 

@@ -22,7 +22,7 @@ from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
-from . import agent, assembly, errors, explanations, terminal
+from . import agent, assembly, explanations, failures, terminal
 from .benchmark.result import check_baseline
 from .command_line import checks, help, parsing, user_files
 from .command_line import config as configs
@@ -72,11 +72,7 @@ def main(
 
 
 class _Program:
-    """One call of `main`, in its process and in the tasks that it forks.
-
-    Attributes:
-      code: exit code of the process.
-    """
+    """One call of `main`, in its process and in the tasks that it forks."""
 
     def __init__(self, trainer_class, data, hooks, may_change, output: process.SturdyStream):
         self._trainer_class, self._data, self._hooks, self._may_change = trainer_class, data, hooks, may_change
@@ -112,7 +108,7 @@ class _Program:
     def _run(self, config: configs.Config) -> None:
         self._leaves = config.coordinates  # a worker may be down
         self.code = assembly.run_to_end(config, self._data, self._hooks).code
-        if self.code != errors.EXIT_REGROUP and config.writes_run and config.progress != "off":
+        if self.code != failures.EXIT_REGROUP and config.writes_run and config.progress != "off":
             run_dir = config.configured_run_dir
             board = RunDir(run_dir).tensorboard
             command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
@@ -125,26 +121,22 @@ class _Program:
             with interruptible():
                 yield
         except KeyboardInterrupt:  # before the first step or after the last: else the loop saves and ends
-            self.code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
+            self.code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
         except Exception as error:  # the border of the program: every failure becomes one line here
             if self._has_debug:
                 traceback.print_exception(error)
-            self.code = errors.fail(*explanations.explain(error))
+            self.code = failures.fail(*explanations.explain(error))
             self._leaves |= isinstance(error, (LostPeerError, StuckStreamError))  # threads wait in TensorFlow for ever
         self._output.flush()
         if self._output.lost:
             line = f"a part of the output is lost: {self._output.lost.strerror}"
-            self.code = self.code or errors.fail(errors.EXIT_FAILED, line)
+            self.code = self.code or failures.fail(failures.EXIT_FAILED, line)
         if self._leaves:
             exits.leave(self.code)
 
 
 def parse(argv: list[str]) -> dict[str, Any]:
-    """Parses a command line into values by flag, and sets the script's own flags.
-
-    Raises:
-      UsageError: a mistake in the command line.
-    """
+    """Parses a command line into values by flag, and sets the script's own flags. Raises `UsageError`."""
     is_ours = argv[0] == _COMMAND
     script_doc = "" if is_ours else help.module_doc("__main__")
     doc = script_doc or "\n\n".join(help.module_doc(__name__).split("\n\n")[:2])

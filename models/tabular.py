@@ -1,7 +1,4 @@
-"""The base of models of ids and numbers: features in one form, loss and metrics by the labels. Replica code.
-
-Not a model itself.
-"""
+"""The base of models of ids and numbers: features in one form, loss and metrics by the labels. Replica code."""
 
 from __future__ import annotations
 
@@ -116,7 +113,6 @@ class Tabular(Trainer):
 
     @property
     def table_rows(self) -> int:
-        """The number of rows of the table."""
         return self.hash_buckets or self.table_capacity or sum(field.rows for field in self.fields)
 
     def ids(self, features: dict) -> tf.Tensor:

@@ -145,7 +145,6 @@ class Decoder(tf.keras.Model):
 
     Args:
       context: the largest number of positions.
-      vocabulary: number of tokens.
       tokens: number of tokens in text, the first ones; the rest pad the vocabulary, and are never generated.
       recompute: recompute blocks in the backward pass.
       one_pass: compute training's activations in one pass (`engine.layers.one_pass`).
@@ -191,11 +190,9 @@ class Decoder(tf.keras.Model):
         return self.logits.logits(self.norm(x))
 
     def empty_cache(self, batch: int | tf.Tensor) -> list:
-        """See `engine.generation.Generates`."""
         return [block.attention.empty_cache(batch, self.context) for block in self.blocks]
 
     def next_logits(self, tokens: tf.Tensor, cache: list, position: tf.Tensor) -> tuple[tf.Tensor, list]:
-        """See `engine.generation.Generates`."""
         x, caches = self._embedded(tokens, position, training=False), []
         for block, block_cache in zip(self.blocks, cache, strict=True):
             x, block_cache = block(x, cache=block_cache, position=position, training=False)

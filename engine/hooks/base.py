@@ -288,7 +288,10 @@ class Periodic(Hook):
 class Windowed(Periodic):
     """A periodic hook with a window of the calls since it last took them, whose metrics survive a restart.
 
-    The arguments are `Periodic`'s.
+    Args:
+      every_steps: the period, see `Periodic`.
+      at_end: whether to act also at the run's last step.
+      more: other periods, see `Periodic`.
 
     Attributes:
       window: a `Window` of the run's meter; `window.take()` returns and clears the `Totals` of the calls since the last

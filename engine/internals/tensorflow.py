@@ -426,8 +426,8 @@ def may_write(op: tf.Operation) -> list[tf.Tensor]:
 
 
 def xla_kernels() -> set[str]:
-    """Returns the kinds of ops that XLA has a kernel for."""
-    return set(pywrap_xla_ops.get_cpu_kernel_names())
+    """Returns the kinds of ops that XLA has a kernel for, on CPUs or GPUs."""
+    return {*pywrap_xla_ops.get_cpu_kernel_names(), *pywrap_xla_ops.get_gpu_kernel_names()}
 
 
 def has_state_beside_variables(node: Any) -> bool:

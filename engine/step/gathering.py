@@ -22,6 +22,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     combined with micro-batches, which would also compare each example with fewer.
 
     Args:
+      trainer: the trainer that calls it.
       values: [n, ...], a row for each of the replica's n examples, of a float dtype.
 
     Returns:

@@ -36,7 +36,10 @@ class StepOptions:
       seed: the run's only source of randomness, from 0 to 2^31 - 1.
       precision: the precision in which layers compute; variables stay float32. float16 brings dynamic loss scaling.
       optimizer: a name for `engine.optimizers.build`.
+      optimizer_arg: the optimizer's arguments, by name.
       learning_rate: see `engine.optimizers.schedules.build`, also for the next four.
+      learning_rate_schedule: the schedule's name.
+      learning_rate_schedule_arg: the schedule's arguments, by name.
       warmup_steps: number of steps in which the rate rises linearly to its first value.
       total_steps: the step at which a schedule ends, in its own steps.
       rate_by: the order of examples by which a schedule continues in a run that was resumed with another batch size;

@@ -119,7 +119,8 @@ class StepRunner:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
 
         The forward pass has assigned it, and admitted ids, even if the step is skipped, as its metrics show, or if the
-        replica has no examples. State shared by replicas is restored only if their sum does not replace it.
+        replica has no examples, or those of all. State shared by replicas is restored only if their sum does not
+        replace it.
         """
         inventory, reduction, may_skip = (
             self._inventory,
@@ -128,8 +129,13 @@ class StepRunner:
         )
         state = [aggregated.variable for aggregated in inventory.aggregated]
         local = [*inventory.per_replica_variables, *(state if reduction.restores_statistics else ())]
-        with_examples = set() if has_examples is None else set(map(id, local))
-        variables = {id(v): v for v in [*state, *local] if may_skip or id(v) in with_examples}
+        if is_only_replica():  # each computes the same examples, which sums of all replicas' values have once
+            first = tf.equal(self._mesh.data.rank, 0)
+            sums = [v for v in inventory.per_replica_variables if v.aggregation == tf.VariableAggregation.SUM]
+            computes = {id(v): first for v in sums}
+        else:
+            computes = {} if has_examples is None else {id(v): has_examples for v in local}
+        variables = {id(v): v for v in [*state, *local] if may_skip or id(v) in computes}
         before = [(variable, read_local(variable)) for variable in variables.values()]
         tables = inventory.tables.values() if may_skip else ()
         written = [v for table in tables for admission in table.admissions for v in admission.undoable]
@@ -142,7 +148,7 @@ class StepRunner:
             if log is not None and "skipped" in metrics:
                 tf.cond(metrics["skipped"].total > 0.0, log.undo, lambda: None)
             for variable, value in before:
-                counts = [has_examples] if id(variable) in with_examples else []
+                counts = [computes[id(variable)]] if id(variable) in computes else []
                 counts += [metrics["skipped"].total == 0.0] if "skipped" in metrics else []
                 _restore_unless(variable, value, counts)
 

@@ -596,8 +596,8 @@ class InnerLoop(Program):
         trace.graph = one_step.graph
         if self.jit and (op := graphs.lacked_by_xla(one_step.graph)):  # before XLA prints pages
             where = f", at {line}" if (line := graphs.program_line(op)) else ""
-            cure = "give the loop maximum_iterations, or use" if op.type == "EmptyTensorList" else "use"
-            raise NotCompilableError(f"XLA can't compile {op.type}{where}; {cure} jit=auto or off")
+            fix = "give the loop maximum_iterations, or use" if op.type == "EmptyTensorList" else "use"
+            raise NotCompilableError(f"XLA can't compile {op.type}{where}; {fix} jit=auto or off")
         warn_of_step(one_step.graph, self._strategy.num_replicas_in_sync)
         zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
         for here, metrics in zip(self._replica_contexts(), results, strict=True):

@@ -1,4 +1,1 @@
-"""Files of a source: listed, opened, read in pieces, or converted once to an indexed form.
-
-It runs on the host.
-"""
+"""Files of a source: listed, opened, read in pieces, or converted once to an indexed form."""

@@ -38,7 +38,7 @@ def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
 
 
 def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Reads a whole IDX file of unsigned bytes.
+    """Reads a whole IDX file of unsigned bytes. Raises `InputError` for any other.
 
     Args:
       path: the file. Its first bytes, not its name, say whether it is gzip: browsers and copying tools unpack
@@ -47,9 +47,6 @@ def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
 
     Returns:
       A read-only uint8 array.
-
-    Raises:
-      InputError: one line with the path, what was expected and what was found.
     """
     try:
         return retried(path, lambda: _read(path, (_UINT8 + len(shape), *shape)))

@@ -50,7 +50,6 @@ def find(
       data_dir: a folder of folders, one for each class, whose own folders are read too; a list, a file with a path and
         a label on each line, with a comma or white space between, paths as seen from the list; a glob of files in
         folders of classes; or several of these with commas between.
-      kind: which files are read.
       is_one: returns whether a file without a suffix is one of them, by its first 16 bytes.
       training: the training data, whose classes are used; None numbers the classes.
 

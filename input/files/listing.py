@@ -71,7 +71,6 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
 
     Args:
       data_dir: a folder, a file, a glob, or several with commas between; one that exists is never read as a glob.
-      kind: which files of a folder are read.
       flag: the flag's name, for messages, and for the split.
 
     Raises:
@@ -157,11 +156,7 @@ def join(folder: str, name: str) -> str:
 
 
 def files_and_folders(folder: str) -> tuple[dict[str, str], list[str]]:
-    """Returns a folder's files, by name with their resolved paths, and the names of its folders.
-
-    Raises:
-      InputError: the folder can't be read.
-    """
+    """Returns a folder's files, by name with their resolved paths, and its folders' names. Raises `InputError`."""
     if is_remote(folder):
         names = sorted(read_remote(folder, "listdir"))
         folders = [
@@ -306,11 +301,7 @@ def _select_split(
 
 
 def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
-    """Checks that sets of files (NAME-00000-of-00004, ...) are complete, with one set per name.
-
-    Raises:
-      InputError: a folder's set is incomplete, or there are two.
-    """
+    """Raises `InputError` unless sets of files (NAME-00000-of-00004, ...) are complete, with one set per name."""
     for prefix, by_count in _sets(entries).items():
         if len(by_count) > 1:
             counts = " and ".join(

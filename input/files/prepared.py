@@ -78,11 +78,7 @@ class Prepared:
 
 
 class PreparedInMemory(Prepared):
-    """A file prepared from bundled files, whose folder may be read-only: kept in memory.
-
-    Args:
-      write: writes the contents to a `PreparedWriter`.
-    """
+    """A file prepared from bundled files, whose folder may be read-only: kept in memory."""
 
     def __init__(self, name: str, write: Callable[[PreparedWriter], None]):
         content = io.BytesIO()
@@ -103,9 +99,6 @@ class PreparedInMemory(Prepared):
 class PreparedWriter:
     """Writes a prepared file sequentially.
 
-    Args:
-      file: binary file to write to.
-
     Attributes:
       metadata: JSON value to store in the file.
       offset: bytes written so far.
@@ -118,7 +111,6 @@ class PreparedWriter:
         self.offset = 0
 
     def write(self, data: bytes) -> None:
-        """Appends bytes."""
         self._file.write(data)
         self._digest.update(data)
         self.offset += len(data)
@@ -141,7 +133,6 @@ def prepared(
     Args:
       kind: first word of the prepared file's name.
       recipe: everything else that determines its contents, a JSON value.
-      write: writes the contents to a `PreparedWriter`.
       folder: where to put it, instead of the folder beside the files.
 
     Raises:

@@ -103,7 +103,6 @@ class State(NamedTuple):
     """The state of a file, which shows whether it has changed.
 
     Attributes:
-      nbytes: size of the file in bytes.
       written_ns: time of the last write, in nanoseconds since the epoch.
     """
 
@@ -180,11 +179,7 @@ class Files:
         return io.BufferedReader(_Stream(self, number), _STREAM_BYTES)
 
     def read(self, number: int) -> bytes:
-        """Returns a whole file, opening and closing it, for files that are read rarely.
-
-        Raises:
-          SourceError: the file was replaced or can't be read.
-        """
+        """Returns a whole file, opening and closing it, for files that are read rarely; raises as `pread` does."""
         path, nbytes = self.paths[number], self.sizes[number]
         self.check(number)
         try:

@@ -148,11 +148,9 @@ class Vocabulary:
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
     def to_saved(self) -> dict[str, str]:
-        """Returns the argument of `from_saved`, plain JSON."""
         return {"kind": "vocabulary", "tokenizer": self._text, "separator": self._separator}
 
     def decoder(self) -> TokenDecoder:
-        """Returns a decoder of consecutive tokens."""
         stream = _library().decoders.DecodeStream(skip_special_tokens=False)
         held: list[int] = []  # tokens of an incomplete character
 
@@ -198,8 +196,6 @@ def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | 
 
     Args:
       size: number of tokens, 256 or more.
-      files: the pieces' files.
-      pieces: pieces of text to fit the vocabulary to, in order.
       folder: folder of the prepared file, see `prepared`.
     """
     if size < _BYTES:

@@ -1,4 +1,1 @@
-"""Records of tf.train.Examples in shards: their index, checksums, features and layout.
-
-It runs on the host.
-"""
+"""Records of tf.train.Examples in shards: their index, checksums, features and layout."""

@@ -44,10 +44,7 @@ def open_splits(
     """Opens gzip shards of both splits as streams.
 
     Args:
-      train: paths of the training shards.
-      evaluation: paths of the evaluation shards, or None.
       names: names of the features, the label and the weight, see `tfrecord.load`.
-      num_classes: number of classes that the user passed.
     """
     from ...engine.data import streamed
 

@@ -20,7 +20,6 @@ class WrongRecordError(ValueError):
     """A record does not have the expected features.
 
     Args:
-      index: index of the record in the list of records.
       line: the finding, of the form "has ..., and ...".
     """
 
@@ -41,11 +40,7 @@ class ExampleSource(Source):
         """Returns records as stored; see `Source.read`."""
 
     def samples(self) -> list[bytes]:
-        """Returns sample records, spread over all files; skips damaged ones.
-
-        Raises:
-          BadRecordError: all of them are damaged.
-        """
+        """Returns sample records, spread over all files; skips damaged ones, and raises `BadRecordError` if all are."""
         indices = np.unique(np.linspace(0, len(self) - 1, SAMPLES).astype(np.int64))
         try:
             return self.records(indices)

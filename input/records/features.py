@@ -69,7 +69,6 @@ class Features:
     """The features of records, and an example's form.
 
     Attributes:
-      by_name: the features to read.
       example: nest of tuples and dicts of their names.
       extra: properties of the data (`input.data_json`) and the splits.
     """
@@ -112,7 +111,6 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
     """Returns the features of shards: from arguments, from a features.json, or inferred.
 
     Args:
-      paths: the shards.
       texts: arguments NAME:DTYPE:SHAPE, e.g. "image:uint8:28x28x1", "label:int64".
       label: name of the labels; "" is features.json's, else "label" if present.
       weight: name of the weights; "" is features.json's, else none.

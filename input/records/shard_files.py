@@ -25,7 +25,6 @@ def find_splits(data_dir: str | None, eval_data_dir: str, kind: listing.FileKind
     Args:
       data_dir: training shards, or a folder with subfolders train and eval; see `listing.find`.
       eval_data_dir: evaluation shards; empty for none outside of `data_dir`.
-      kind: which files of a folder are shards.
 
     Raises:
       InputError: there are no shards.
@@ -62,11 +61,8 @@ def open_splits(
     """Opens the shards of both splits.
 
     Args:
-      train: paths of the training shards.
-      evaluation: paths of the evaluation shards, or None.
       kind: opens shards: called with their paths and a function from sample records to `Features`.
       names: names of the features, the label and the weight, see `tfrecord.load`.
-      num_classes: number of classes that the user passed.
     """
     selected, label, weight = names
     described: dict[str, Features] = {}
@@ -109,7 +105,6 @@ def data_from_splits(splits: Sequence[Any], described: Features, num_classes: in
 
     Args:
       splits: training and evaluation examples; the latter may be None.
-      described: the features of their records.
       num_classes: number of classes that the user passed; 0 is features.json's.
 
     Raises:
@@ -130,7 +125,6 @@ def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
     """Checks shards written by `crankshaft prepare` against features.json; others are not checked.
 
     Args:
-      paths: the shards.
       is_whole_folder: whether all written shards must be present; else the user selected some.
 
     Raises:

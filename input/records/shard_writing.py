@@ -33,9 +33,6 @@ class ShardRequest:
     Attributes:
       input: name of an input, or path of a user's file.
       arguments: keyword arguments of the input's `load`.
-      data_dir: data_dir of the input's `load`.
-      seed: seed of the input's `load`.
-      output_dir: the folder for the shards.
       shards: number of training shards.
       format: format of the shards, one of `FORMATS`.
     """
@@ -101,22 +98,14 @@ def _feature(name: str, spec: Spec) -> RecordFeature:
 
 
 class Encoder:
-    """Makes records of examples.
-
-    Args:
-      features: features of each record, see `described`.
-    """
+    """Makes records of examples."""
 
     def __init__(self, features: Features):
         self._features = [*features.by_name.values()]
         self._names = names_in(features.example)
 
     def records(self, arrays: list[np.ndarray]) -> list[bytes]:
-        """Returns records of examples.
-
-        Args:
-          arrays: [n, ...] each, in the order of the names in the features' example.
-        """
+        """Returns records of examples, arrays [n, ...] in the order of the names in the features' example."""
         columns = dict(zip(self._names, arrays, strict=True))
         stored = {feature.name: _as_stored(feature, columns[feature.name]) for feature in self._features}
         count = len(arrays[0])

@@ -71,8 +71,6 @@ def read(make: Callable[[Mapping[str, str]], T], choice: Choice, trained_on: Dat
 
     Args:
       make: makes the table, from the kinds of some columns, as `csv_types` names them.
-      choice: the columns.
-      trained_on: the data of a run, if any.
     """
     texts = dict.fromkeys(choice.texts, "text")
     table = make(texts)
@@ -105,7 +103,6 @@ def make_splits(
     """Makes the splits of tables, with a run's preprocessing, or one that is fitted to the rows to train on.
 
     Args:
-      evaluation: the table to evaluate on.
       choice: the columns, and how they are read where no run decides it.
       trained_on: the data of a run, which decides: words, means and the greatest ids are not fitted again.
 
@@ -448,11 +445,8 @@ class Columns(Source):
     """Rows of a table: (features, labels), or features alone.
 
     Args:
-      choice: the columns and their form.
-      features: how each column is read.
       like: the training table, whose column types these are.
       classes: the texts of labels, whose indices in this list are the labels; None for numbers.
-      preprocessing: makes the features.
 
     Raises:
       InputError: the table lacks these columns.

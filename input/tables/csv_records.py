@@ -211,7 +211,6 @@ class Records:
         return pa.concat_tables(tables)
 
     def _valid_records(self, path: str, layout: CsvLayout, records: list, bad: BadRecords) -> Any:
-        """Returns the records that are not malformed."""
         import pyarrow as pa
 
         problems: list[tuple[int, str]] = []

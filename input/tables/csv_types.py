@@ -78,14 +78,12 @@ class Converter:
     """Converts a column's fields to values of a kind: "int", "float", "float32", "date", "time", "zoned" or "text".
 
     Args:
-      kind: kind of the values.
       pattern: regular expression that fields must match; numbers must also be finite. "" accepts all fields, and no
         missing values.
       expects: description of a valid field, for people; "" is the kind's.
 
     Attributes:
       type: `pyarrow` type of the values.
-      expects: description of a valid field, for people.
     """
 
     def __init__(self, kind: str, pattern: str = "", expects: str = ""):
@@ -156,7 +154,6 @@ class InferredType(NamedTuple):
     """The inferred kind of a column.
 
     Attributes:
-      kind: kind of the column, for `Converter`.
       why: the reason why fields that look like another kind are text.
       odd: if most fields have another form: (index, text) of the first that does not, and the expectation.
     """
@@ -217,7 +214,6 @@ class Finder:
         self._is_decided |= self._present > _SETTLED and kind == "text" and not self._form()
 
     def end(self) -> InferredType:
-        """Returns the column's kind."""
         if self._kind == _BEYOND:
             return InferredType("text", "integers beyond int64", None)
         if self._kind not in (None, "text"):

@@ -72,7 +72,6 @@ class Fitted(NamedTuple):
     values: dict[str, np.ndarray]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as a JSON value."""
         words = {name: [*map(as_text, column_words)] for name, column_words in self.words.items()}
         means = {name: mean.tolist() for name, mean in self.means.items()}
         classes = None if self.classes is None else [as_text(word) for word in self.classes]
@@ -81,7 +80,6 @@ class Fitted(NamedTuple):
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Fitted:
-        """Restores it from the result of `as_json`."""
         fitted = cls(**content)
         words = {name: [*map(as_bytes, column_words)] for name, column_words in fitted.words.items()}
         means = {name: np.array(mean) for name, mean in fitted.means.items()}

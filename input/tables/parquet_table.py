@@ -57,7 +57,6 @@ class ParquetTable:
       like: the training table, whose folders' names have the same kinds of values.
 
     Attributes:
-      source: the files that are read.
       paths: paths of the files that are read.
       columns: the contents of each column, by name, in order; None if it can't be read.
       problems: why a column can't be read, by name.

@@ -33,12 +33,10 @@ class Column(NamedTuple):
 
     @property
     def is_integer(self) -> bool:
-        """Whether a value is an integer."""
         return self[:2] == ("int64", ())
 
     @property
     def is_list(self) -> bool:
-        """Whether a value is a list of numbers."""
         return bool(self.shape) and self.kind != "timestamp"
 
     @property
@@ -134,7 +132,6 @@ def split_lists(array, numbers: np.ndarray, pa) -> tuple[np.ndarray, np.ndarray]
     Args:
       array: `pyarrow` array of lists; missing ones count as empty.
       numbers: numbers of all lists, side by side.
-      pa: the module `pyarrow`.
     """
     lengths = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     rows, ends = np.empty(len(array), object), np.cumsum(lengths)

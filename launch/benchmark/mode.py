@@ -18,7 +18,7 @@ from ..plan.graph import NotCountableError
 from ..run.base import BaseRun
 from ..run.modes.outcome import Outcome, run_result
 from ..run.training import choose_jit
-from . import report, result
+from . import benchmark_report, result
 from .measure import intervals, rounds, trace
 
 _TOP_OPS = 10
@@ -41,7 +41,7 @@ def benchmark(run: BaseRun) -> Outcome:
         content["warnings"] += result.warnings(content, theirs)
     fail_below = config.arguments("benchmark_arg")["fail_below"]
     code = result.exit_code(content["baseline"], fail_below) if config.baseline else 0
-    return Outcome(content, code, report=report.text(content))
+    return Outcome(content, code, report=benchmark_report.text(content))
 
 
 def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
@@ -68,7 +68,8 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
-    rates = f"{report.number(totals['steps_per_sec'])} steps/s  {report.number(totals['examples_per_sec'])} examples/s"
+    steps, examples = (benchmark_report.number(totals[f"{name}_per_sec"]) for name in ("steps", "examples"))
+    rates = f"{steps} steps/s  {examples} examples/s"
     return f"round {number} of {count}  {totals['steps']:,} steps in {totals['wall_seconds']:.2f} s  {rates}"
 
 

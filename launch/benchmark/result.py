@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .. import errors
+from .. import failures
 from ..command_line import paths
 from ..command_line.config import Config
 from ..command_line.values import differences
-from ..errors import UsageError
+from ..failures import UsageError
 
 VERSION = "crankshaft.benchmark/2"
 _NUMBER, _NONE = (int, float), (type(None),)
@@ -181,15 +181,15 @@ def check_baseline_work(config: Config) -> None:
 
 def read_baseline(path: str) -> dict[str, Any]:
     """Reads a result with its calls, from --result_json. Raises `UsageError`."""
-    cure = "give what mode=benchmark wrote to result_json"
-    text = paths.read_text("baseline", path, cure, MOST_BYTES)
+    fix = "give what mode=benchmark wrote to result_json"
+    text = paths.read_text("baseline", path, fix, MOST_BYTES)
     try:
         result = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError(f"baseline={path} is not JSON; {cure}") from None
+        raise UsageError(f"baseline={path} is not JSON; {fix}") from None
     if lines := problems(result):
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-        raise UsageError(f"baseline={path} is not a result of this benchmark: {lines[0]}{more}; {cure}")
+        raise UsageError(f"baseline={path} is not a result of this benchmark: {lines[0]}{more}; {fix}")
     return result
 
 
@@ -207,8 +207,8 @@ def exit_code(comparison: Mapping[str, Any], fail_below: float | None) -> int:
     interval = comparison["interval"]
     if fail_below is None or interval is None or interval[1] >= fail_below:
         return 0
-    return errors.fail(
-        errors.EXIT_SLOWER,
+    return failures.fail(
+        failures.EXIT_SLOWER,
         f"fail_below={fail_below:g}: the rate is {comparison['ratio']:.3f} times the baseline's "
         f"({interval[0]:.3f} to {interval[1]:.3f}); find what made it slower, or measure a new baseline",
     )

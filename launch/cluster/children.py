@@ -38,7 +38,6 @@ class Child:
     So a terminal's Ctrl-C reaches its parent alone, and what the child starts can be ended with it.
 
     Attributes:
-      pid: process id of the child.
       pids: process ids of the child's keeper and of the child, which are reused only after `Children.end` and
         `reap_orphans`.
       stdin, stdout, stderr: the pipes that it was started with, unbuffered.
@@ -140,7 +139,6 @@ class Children:
 
         Args:
           command: the program and its arguments; with a template `[sys.executable, script or "-m", ...]`.
-          env: environment of the child.
           cores: the logical cores that it may use; none: all that this process may.
           template: template process that forks the child, with an environment like its own; None: a new process.
           **options: streams, folder (`cwd`) and further inherited descriptors (`pass_fds`) of the child, as of

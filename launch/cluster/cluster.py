@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ...engine.errors import counted
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.process import LockedRunDir
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
@@ -120,9 +120,6 @@ def make_cluster(
     """Makes the cluster of some tasks. Raises `UsageError` where an address is wrong, or the job's secret.
 
     Args:
-      source: description of where the tasks were read from, for people.
-      addresses: addresses of the tasks, as in `Cluster`.
-      index: this process's task.
       environment: the process's variables, where the secret is.
     """
     _check_addresses(source, addresses)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.strategies.registry import CLUSTERED
-from ..errors import UsageError
+from ..failures import UsageError
 from . import kubernetes, rendezvous, slurm, tf_config
 from .cluster import Cluster, Tasks, counts, make_cluster, split
 

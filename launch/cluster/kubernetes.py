@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..errors import UsageError
+from ..failures import UsageError
 from .cluster import MOST_TASKS, Tasks
 
 JOBS = "CRANKSHAFT_JOBS"  # train:8, or train-chief:1,train-worker:4,train-ps:2: Jobs and their pods, in tasks' order

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...engine import logging
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.process import LockedRunDir, RunDirInUse
 from . import rendezvous
 from .cluster import Cluster
@@ -45,7 +45,6 @@ class Members:
     """The workers of a job's attempts, for the agent of one of them.
 
     Args:
-      workers: all workers of the job.
       run_dir: folder that the workers share.
       least: the fewest workers of an attempt.
       timeout_seconds: how long to wait for workers that are missing.

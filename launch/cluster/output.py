@@ -61,7 +61,6 @@ class Sink:
     """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm.
 
     Attributes:
-      coloured: whether the stream shows colours.
       lost: the first error that kept something from being written; None without one, or if nobody reads any more.
     """
 
@@ -249,12 +248,10 @@ class Output:
 
     @property
     def pending(self) -> int:
-        """Bytes that are still to be written."""
         return sum(sink.pending for sink in set(self._sinks))
 
     @property
     def lost(self) -> OSError | None:
-        """The first error that kept something from being written, see `Sink`."""
         return next((sink.lost for sink in self._sinks if sink.lost), None)
 
     def follow(self, name: str, index: int, pid: int, pipes: Sequence[IO[bytes]]) -> TaskOutput:
@@ -269,7 +266,6 @@ class Output:
         return self._log_paths.get(name)
 
     def print(self, line: str) -> None:
-        """Prints a line of the supervisor."""
         self._sinks[1].write(f"[local] {line}\n".encode())
 
     def fail(self, line: str, details: tuple[str, ...] = ()) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...engine import logging
-from ..errors import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError
+from ..failures import EXIT_PORT_TAKEN, EXIT_REGROUP, RunError, UsageError
 from . import listeners
 from .cluster import Cluster, split
 

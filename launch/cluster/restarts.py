@@ -15,7 +15,8 @@ import time
 from collections.abc import Iterable
 
 from ...engine.machine import events
-from ..errors import (
+from ..explanations import thread_limit
+from ..failures import (
     EXIT_DIVERGED,
     EXIT_FAILED,
     EXIT_HUNG_UP,
@@ -28,7 +29,6 @@ from ..errors import (
     CrankshaftError,
     signal_name,
 )
-from ..explanations import thread_limit
 from .keeper import EXIT_STOPPED
 
 # Exit codes of a task that was requested to end: it saved, or ended before it could catch the signal.
@@ -63,7 +63,6 @@ class TaskExit:
     Attributes:
       task: name of the task, such as "worker 0".
       code: exit code of the task, or minus the signal that killed it.
-      last_lines: last lines of the task's output.
     """
 
     task: str
@@ -127,9 +126,7 @@ class Decision:
 
     Attributes:
       exit_code: exit code of the supervisor; None starts the tasks again.
-      pause_seconds: seconds to wait before the restart.
       message: line for the user; None without one.
-      cause: the task's exit that led to it, if any.
     """
 
     exit_code: int | None
@@ -148,8 +145,7 @@ class Synchronous:
       window_seconds: how long a failure counts.
       grace_seconds: how long preempted tasks have to save.
       compares: whether `EXIT_SLOWER` is that of a benchmark with fail_below; otherwise it may be a script's own code.
-      clock: returns seconds, monotonic.
-      before: times of earlier failures, by this clock.
+      before: times of earlier failures, by `clock`.
       restarts: words of the message that announce a restart, such as "all tasks start again".
     """
 

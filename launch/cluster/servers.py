@@ -11,7 +11,7 @@ from typing import NoReturn
 from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data.source import Source
 from ...engine.machine.requests import Requests, answer_stacks
-from .. import errors
+from .. import failures
 from ..host import exits, process
 from . import discovery, rendezvous
 from .cluster import Cluster, split
@@ -81,7 +81,7 @@ def serve(
     answering = Sources(load, f"{cluster.task} ({cluster.address})").answer()  # before anybody can ask
     with rendezvous.refuse_other_hosts(cluster):
         server = tf.distribute.Server(spec, cluster.kind, cluster.task_id, protocol="grpc", config=options)
-    for number, code in ((signal.SIGTERM, errors.EXIT_TERMINATED), (signal.SIGINT, errors.EXIT_INTERRUPTED)):
+    for number, code in ((signal.SIGTERM, failures.EXIT_TERMINATED), (signal.SIGINT, failures.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: exits.leave(code))
     (chief,) = cluster.job("chief")
@@ -99,6 +99,6 @@ def serve(
             exits.leave(0)  # its run has ended well, and so has its process
         time.sleep(_POLL_SECONDS)
     line = f"the coordinator ({chief}) has not answered for {timeout_seconds:g} s: it has ended, or is stopped"
-    code = errors.fail(errors.EXIT_FAILED, f"{line}; {cluster.task} ends")
+    code = failures.fail(failures.EXIT_FAILED, f"{line}; {cluster.task} ends")
     del server, answering
     exits.leave(code)

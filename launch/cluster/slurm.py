@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Mapping
 
-from ..errors import UsageError
+from ..failures import UsageError
 from .cluster import MOST_TASKS, Tasks
 
 # Ports that no job has reserved: each step of a job has some of its own, below those that Linux gives to callers

@@ -2,9 +2,6 @@
 
 One thread and one loop: everything that happens, a task's death, its output, a signal, wakes the same `select`. Tasks
 are forked by the main thread, since the kernel ends them with the thread that forked them (`children`).
-
-Agents (`launch/agent.py`) are not supervisors with a single task: an agent forks the script that it runs in, passes on
-no output, and agrees with agents on other hosts. What both need is in `children`, `restarts` and `memory`.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...engine.machine import events
-from ..errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
+from ..failures import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
 from . import rendezvous, resources
 from .children import Child, Children, wait
@@ -45,8 +42,7 @@ class TaskSpec:
     """One task of the cluster.
 
     Attributes:
-      kind: type of the task in TF_CONFIG, such as "worker".
-      index: index of the task in TF_CONFIG.
+      kind, index: type, such as "worker", and index of the task in TF_CONFIG.
       cores: logical cores of the task's own; None shares all.
       environment: environment variables of the task besides the supervisor's.
       gpus: value of the task's --gpus; None leaves the flag out.
@@ -77,11 +73,9 @@ class Supervisor:
     Args:
       command: the first words of each task's command line.
       arguments: last words of each task's command line; the task's own flags come in between.
-      rule: decides the action after a task's end.
       environment: environment to which the tasks' own variables are added.
       log_dir: folder for a log file per task, or None.
       events: path of the run's record, where restarts are recorded once it is there; None without one.
-      coloured: whether standard output and standard error show colours.
       grace_seconds: how long tasks have to save and end after a signal, before they are killed.
       forks: whether tasks import TensorFlow, so that they are forked from processes that have.
       stopped_seconds: how long a task may be stopped, see `Children`.
@@ -128,7 +122,6 @@ class Supervisor:
         self._first_ended_at = 0.0  # Unix time of the first end of a task before a restart of all
 
     def print(self, line: str) -> None:
-        """Prints a line of the supervisor, for people."""
         self._output.print(line)
 
     def run(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, newest_whole
-from ..errors import EXIT_FAILED, CrankshaftError, fail
+from ..failures import EXIT_FAILED, CrankshaftError, fail
 from ..host.process import lock, quiet_startup
 
 _VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # environment variable with a task's two files
@@ -38,7 +38,6 @@ class TaskMemory:
         return {"pass_fds": tuple(self._files[index])}
 
     def variables(self, index: int) -> dict[str, str]:
-        """Returns a task's environment variables."""
         return {_VARIABLE: ",".join(map(str, self._files[index]))} if self._files[index] else {}
 
     def close(self) -> None:

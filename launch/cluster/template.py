@@ -48,14 +48,7 @@ _MODULES = (
 
 
 class Template:
-    """A template process, as its parent sees it.
-
-    Args:
-      env: environment of the template.
-
-    Attributes:
-      pid: process id of the template.
-    """
+    """A template process, as its parent sees it."""
 
     def __init__(self, env: Mapping[str, str]):
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from ..errors import UsageError
+from ..failures import UsageError
 from .children import MARK
 from .cluster import Cluster, make_cluster
 
@@ -39,8 +39,7 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     Args:
       strategy: multi_worker, or parameter_server, which has more types of task.
 
-    Raises:
-      UsageError: on any mistake in it.
+    Raises `UsageError` for any mistake in it.
     """
     text = environment.get(NAME, "")
     try:

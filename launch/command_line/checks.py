@@ -10,7 +10,7 @@ from typing import Any
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ..cluster import discovery, rendezvous, resources
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host import process
 from . import config as configs
 from . import conflicts, paths, registry, rules, saved_config
@@ -79,15 +79,7 @@ def check_named(config: Config) -> None:
 
 
 def apply_data_flags(config: Config, by_data: Mapping[str, Any]) -> None:
-    """Sets the flags that the data sets (`Config.set_by_data`), in `config` itself, and checks it again.
-
-    Args:
-      config: configuration of the run, which is changed.
-      by_data: values of the flags that the data sets, by name.
-
-    Raises:
-      UsageError: they can't be used with the other flags.
-    """
+    """Sets the flags that the data sets, in `config` itself, and checks it again. Raises `UsageError`."""
     for name in config.set_by_data & by_data.keys():
         setattr(config, name, by_data[name])
     config.set_by_data = frozenset()
@@ -287,7 +279,6 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     """Raises `UsageError` where a run was begun with other values of flags that decide its numbers.
 
     Args:
-      config: configuration of this call.
       source: the name of the file that has the run's own configuration.
       before: as `saved_config.check` returns it.
     """

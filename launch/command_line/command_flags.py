@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..failures import UsageError
 from . import help, parsing
 from .flags import FIELDS
 from .rules import fields
@@ -32,8 +32,7 @@ def read(
       argv: the program's name and what follows.
       command: dataclass whose fields are the command's own flags.
       doc: text with which --help begins.
-      usage: line that shows how the command is called.
-      words: cure for a word that is not a flag, for the message.
+      words: fix for a word that is not a flag, for the message.
       takes_words: whether the command takes such words, before its flags and after.
       has_tasks: whether it starts tasks, whose flags of crankshaft train follow --.
       takes_others: whether it takes other flags too, which are words then.

@@ -22,7 +22,7 @@ from ...engine.metrics.monitored import Monitored
 from ...input import data_json
 from ..cluster import discovery
 from ..cluster.cluster import Cluster
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
 from . import parsing, paths, registry, rules, saved_config
 from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, USES, Flags, flags_with
@@ -130,7 +130,6 @@ class Config(Flags):
         """Returns the rules of --freeze: (regular expression, the step until which; None is the whole run).
 
         Args:
-          steps_per_epoch: steps in an epoch of the training data.
           shift: see `engine.data.order.Order`.
 
         Raises `UsageError`.
@@ -240,7 +239,7 @@ class Config(Flags):
         except UsageError as error:
             if flag not in self.from_run:
                 raise
-            raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {saved_config.CURE}") from None
+            raise UsageError(f"{RunDir(self.run_dir or '').config}: {error.message}; {saved_config.FIX}") from None
 
     def arguments(self, flag: str) -> dict[str, Any]:
         """Returns `configured_arguments`, and the defaults of the others."""
@@ -291,7 +290,7 @@ class Config(Flags):
         values = {**here, **before}
         for name, value in before.items():
             if value != here.get(name) and not is_default(name, value):
-                raise UsageError(f"{path} has {shown({name: value})}, which Keras can't be set to; {saved_config.CURE}")
+                raise UsageError(f"{path} has {shown({name: value})}, which Keras can't be set to; {saved_config.FIX}")
         if changed := "; ".join(differences(values, here)):
             if getattr(self.program_trainer, "is_built", False):
                 raise UsageError(
@@ -373,10 +372,7 @@ def configure(
       environment: the process's variables, where a cluster is described.
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       given_script_flags: names of those that the caller gives; the others are a run's that is read.
-      owns_process: see `Config`.
-      remote: see `Config`.
       may_be_endless: whether a run without a length has no end; else it has the default one.
-      set_by_data: see `Config`.
     """
     effective = {**vars(Flags()), **given}
     script, from_run = dict(script_flags or {}), dict[str, Any]()
@@ -462,7 +458,6 @@ def _check_uses(given: Mapping[str, Any], effective: Mapping[str, Any]) -> None:
     """Raises `UsageError` for the first flag of the caller's that the run would ignore.
 
     Args:
-      given: see `configure`.
       effective: the run's, of all flags: a caller may leave some to the run that is read.
     """
     defaults = vars(Flags())
@@ -475,5 +470,5 @@ def _check_uses(given: Mapping[str, Any], effective: Mapping[str, Any]) -> None:
         if not choices and effective[other] == defaults[other]:
             raise UsageError(f"{words} has no use without {other}; give that too, or leave {name} out")
         if choices and effective[other] not in choices:
-            cure = " or ".join(f"{other}={choice}" for choice in choices)
-            raise UsageError(f"{words} has no use with {other}={effective[other]}; use {cure}, or leave {name} out")
+            fix = " or ".join(f"{other}={choice}" for choice in choices)
+            raise UsageError(f"{words} has no use with {other}={effective[other]}; use {fix}, or leave {name} out")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..failures import UsageError
 from .config import READING, SCHEDULES_TO_THE_END, Config
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings

@@ -13,7 +13,7 @@ from typing import NoReturn
 from absl import flags
 
 from .. import terminal
-from ..errors import EXIT_FAILED, fail
+from ..failures import EXIT_FAILED, fail
 from . import registry
 from .flags import FIELDS, GROUPS
 from .rules import Boolean, coerce, default_value
@@ -36,8 +36,6 @@ def help_text(program: str, doc: str, script_flags: list[str], words: Sequence[s
     """Lists all flags, by group, with their defaults, and the arguments of the model and the input that are named.
 
     Args:
-      program: name of the command.
-      doc: description of the command.
       script_flags: names of flags that the user's script defined.
       words: words of the command line: `--model=NAME` and `--input=NAME` among them are looked up.
     """

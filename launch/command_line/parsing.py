@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from ...engine.errors import importing
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from . import paths, user_files
 from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
 from .rules import UntypedText, coerce
@@ -37,8 +37,7 @@ def script_flag_names() -> list[str]:
 def from_argv(argv: Sequence[str]) -> Values:
     """Reads the values that a command line gives, with its --flagfile and --config; sets a script's own flags.
 
-    Raises:
-      UsageError: a mistake in the command line, or in a file.
+    Raises `UsageError`.
     """
     words = without_flagfiles(argv[1:])
     files = _load_config_files(words)
@@ -54,8 +53,7 @@ def from_argv(argv: Sequence[str]) -> Values:
 def train_flags(words: Sequence[str]) -> Values:
     """Reads the values that words of a command line give flags of crankshaft train; a script may have others too.
 
-    Raises:
-      UsageError: a mistake in those of crankshaft train.
+    Raises `UsageError` for a mistake in those of crankshaft train.
     """
     words = without_flagfiles(words)
     given, _ = parse_words(words, FIELDS, known_only=True, between=True)
@@ -85,7 +83,6 @@ def parse_words(
     """Reads the values that words of a command line give the flags of some fields, and the words that are not flags.
 
     Args:
-      words: words of the command line.
       fields: dataclass fields of the flags, by name.
       script_flags: flags of a script, which are set from the words.
       known_only: whether flags that are unknown count as words.
@@ -123,8 +120,8 @@ def parse_words(
 
 
 def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> UsageError:
-    cure = REPLACED.get(name) or nearest(name, names, otherwise)
-    return UsageError(f"{name} is unknown; {cure}")
+    fix = REPLACED.get(name) or nearest(name, names, otherwise)
+    return UsageError(f"{name} is unknown; {fix}")
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:

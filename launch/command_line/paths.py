@@ -10,43 +10,43 @@ from typing import Any, BinaryIO
 
 from ...engine.checkpoints import RunDir
 from ...engine.machine import files
-from ..errors import UsageError
+from ..failures import UsageError
 
 _MOST_BYTES = 1 << 20  # largest file of flags or of Python
 _PATTERN = r"[]\*?{}"  # tf.train.load_checkpoint finds files by a pattern, in which these can't be escaped
 
 
-def open_file(flag: str, path: str, cure: str) -> BinaryIO:
+def open_file(flag: str, path: str, fix: str) -> BinaryIO:
     """Opens a regular file that a flag names; never waits, as for a pipe's other end, and reads no device.
 
     Args:
       path: path of the file; empty is a mistake too.
-      cure: what to do instead, for the message, e.g. "give ...".
+      fix: what to do instead, for the message, e.g. "give ...".
 
     Raises:
       UsageError: it can't be read, or is not a regular file.
     """
     if not path:
-        raise UsageError(f"{flag} is empty; {cure}")
+        raise UsageError(f"{flag} is empty; {fix}")
     try:
         return open(files.open_regular(os.path.expanduser(path)), "rb")
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise UsageError(f"{flag}={path} can't be read ({getattr(error, 'strerror', error)}); {cure}") from None
+        raise UsageError(f"{flag}={path} can't be read ({getattr(error, 'strerror', error)}); {fix}") from None
 
 
-def read(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> bytes:
+def read(flag: str, path: str, fix: str, most_bytes: int = _MOST_BYTES) -> bytes:
     """Reads a file, opened by `open_file`. Raises `UsageError`, also if the file is too large to be meant."""
-    with open_file(flag, path, cure) as file:
+    with open_file(flag, path, fix) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise UsageError(f"{flag}={path} has more than {most_bytes >> 20} MiB; {cure}")
+        raise UsageError(f"{flag}={path} has more than {most_bytes >> 20} MiB; {fix}")
     return data
 
 
-def read_text(flag: str, path: str, cure: str, most_bytes: int = _MOST_BYTES) -> str:
+def read_text(flag: str, path: str, fix: str, most_bytes: int = _MOST_BYTES) -> str:
     """Reads a file's text in UTF-8, see `read`. Raises `UsageError`, also where it is not text."""
     try:
-        return read(flag, path, cure, most_bytes).decode()
+        return read(flag, path, fix, most_bytes).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{flag}={path} is not text in UTF-8 ({error.reason}); write it as such") from None
 

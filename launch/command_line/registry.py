@@ -20,7 +20,7 @@ from ... import models
 from ...engine.arguments import HUGE, Expression, Interval, outside
 from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from . import user_files
 from .rules import UntypedText
 from .values import boolean, guessed, number
@@ -43,7 +43,6 @@ class Entry:
     """A model or input, or an optimizer or schedule, with its arguments.
 
     Attributes:
-      name: name of the module or of the class.
       summary: the first line of its documentation.
       defaults: argument name -> default value.
       required: arguments without a default.
@@ -206,9 +205,7 @@ def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict
     """Converts arguments to the types of the entry's defaults. Raises `UsageError`.
 
     Args:
-      flag: name of the flag that gives the arguments.
       values: values of the arguments by name, as `rules.coerce` returns them.
-      entry: the model, input, ... that takes them.
     """
     names = {*entry.defaults, *entry.required}
     arguments = {}

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...engine.arguments import Interval
 from ...engine.metrics.monitored import Monitored
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 from .values import boolean, short
 from .values import number as number_of
 
@@ -84,7 +84,6 @@ class Number(ValueType):
         self.expected = str(self.interval)
 
     def coerce(self, value: Any) -> float:
-        """See `ValueType`."""
         whole = self.interval.whole
         if isinstance(value, str):
             try:
@@ -113,7 +112,6 @@ class AutoOrNumber(Number):
         self.expected = f"auto, or {self.expected}"
 
     def coerce(self, value: Any) -> Any:
-        """See `ValueType`."""
         return "auto" if value == "auto" else super().coerce(value)
 
 
@@ -123,7 +121,6 @@ class Text(ValueType):
     Args:
       expected: description of the text, e.g. "a regular expression".
       rule: rule that a text must satisfy; None takes any that is not empty.
-      may_be_empty: whether it may be empty.
     """
 
     def __init__(self, expected: str, rule: Rule | None = None, may_be_empty: bool = False):
@@ -154,7 +151,6 @@ class Path(ValueType):
         self._may_be_remote = may_be_remote
 
     def coerce(self, value: Any) -> str:
-        """See `ValueType`."""
         text = _text(value)
         if self._may_be_remote and re.match(f"{_OTHER_SYSTEM}.", text):
             return text
@@ -187,16 +183,13 @@ class OneOf(ValueType):
 
     @property
     def choices(self) -> Collection[str]:  # type: ignore[override]
-        """The names."""
         return self._names() if callable(self._names) else self._names
 
     @property
     def expected(self) -> str:  # type: ignore[override]
-        """The names, in words."""
         return f"one of {', '.join(self.choices)}"
 
     def coerce(self, value: Any) -> str:
-        """See `ValueType`."""
         if (text := _text(value)) not in self.choices:
             raise ValueError(f"it takes {self.expected}")
         return text
@@ -208,7 +201,6 @@ class Argument(ValueType):
     expected = "NAME=VALUE"
 
     def coerce(self, value: Any) -> tuple[str, UntypedText]:
-        """See `ValueType`."""
         name, separator, text = as_text(_text(value)).partition("=")
         if not name or not separator:
             raise ValueError("it has no value; write NAME=VALUE")
@@ -280,12 +272,9 @@ def default_value(field: dataclasses.Field) -> Any:
 
 
 def coerce(field: dataclasses.Field, value: Any) -> Any:
-    """Converts a flag's value, text or a value of Python, JSON or YAML, to the flag's type.
+    """Converts a flag's value, text or a value of Python, JSON or YAML, to the flag's type. Raises `UsageError`.
 
     The values of NAME=VALUE arguments are converted later, by the model, input, ... that takes them.
-
-    Raises:
-      UsageError: the flag does not take it.
     """
     info: FlagInfo = field.metadata["info"]
     if info.takes_arguments and isinstance(value, Mapping):
@@ -314,8 +303,8 @@ def _coerce_one(field: dataclasses.Field, value: Any, kind: ValueType) -> Any:
         raise UsageError(f"{wrong}, and not one value; give {kind.expected}") from None
     except ValueError as error:
         if isinstance(value, str) and not value:
-            cure = f"give {kind.expected}, or leave it out"
-            raise UsageError(f"{name} is empty (a variable that is not set?); {cure}") from None
+            fix = f"give {kind.expected}, or leave it out"
+            raise UsageError(f"{name} is empty (a variable that is not set?); {fix}") from None
         if kind.choices:
             raise UsageError(f"{name}={value} is unknown; {nearest(value, kind.choices)}") from None
         shown = value if isinstance(value, str) else short(value)

@@ -11,7 +11,7 @@ from ...engine.machine.files import read_json
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ...engine.strategies.registry import CLUSTERED
 from ..cluster import discovery, tf_config
-from ..errors import UsageError
+from ..failures import UsageError
 from . import registry, user_files
 from .flags import ARGUMENTS, DECIDING, FIELDS, FLAG_INFO, Flags, flags_with, replaced_by
 from .rules import coerce
@@ -19,7 +19,7 @@ from .values import shown
 
 # Flags that a call which reads a run does not take from it: its own value, or the default, applies.
 PER_CALL_FLAGS = flags_with(lambda flag: flag.of_call)
-CURE = (
+FIX = (
     "restore it from a copy (a checkpoint's manifest has the same under 'about'), or use another run_dir; the "
     "checkpoints are as they were"
 )
@@ -41,11 +41,11 @@ def load(run_dir: str) -> dict[str, Any] | None:
     try:
         content = read_json(path, parse_constant=str)
     except OSError as error:
-        raise UsageError(f"{path} can't be read ({error.strerror}); {CURE}") from None
+        raise UsageError(f"{path} can't be read ({error.strerror}); {FIX}") from None
     except ValueError as error:
-        raise UsageError(f"{path} is not JSON ({error}); {CURE}") from None
+        raise UsageError(f"{path} is not JSON ({error}); {FIX}") from None
     if not isinstance(content, dict):
-        raise UsageError(f"{path} holds {shown(content)}, which is not an object; {CURE}")
+        raise UsageError(f"{path} holds {shown(content)}, which is not an object; {FIX}")
     return check(path, content)
 
 
@@ -61,7 +61,7 @@ def check(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     for part in ("flags", "deciding", *keras):
         if not isinstance(saved.get(part), dict):
             problem = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
-            raise UsageError(f"{source} {problem}; {CURE}")
+            raise UsageError(f"{source} {problem}; {FIX}")
     if str(saved["deciding"].get("on_nonfinite")).startswith("rollback"):  # is gone, and changed no step
         saved = {**saved, **{part: {**saved[part], "on_nonfinite": "raise"} for part in ("flags", "deciding")}}
     # A flag that is gone decides nothing if it was off or had today's behavior. A flag that did not decide
@@ -71,7 +71,7 @@ def check(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
     deciding = {**{name: saved["flags"].get(name, vars(Flags())[name]) for name in DECIDING}, **deciding}
     for name in ARGUMENTS & deciding.keys():
         if not isinstance(arguments := deciding[name] or {}, dict):
-            raise UsageError(f"{source} has {name}={shown(arguments)}, which is not an object; {CURE}")
+            raise UsageError(f"{source} has {name}={shown(arguments)}, which is not an object; {FIX}")
         entry = registry.ENTRIES.get(name)
         deciding[name] = {**entry.defaults, **arguments} if entry else arguments
     return {"flags": saved["flags"], "deciding": deciding, **keras}
@@ -103,7 +103,7 @@ def values_from_run(
     path = RunDir(effective["run_dir"]).config
     from_run = typed_values(path, saved, effective.keys() - given_names)
     if not isinstance(script_flags := saved["deciding"].get("script_flags", {}), dict):
-        raise UsageError(f"{path} has script_flags={shown(script_flags)}, which is not an object; {CURE}")
+        raise UsageError(f"{path} has script_flags={shown(script_flags)}, which is not an object; {FIX}")
     if from_run.get("restore_best", effective["restore_best"]) and "eval_checkpoint" not in given:
         from_run["eval_checkpoint"] = "best"  # which the run has ended with
     return from_run, script_flags
@@ -119,7 +119,7 @@ def typed_values(path: str, saved: Mapping[str, Any], names: Collection[str]) ->
             for name, value in values.items()
         }
     except UsageError as error:
-        raise UsageError(f"{path}: {error.message}; {CURE}") from None
+        raise UsageError(f"{path}: {error.message}; {FIX}") from None
 
 
 def refuse_without_model(run_dir: str, mode: str) -> None:

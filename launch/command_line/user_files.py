@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
-from ..errors import UsageError
+from ..failures import UsageError
 from . import paths, rules
 
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
-_CURES = {
+_FIXES = {
     "model": "write class Model(crankshaft.Trainer), or def model() that returns a compiled Keras model",
     "input": "write def load(data_dir, seed), which returns (train, eval)",
 }
@@ -37,19 +37,18 @@ def is_path(name: str | None) -> bool:
 
 
 def refuse_unnamed_code(
-    source: str, values: Mapping[str, Any], given_names: Collection[str] = (), cure: str = ""
+    source: str, values: Mapping[str, Any], given_names: Collection[str] = (), fix: str = ""
 ) -> None:
     """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
 
     Args:
       values: values of flags by name, as read from the file.
-      given_names: names of the flags that the caller gave.
-      cure: how to name the model or input without flags, for messages.
+      fix: how to name the model or input without flags, for messages.
     """
     for kind in NEEDED:
         if kind not in given_names and is_path(path := values.get(kind)):
             raise UsageError(
-                f"{source} names {path}, which does not run on that file's word alone; give {cure or f'{kind}={path}'}"
+                f"{source} names {path}, which does not run on that file's word alone; give {fix or f'{kind}={path}'}"
             )
 
 
@@ -65,8 +64,8 @@ def compile_file(kind: str, path: str) -> CodeType:
       kind: the flag, model or input.
       path: path of the file, from the root.
     """
-    cure = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
-    source = paths.read(kind, path, cure)
+    fix = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
+    source = paths.read(kind, path, fix)
     try:
         return compile(source, path, "exec")
     except SyntaxError as error:
@@ -77,17 +76,13 @@ def compile_file(kind: str, path: str) -> CodeType:
 
 def missing_error(kind: str, path: str, fault: str = "") -> UsageError:
     """Makes the error that a file has no `Model` or `load`, or one that can't be used."""
-    return UsageError(f"{kind}={path} has {fault or f'no {NEEDED[kind]}'}; {_CURES[kind]}")
+    return UsageError(f"{kind}={path} has {fault or f'no {NEEDED[kind]}'}; {_FIXES[kind]}")
 
 
 def run_file(kind: str, path: str) -> ModuleType:
     """Runs the file of --model or --input, again where another run has used it, as a script would.
 
     Its folder joins the end of the search path, so that a file may import those beside it.
-
-    Args:
-      kind: model or input.
-      path: path of the file, from the root.
     """
     code = compile_file(kind, path)
     folder = os.path.dirname(path)
@@ -107,10 +102,10 @@ def check_trainer(trainer_class) -> None:
     is_trainer = engine is not None and issubclass(kind, engine.Trainer)
     if trainer_class is None or (is_trainer and kind is trainer_class):
         return
-    cure = (
+    fix = (
         f"give the class itself, {kind.__name__}, and its arguments as model_arg"
         if is_trainer
         else ("give a subclass of crankshaft.Trainer, whose build_model returns the Keras model")
     )
     kind_name = "the class" if kind is trainer_class else "an object of"
-    raise UsageError(f"the trainer_class is {kind_name} {kind.__name__}; {cure}")
+    raise UsageError(f"the trainer_class is {kind_name} {kind.__name__}; {fix}")

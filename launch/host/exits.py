@@ -22,16 +22,13 @@ from collections.abc import Callable
 from logging import Handler
 from typing import NoReturn
 
-from ..errors import EXIT_FAILED, EXIT_INTERRUPTED, print_line
+from ..failures import EXIT_FAILED, EXIT_INTERRUPTED, print_line
 
 
 def run_fork(work: Callable[[], int | None]) -> NoReturn:
     """Does the work of this fork, and ends it as Python ends, but by its own finalizers alone.
 
-    The calls that its parent was in never return here.
-
-    Args:
-      work: returns the exit code, or None for 0.
+    The calls that its parent was in never return here. `work` returns the exit code, or None for 0.
     """
     code = EXIT_FAILED
     try:
@@ -72,7 +69,6 @@ class _End:
     """Ends the process.
 
     Attributes:
-      code: the exit code.
       interrupted: whether it dies by Ctrl-C instead, as Python does.
     """
 

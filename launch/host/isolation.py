@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 from ...engine.internals import keras, tensorflow
 from ...engine.machine.threads import PROCESS
 from .. import terminal
-from ..errors import UsageError
+from ..failures import UsageError
 
 T = TypeVar("T")
 
@@ -111,7 +111,6 @@ class _ProcessState(Generic[T]):
     """Some state of this process. The last run to leave it restores the program's, in any thread.
 
     Args:
-      write: sets the state.
       refuse: raises an error if runs in two threads have different states, the first's and the second's.
     """
 

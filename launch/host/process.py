@@ -24,7 +24,7 @@ from ...engine.machine import allocator, cpus
 from ...engine.machine.files import open_lock, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
-from ..errors import UsageError
+from ..failures import UsageError
 from . import imports
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.

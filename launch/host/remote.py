@@ -21,7 +21,7 @@ from ...engine import logging
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
 from ...input.files import storage
-from ..errors import CrankshaftError, RunError, UsageError
+from ..failures import CrankshaftError, RunError, UsageError
 from . import process
 
 _PUSH_SECONDS = 1.0

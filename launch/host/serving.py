@@ -31,7 +31,6 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     Args:
       address: IP address of this host, at which connections are taken.
       port: port to listen at; 0 takes a free one.
-      application: WSGI application that answers requests.
       any_host: whether the Host header may be any name, as where a request needs a token. Otherwise it has to be an IP
         address or a name of this host: another site's name, led to this address in a browser (DNS rebinding), is not.
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
+from ..failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_line
 
 # A second signal so soon after the first is the same request: `timeout` signals a process and its group; systemd and
 # Slurm signal all processes of a job, and a supervisor then passes its own on.
@@ -49,9 +49,6 @@ class Handlers:
     """Handlers of signals, in this process alone: a forked child has the previous ones.
 
     SIGHUP stays ignored where it is (nohup). A thread that is not the main one gets no signals: there nothing is done.
-
-    Args:
-      act: called with a signal's number and the frame.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals], act: Callable[[int, Any], None]):
@@ -298,8 +295,7 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
 
     Args:
       reading: reading end of the pipe; closed at the end.
-      ends_process: whether a second signal ends the process at once.
-      meanwhile: see `Signals`.
+      ends_process, meanwhile: see `Signals`.
     """
 
     def save() -> None:

@@ -12,11 +12,7 @@ _ASSETS = pathlib.Path(__file__).with_name("assets")
 
 
 def html(data: dict[str, Any] | None = None) -> str:
-    """Returns the page. Without `data`, it loads its data from its own server; it loads nothing else.
-
-    Args:
-      data: answer of the server's `/data`.
-    """
+    """Returns the page with `data`, its server's answer to `/data`; without, it loads that alone, from there."""
     styles = [_asset("uPlot.min.css"), _asset("page.css")]
     scripts = [_asset("uPlot.iife.min.js"), _asset("page.js")]
     policy = (

@@ -60,7 +60,6 @@ class RecordReader:
 
     Args:
       path: path of the file, which need not exist yet.
-      clock: gives seconds, monotonic.
       unix_clock: gives Unix seconds, for the age of the last line that the file has at first.
 
     Attributes:
@@ -302,7 +301,6 @@ def _bounded(value: Any, room: list[int], depth: int = 4) -> Any:
     """Returns plain JSON of bounded counts, lengths and depth; numbers that are not finite are None.
 
     Args:
-      value: plain JSON.
       room: the largest number of characters and values in all, a list of one number, which is reduced.
       depth: the largest depth of nested mappings and lists; deeper ones are left out.
     """

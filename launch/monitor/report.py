@@ -15,11 +15,11 @@ import dataclasses
 import os
 import sys
 
-from .. import errors, explanations
-from ..benchmark import report
+from .. import explanations, failures
+from ..benchmark import benchmark_report
 from ..command_line import command_flags, help
 from ..command_line.rules import Path, flag
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host import process
 from ..host.files import write_user_file
 from . import page
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         )
         text = _text(paths, ReportFlags(**values).html)
     except Exception as error:  # the border of the program
-        sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
+        sys.exit(failures.fail(*explanations.explain(error, has_debug=False)))
     help.show(text)
 
 
@@ -63,5 +63,5 @@ def _text(paths: list[str], html: str | None) -> str:
             f"{len(paths)} paths instead of one; use crankshaft report RESULT.json, or any with --html=FILE"
         )
     if not os.path.isdir(paths[0]):
-        return report.markdown(report.read(paths[0]))
+        return benchmark_report.markdown(benchmark_report.read(paths[0]))
     raise UsageError(f"{paths[0]} is a run's folder, which is shown as a page; add --html=FILE")

@@ -13,8 +13,8 @@ from ...engine.checkpoints import RunDir
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.errors import reason
 from ...engine.machine.files import folder_below, open_regular
-from ..benchmark import report
-from ..errors import UsageError
+from ..benchmark import benchmark_report
+from ..failures import UsageError
 from ..plan import saved
 from .record_reader import RecordReader
 
@@ -47,7 +47,7 @@ class MonitoredRun:
         self._planned = RunDir(path).plan
         self._record = RecordReader(RunDir(path).events) if is_folder else None
         if not is_folder:
-            report.read(path)
+            benchmark_report.read(path)
 
     def shown(self, seconds: float, seen: str = "", find: str = "") -> dict[str, Any]:
         """Reads new events, and returns the page's data, plain JSON.
@@ -96,8 +96,8 @@ class MonitoredRun:
 def _benchmark(path: str, flags: int) -> dict[str, Any]:
     """Returns the sections of the Markdown report of a benchmark's result; {} for other results or without one."""
     with contextlib.suppress(UsageError):
-        result = report.read(path, flags)
-        return {"sections": [section._asdict() for section in report.sections(result)]}
+        result = benchmark_report.read(path, flags)
+        return {"sections": [section._asdict() for section in benchmark_report.sections(result)]}
     return {}
 
 

@@ -22,10 +22,10 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .. import errors, explanations
+from .. import explanations, failures
 from ..command_line import command_flags, help, rules
 from ..command_line.rules import Integer, Text, flag
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host import process
 from ..host.serving import Application, Server
 from . import page
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         )
         _serve(paths, **vars(MonitorFlags(**values)))
     except Exception as error:  # the border of the program
-        sys.exit(errors.fail(*explanations.explain(error, has_debug=False)))
+        sys.exit(failures.fail(*explanations.explain(error, has_debug=False)))
     except KeyboardInterrupt:
         sys.exit(0)
     sys.exit(0)
@@ -79,10 +79,10 @@ def _serve(paths: list[str], bind: str, port: int) -> None:
     try:
         server = Server(bind, port, application([MonitoredRun(path) for path in paths], token), any_host=bool(token))
     except OSError as error:
-        cure = "--bind=ADDRESS takes another of this host's, see `ip address`"
+        fix = "--bind=ADDRESS takes another of this host's, see `ip address`"
         if error.errno != errno.EADDRNOTAVAIL:
-            cure = "--port=0 takes a free one"
-        raise UsageError(f"--bind={bind} --port={port} can't be listened on ({error.strerror}); {cure}") from None
+            fix = "--port=0 takes a free one"
+        raise UsageError(f"--bind={bind} --port={port} can't be listened on ({error.strerror}); {fix}") from None
     host = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else address
     query = f"?token={token}" if token else ""
     print(f"http://{host}:{server.port}/{query}   (Ctrl-C ends it)", flush=True)

@@ -253,10 +253,7 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
     cache holds is measured by that cache's rate: memory does not limit it.
 
     Args:
-      cost: operations and bytes of a step.
       machine: limits of each device, as `launch.plan.machine.probe` returns them.
-      steps_per_sec: rate of the run.
-      devices: number of devices that share the work.
 
     Returns:
       bound: "compute" or "memory". limit_steps_per_sec. share_of_limit: the run's rate as a share of it; above 1 where

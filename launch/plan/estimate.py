@@ -74,7 +74,6 @@ class Estimate:
     """Time, memory and cost of a run on some hardware.
 
     Attributes:
-      work: needs of one step.
       fits: whether the devices' and the hosts' memory suffices.
       host_bytes: bytes that a worker's task needs on its host.
       step, checkpoint, failures: parts of a plan's JSON.
@@ -107,8 +106,6 @@ def estimate(work: Work, hardware: Hardware, snapshot_seconds: float | None = No
     """Estimates a run.
 
     Args:
-      work: needs of one step.
-      hardware: figures of each host.
       snapshot_seconds: value of `--snapshot_seconds`; None is auto, 0 no snapshots.
 
     Raises:

@@ -41,11 +41,7 @@ def needed(graph: tf.Graph) -> Iterator[tf.Operation]:
 
 
 def trips(loop: tf.Operation) -> int:
-    """Computes how often a loop runs, if it counts by ones up to a constant of the graph.
-
-    Raises:
-      NotCountableError: it does not.
-    """
+    """Computes how often a loop runs, if it counts by ones up to a constant; else raises `NotCountableError`."""
     condition = called(loop, "cond")
     comparisons, limits = [condition.outputs[0].op], list[int]()  # all have to hold
     for op in comparisons:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from ..command_line import parsing
 from ..command_line.rules import Integer, Number, OneOf, OtherTypeError, Text, ValueType, default_value, fields, flag
 from ..command_line.values import short
-from ..errors import UsageError, nearest
+from ..failures import UsageError, nearest
 
 _PUBLISHED = Path(__file__).with_name("published.json")
 _REQUIRED: Any = dataclasses.MISSING
@@ -30,7 +30,6 @@ class _Table(ValueType):
 
     Args:
       least: the fewest points that a table has; with one, a number stands for all sizes.
-      figure: kind of each figure in the table.
     """
 
     def __init__(self, least: int, figure: Number):
@@ -39,7 +38,6 @@ class _Table(ValueType):
         self.expected = f"{figure.expected}, or {table}" if least == 1 else f"{table}, of {least} sizes or more"
 
     def coerce(self, value: Any) -> Points:
-        """See `ValueType`."""
         rows = value if isinstance(value, Mapping) else {"0": value}
         if len(rows) < self._least:
             raise ValueError(f"it takes {self.expected}")
@@ -55,7 +53,6 @@ class _Mapping(ValueType):
         self.expected = f"a mapping of {', '.join(names) or 'names'}, each to {kind.expected}"
 
     def coerce(self, value: Any) -> dict[str, Any]:
-        """See `ValueType`."""
         if not isinstance(value, Mapping) or not value:
             raise ValueError(f"it takes {self.expected}")
         if unknown := next((name for name in value if self._names and name not in self._names), None):
@@ -173,8 +170,8 @@ def read(name_or_path: str) -> Hardware:
     if name_or_path in published:
         return from_figures({"name": name_or_path, **published[name_or_path]}, name_or_path)
     if not os.path.exists(os.path.expanduser(name_or_path)) and os.sep not in name_or_path:
-        cure = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
-        raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {cure}")
+        fix = nearest(name_or_path, [*published], f"use {', '.join(published)}, or a path")
+        raise UsageError(f"--on={name_or_path} is neither a file nor published hardware; {fix}")
     return from_figures(parsing.load_mapping("on", name_or_path, "hardware", "devices_per_host: 8"), name_or_path)
 
 

@@ -32,7 +32,6 @@ def probe(device: str, dtypes: Sequence[str] = ("float32", "bfloat16"), clock=ti
     Args:
       device: TensorFlow's name of a CPU or a GPU. A CPU is measured as a whole, also where it is split.
       dtypes: dtypes of the matrix products.
-      clock: returns seconds.
 
     Returns:
       matmul_gflops: {dtype: 1e9 operations a second} of products of two square matrices, 2 n^3 operations each; on

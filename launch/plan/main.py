@@ -23,16 +23,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .. import errors, explanations, terminal
+from .. import explanations, failures, terminal
 from ..cluster import tf_config
 from ..command_line import checks, command_flags, help, parsing, paths
 from ..command_line import config as configs
 from ..command_line.rules import Boolean, Number, Text, flag
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host import process
 from ..host.files import write_json
 from ..host.signals import interruptible
-from . import hardware, report, simulation
+from . import hardware, plan_report, simulation
 from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
 from .program import execute
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> None:
         with interruptible():
             code = _run(argv)
     except KeyboardInterrupt:
-        code = errors.fail(errors.EXIT_INTERRUPTED, "interrupted")
+        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted")
     except Exception as error:  # the border of the program
-        code = errors.fail(*explanations.explain(error, has_debug=False))
+        code = failures.fail(*explanations.explain(error, has_debug=False))
     sys.exit(code)
 
 
@@ -114,7 +114,7 @@ def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None
     result = plan(given, counts, machine, flags.simulate, trainer_class, data)
     if path := given.get("result_json"):
         write_json(path, result)
-    print(report.text(result, machine, terminal.columns()), flush=True)
+    print(plan_report.text(result, machine, terminal.columns()), flush=True)
     return 0
 
 
@@ -133,7 +133,6 @@ def configured(
 
     Args:
       given: values of train's flags, by name.
-      hosts: number of workers.
       devices: number of devices of each host.
       trainer_class: Trainer of a script; None where --model names one.
       has_data: whether a script brings its data.
@@ -168,11 +167,7 @@ def plan(
 
     Args:
       given: values of train's flags, by name.
-      counts: numbers of hosts to plan for.
-      machine: figures of each host.
-      simulates: whether each is simulated too.
-      trainer_class: Trainer of a script, as `crankshaft.main` takes it.
-      data: data of a script, as `crankshaft.main` takes it.
+      trainer_class, data: as `crankshaft.main` takes them, of a script.
 
     Raises:
       UsageError: a flag is wrong, or the strategy can't use so many hosts.
@@ -182,7 +177,7 @@ def plan(
     short = next((found for _, found in planned if not found.fits), None)
     entries = []
     for config, found in planned:
-        entry = report.entry(found, config.strategy, machine)
+        entry = plan_report.entry(found, config.strategy, machine)
         entry["activations"] = _activations(plans, config.recompute, found)
         if simulates:
             entry["simulated"] = simulation.entry(simulation.scenario(found, machine))
@@ -190,7 +185,7 @@ def plan(
     config = planned[-1][0]
     advice = [
         " ".join(f"--{name}" if value is True else f"--{name}={value}" for name, value in changes.items())
-        for changes in (_cures(plans, short) if short else ())
+        for changes in (_fixes(plans, short) if short else ())
     ]
     return {
         "model": config.model_entry.name,
@@ -205,13 +200,7 @@ def plan(
 
 
 class _Plans:
-    """Estimates a run with some flags changed; loads its data once.
-
-    Args:
-      given: values of train's flags, by name.
-      machine: figures of each host.
-      trainer_class, data: as `crankshaft.main` takes them.
-    """
+    """Estimates a run with some flags changed; loads its data once."""
 
     def __init__(self, given: Mapping[str, Any], machine: Hardware, trainer_class: type | None, data):
         self.given, self.machine = given, machine
@@ -261,7 +250,7 @@ def _activations(plans: _Plans, recompute: bool, found: Estimate) -> dict[str, f
     return {"recomputed": activations[True], "kept": activations[False]}
 
 
-def _cures(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
+def _fixes(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     """Yields changes of flags with which a run fits that does not: of each kind the smallest, or all kinds together."""
     work, memory, limit = short.work, short.work.memory, device_bytes(short.work, plans.machine)
     parts, fixed = plans.given.get("accumulate_steps", 1), memory.total - memory.activations - memory.data

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ..errors import UsageError
+from ..failures import UsageError
 
 # (values of train's flags, trainer class, data) -> exit code
 Planner = Callable[[dict[str, Any], Any, Any], int]

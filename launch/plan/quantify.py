@@ -19,12 +19,12 @@ from ...engine.inventory import Inventory
 from ...engine.mesh import shards
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..failures import UsageError
 from ..run.building import parallel_micro_batches
 from . import cost
 from .cost import variable_bytes
 from .graph import NotCountableError
-from .memory import OUTSIDE, peak
+from .peak_memory import OUTSIDE, peak
 from .quantities import Memory, Work
 from .rehearsal import Layout, Rehearsal, rehearse
 
@@ -40,7 +40,6 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
 
     Args:
       config: configuration of a run that trains, see `main.configured`.
-      hosts: number of workers, one or more.
       devices: number of devices of each host; one_device uses one, --num_virtual_devices others.
       kind: kind of the devices, "cpu", "gpu" or "tpu".
       data: data of the run; None loads it.

@@ -34,10 +34,8 @@ class Message:
     """One transfer of a step, or several of the same kind and size.
 
     Attributes:
-      kind: name of the collective.
       bytes: bytes of one member's tensor, before it is reduced or after it is gathered.
       members: number of processes or devices that take part.
-      link: what connects the members.
       count: number of such transfers per step; a fraction if not every step sends it.
     """
 
@@ -79,12 +77,10 @@ class Work:
     """Needs of one training step.
 
     Attributes:
-      hosts: number of workers.
       replicas: number of devices over all hosts.
       memory: bytes on the fullest device.
       products: products of one device, forward and backward.
       operations: number of TensorFlow's operations that one device executes; 0 if XLA compiles the step.
-      can_jit: whether XLA can compile the step.
       moved_bytes: bytes moved to and from one device's memory, by products and all else.
       messages: messages of one device or, over `hosts`, of one host.
       examples: examples per step, over all replicas.

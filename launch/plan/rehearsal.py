@@ -28,7 +28,7 @@ from ...engine.strategies.dry_run import shape_and_dtype
 from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..failures import UsageError
 from ..run import building
 from ..run.data import inputs as run_inputs
 from ..run.data import loading
@@ -54,13 +54,10 @@ class Rehearsal:
     """One replica's step, traced.
 
     Attributes:
-      layout: hosts and devices of the replicas.
-      strategy, state, inputs, steps: parts of the run that is planned.
       shares: number of shares of a batch, each computed by one replica, or by several with shards of the model.
       sync: the graph that syncs replicas after each `sync_period_steps`; None if they always are in sync.
       messages: messages that the step and the sync send.
       gradients: the `id`s of the tensors that are gradients of variables, and of the messages made of them.
-      variables: all variables that were created.
     """
 
     layout: Layout
@@ -94,9 +91,7 @@ class _RehearsedAxis(Axis):
     Args:
       size: number of replicas in each of the axis's groups.
       groups: number of the axis's groups on one host.
-      layout: hosts and devices of all replicas.
       gathers_small: whether small values are summed by a gather between hosts, as `collectives.all_reduce` does.
-      record: record of the messages that are sent.
     """
 
     size, rank = 1, 0
@@ -184,8 +179,6 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     """Traces a step of a run's configuration. Allocates no variable.
 
     Args:
-      config: configuration of a run that trains.
-      layout: hosts and devices of the run's replicas.
       micro_batches: number of parts of a replica's batch, computed in parallel.
       data: data of the run; None loads it.
 

@@ -10,23 +10,16 @@ import os
 from typing import Any
 
 from ...engine.machine.files import read_json
-from ..errors import UsageError
+from ..failures import UsageError
 
 _MOST_BYTES = 4 << 20
 _FIGURES = ("hosts", "host_bytes", "examples_per_sec", "goodput")
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
-    """Reads some of a plan's figures by the number of hosts, as `report.entry` names them.
+    """Reads some figures of a plan by the number of hosts, as `plan_report.entry` names them. Raises `UsageError`.
 
     With them is `network_share`: of a step's time, waiting for the network.
-
-    Args:
-      path: path of the plan.
-      flags: flags for `os.open`, see `open_regular`.
-
-    Raises:
-      UsageError: the file can't be read, or is not a plan.
     """
     try:
         plan = read_json(path, flags=flags, most_bytes=_MOST_BYTES)

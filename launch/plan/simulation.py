@@ -43,7 +43,6 @@ class Scenario:
     """A run on a number of hosts, and what happens to them. Times are means.
 
     Attributes:
-      hosts: number of workers.
       examples: examples per step of all workers together.
       compute_seconds: seconds of a worker's step without the network.
       network_seconds: seconds of a step in which nothing but the network works.
@@ -250,22 +249,18 @@ def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> Simulated
     return SimulatedRun(rate, spent["steps"], spent, run.failures)
 
 
-def limits(scenario: Scenario, days: float = 30.0, seed: int = 0) -> dict[str, float]:
+def limits(scenario: Scenario) -> dict[str, float]:
     """Computes how many times as fast the run would be without each cost, the largest first, if it is faster at all."""
-    rate = simulate(scenario, days, seed).examples_per_sec
+    rate = simulate(scenario).examples_per_sec
     without = {
-        cost: simulate(dataclasses.replace(scenario, **change), days, seed).examples_per_sec / rate
+        cost: simulate(dataclasses.replace(scenario, **change)).examples_per_sec / rate
         for cost, (change, _) in COSTS.items()
     }
     return {cost: gain for cost, gain in sorted(without.items(), key=lambda item: -item[1]) if gain > _NO_EFFECT}
 
 
 def saturation(rates: Mapping[int, float]) -> int | None:
-    """Finds the number of hosts after which one more adds less than half of what each of the fewest does, if any.
-
-    Args:
-      rates: examples per second, by the number of hosts.
-    """
+    """Finds the number of hosts (keys) after which one more adds less than half of what each of the fewest does."""
     hosts = sorted(rates)
     least = _SATURATED * rates[hosts[0]] / hosts[0]
     pairs = itertools.pairwise(hosts)
@@ -278,11 +273,7 @@ def entry(scenario: Scenario) -> dict[str, Any]:
 
 
 def lines(entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Describes where simulated runs saturate, and what would make them faster.
-
-    Args:
-      entries: simulated figures, by the number of hosts.
-    """
+    """Describes where simulated runs saturate, and what would make them faster, from `entry`s by number of hosts."""
     hosts = saturation({number: entry["examples_per_sec"] for number, entry in entries.items()})
     at = "nowhere"
     if hosts:

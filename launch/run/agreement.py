@@ -23,7 +23,7 @@ from ...engine.machine import environment, files
 from ..command_line.config import Config
 from ..command_line.flags import FLAG_INFO
 from ..command_line.values import short
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.signals import EXIT_CODES
 from .saved import fingerprints
 
@@ -34,9 +34,7 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     """Raises `UsageError`, on all workers, where flags, versions or the layout of the data differ.
 
     Args:
-      config: configuration of this worker.
       splits: splits of the data, by name, as `fingerprints.fingerprint` takes them.
-      strategy: strategy by which workers exchange the values.
     """
     if strategy.num_hosts == 1:
         return
@@ -94,7 +92,6 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
     """Raises `UsageError`, on all workers, where arrays or datasets differ, which would be divided once more.
 
     Args:
-      strategy: see `check_settings`.
       policy: see `engine.data.streamed.divide`.
     """
     if strategy.num_hosts == 1:

@@ -40,8 +40,6 @@ class BaseRun:
     `Run` adds the calls of a program. Of runs that train, `training.prepare` sets the attributes from `loop` on.
 
     Attributes:
-      config: checked configuration of the run.
-      state: state of the run, which steps change.
       train_steps: the total number of updates; None if only the run's caller knows.
       checkpoints: checkpoints of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
@@ -53,7 +51,6 @@ class BaseRun:
       resumed_from: step of the checkpoint that the run was resumed from; None without one.
       is_from_memory: whether that checkpoint is a snapshot that the attempt before has left in memory.
       is_ready: whether the run's steps were checked and their compiler was chosen.
-      loop: the outer loop.
       signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
       stop_request, rows, metrics, final: hooks: the requested stop, the run's history, its newest means, and whether
         the weights have changed since they were evaluated.

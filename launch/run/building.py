@@ -40,9 +40,9 @@ from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.values import plain
-from ..errors import RunError, UsageError
+from ..failures import RunError, UsageError
 from ..host import threads
-from . import progress, room
+from . import free_bytes, progress
 from .compiled_cache import CompiledCache
 from .data import inputs
 from .data.inputs import Inputs
@@ -64,9 +64,7 @@ def build_run(
     """Puts a run together, and restores nothing.
 
     Args:
-      config: configuration of the run.
       data: loaded data, or a function that loads it, which a mode without data does not call.
-      strategy: strategy that `make_strategy` made.
       needs_epochs: see `inputs.build`.
       limits: functions that return the last step that a hook allows, see `Hook.last_step`.
       check_folder: raises where the run_dir is not this run's any more.
@@ -81,7 +79,7 @@ def build_run(
     if cache:
         state = cache.restarted(run_inputs.updates_before)
     else:
-        state = build_state(config, strategy, run_inputs, steps, build=functools.partial(room.build, config))
+        state = build_state(config, strategy, run_inputs, steps, build=functools.partial(free_bytes.build, config))
     strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
     if cache:
         cache.give_compiled(strategy)
@@ -96,7 +94,6 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
     """Makes the strategy, before anything else touches the devices.
 
     Args:
-      config: configuration of the run.
       record_end: called in a thread if the watchdog ends the process, with the reason in a line.
     """
 
@@ -292,10 +289,7 @@ def _step_options(
 def build_checkpoints(
     config: Config, state: TrainState, strategy: Strategy, run_inputs: Inputs, check_folder: Callable[[], None]
 ) -> tuple[Checkpoints | None, Checkpoints | None]:
-    """Returns those of the run, and that of its best evaluation; of a run without a folder None.
-
-    `check_folder` raises where the folder is not this run's any more.
-    """
+    """Returns those of the run, and that of its best evaluation; of a run without a folder None."""
     if not config.run_dir:
         return None, None
     about = {

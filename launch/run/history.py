@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ...engine.errors import importing
@@ -22,8 +22,8 @@ class HistoryRows(list):
       epoch: numbers of these epochs, as in Keras's History.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()):
-        super().__init__(rows)
+    def __init__(self) -> None:
+        super().__init__()
         self.history: dict[str, list[Any]] = {}
         self.epoch: list[int] = []
 

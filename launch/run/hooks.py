@@ -33,7 +33,7 @@ from ...engine.strategies.base import Stop
 from ..cluster import discovery, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
-from ..errors import EXIT_REGROUP, UsageError
+from ..failures import EXIT_REGROUP, UsageError
 from .base import BaseRun
 from .history import History, TrainMetrics
 from .progress import Progress, duration, metrics_shown
@@ -47,7 +47,6 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     Those that the run itself reads are set as its attributes: `record` to `sync_check`, see `BaseRun`.
 
     Args:
-      run: run that the hooks belong to.
       user_hooks: hooks of the user, as `check_user_hooks` returns them.
       began: time at which the process began to work on the run, by `time.monotonic`.
     """

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import UsageError
+from ..failures import UsageError
 from ..host.serving import Server
 from ..host.serving import serving as served
 
@@ -39,9 +39,9 @@ def serving(port: int, address: str, get_run: Callable[[], Any], labels: dict[st
     try:
         server = Server(address or _LOOPBACK, port, prometheus_client.make_wsgi_app(registry))
     except OSError as error:
-        cure = "give bind one of this host's, see `ip address`" if error.errno == errno.EADDRNOTAVAIL else "use another"
+        fix = "give bind one of this host's, see `ip address`" if error.errno == errno.EADDRNOTAVAIL else "use another"
         raise UsageError(
-            f"metrics_port={port}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); {cure}"
+            f"metrics_port={port}: {address or _LOOPBACK}:{port} can't be listened at ({error.strerror}); {fix}"
         ) from None
     with served(server):
         yield server.port

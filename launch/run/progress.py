@@ -38,7 +38,6 @@ class Progress(Hook):
       file: stream to write to; None is standard output.
       redraw_seconds: at least so long from one redrawing of the bar to the next. Each costs about a millisecond.
       line_seconds: at least so long from one plain line to the next, except for evaluations and the last step.
-      clock: a function that returns seconds, for tests.
     """
 
     name = "progress"
@@ -126,7 +125,6 @@ class Bar:
       file: the terminal.
       description: text before the bar.
       total: the amount of work; None if it is unknown.
-      completed: amount of work that is done.
       stays: whether it is left in the terminal when it is closed.
     """
 
@@ -171,10 +169,8 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
     """Makes an `engine.data.streamed.Watch` that shows reading beside training, as `Progress` shows the steps.
 
     Args:
-      mode: see `Progress`.
-      file: stream to write to; None is standard output.
+      mode, file: see `Progress`.
       line_seconds: at least so long from one plain line to the next; the last one is always there.
-      clock: a function that returns seconds, for tests.
     """
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from ...engine.checkpoints import RunDir
 from ...engine.machine.files import read_json
 from .. import explanations
 from ..command_line.config import Config
-from ..errors import EXIT_USAGE, RunError
+from ..failures import EXIT_USAGE, RunError
 from ..host.files import finite, write_json, write_run_file
 from ..host.process import LockedRunDir
 from ..host.signals import EXIT_CODES
@@ -26,7 +26,6 @@ class RunOutcomeWriter:
     """Writes how a run ends, with a result or by an error: where the run's files are, and to its record.
 
     Args:
-      config: configuration of the run.
       lock: lock on the run's folder; None of a run that writes none.
       began: when the work on the run began, by `time.monotonic`.
 

@@ -17,7 +17,7 @@ from ...engine.keras_models.keras_trainer import KerasTrainer, hand_over
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from .. import explanations
 from ..command_line.config import Config
-from ..errors import RunError, UsageError
+from ..failures import RunError, UsageError
 from ..host.isolation import Isolation
 from ..host.signals import Standby
 from . import agreement, training
@@ -42,7 +42,6 @@ class Run(BaseRun):
         """Opens the run, the last step of assembling it.
 
         Args:
-          outcome_writer: writes the run's result.
           isolation: the run's values of process-wide state, which the program has others of.
           stack: the contexts that closing the run exits.
         """
@@ -326,7 +325,6 @@ class Run(BaseRun):
         which the run can't continue closes it, such as one in a run of several processes.
 
         Args:
-          method: name of the method.
           while_open: whether a run that is closed can't do it.
           data: see `train`.
           checked: checks the data and makes a split of it; None for data of the run's form.

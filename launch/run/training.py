@@ -31,7 +31,7 @@ from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
-from ..errors import EXIT_REGROUP, UsageError
+from ..failures import EXIT_REGROUP, UsageError
 from ..host.files import write_run_file
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, results
@@ -71,10 +71,7 @@ def close(run: BaseRun) -> None:
 
 
 def restore_newest(run: BaseRun, to_end: bool) -> None:
-    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them.
-
-    `to_end`: see `restoring.restore_to_train`.
-    """
+    """Restores the run's latest checkpoint, if any, writes the run's configuration and model, and prints them."""
     config = run.config
     manifest = restoring.restore_to_train(run, to_end)
     run.resumed_from = manifest.step if manifest else None
@@ -197,18 +194,13 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
 def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:
     """Returns the step after so many steps, or epochs, or the run's end if that comes first.
 
-    Args:
-      run: run that trains.
-      epochs: number of epochs of data in this order.
-      order: order of the training data.
-
     Raises:
       UsageError: they are not a length, or the run has stopped.
     """
     step, last = run.step, run.train_steps
     if run.stop:
-        cure = "look at run.stop before each call; after early stopping, reset_patience() lets it continue"
-        raise UsageError(f"train(): the run has stopped ({run.stop}); {cure}")
+        fix = "look at run.stop before each call; after early stopping, reset_patience() lets it continue"
+        raise UsageError(f"train(): the run has stopped ({run.stop}); {fix}")
     if steps is not None and epochs is not None:
         raise UsageError(f"train(steps={steps}, epochs={epochs}): both are given; use one of them")
     if steps is None and epochs is None:
@@ -256,7 +248,6 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     with.
 
     Args:
-      run: run that has trained.
       evaluates: whether the result has an evaluation that the run itself has not made.
     """
     exit_code, result = _exit_code(run), _training_result(run)

@@ -14,7 +14,7 @@ import pytest
 from crankshaft.engine.errors import SourceError, UnavailableError, UsageError
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing, storage
-from crankshaft.launch import errors, explanations
+from crankshaft.launch import explanations, failures
 from crankshaft.launch.host.remote import RemoteFolder
 
 CONTENT = bytes(range(256)) * 4
@@ -171,7 +171,7 @@ def test_a_read_that_goes_on_failing_is_not_the_users_mistake(monkeypatch):
         UnavailableError, match=r"mem can't be read \(Input/output error\), nor could it be 3 times"
     ) as end:
         storage.Files(["/proc/self/mem"]).pread(0, page.at, 16)
-    assert explanations.explain(end.value)[0] == errors.EXIT_FAILED  # on which supervisors start it again
+    assert explanations.explain(end.value)[0] == failures.EXIT_FAILED  # on which supervisors start it again
 
 
 class TestElsewhere:

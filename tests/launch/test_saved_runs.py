@@ -12,7 +12,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine.internals.tensorflow import use_new_collective_keys
 from crankshaft.engine.machine.events import read
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests.launch.saved_runs import write
 from tests.logical_cpus import make_four
 from tests.runs import manifests

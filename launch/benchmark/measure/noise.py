@@ -66,14 +66,7 @@ class Noise(NamedTuple):
 
 
 def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, quota_cores: float = math.inf) -> Noise:
-    """Computes the noise from three readings.
-
-    Args:
-      start: the reading before the warm-up.
-      first_round: the reading before the first round.
-      end: the reading after the last round.
-      quota_cores: cores that a quota leaves the benchmark.
-    """
+    """Computes the noise from readings before the warm-up, before the first round and after the last."""
     before, during = _other_cores(start, first_round), _other_cores(first_round, end)
     throttled, used = end.throttled - first_round.throttled, end.benchmark - first_round.benchmark
     throttled_share = throttled / (throttled + used) if throttled > 0 else 0.0

@@ -30,7 +30,6 @@ class Length:
     Attributes:
       steps: steps of a round; None: as many as `seconds` hold.
       seconds: approximate seconds of a round, where `steps` is None.
-      rounds: number of rounds, one after another.
     """
 
     steps: int | None = None
@@ -64,9 +63,7 @@ def run(
 
     Args:
       program: program that trains; it continues from its present step.
-      length: length and number of the timed rounds.
       variables: the process's environment variables, for the report alone.
-      clock: returns seconds.
       at_round: called after each round with its number, from 1, and its totals, as in the result.
       processes: returns the ids of the benchmark's processes on this host; all others are noise.
 
@@ -159,11 +156,6 @@ def reduce_seconds(workers) -> float | None:
 
 def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter) -> tuple[float, int]:
     """Warms up for rounds of a `length`. Devices are idle at its end.
-
-    Args:
-      program: program that trains.
-      length: length and number of the timed rounds.
-      clock: returns seconds.
 
     Returns:
       The seconds of the first call, until its steps are done: tracing, compiling, and its one step (or

@@ -43,7 +43,6 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict:
       strategy: strategy whose training is compiled, warm and awaited, and continues. If other tasks compute for it,
         they are traced for as long as `steps` steps take, and the steps are those in the trace.
       folder: folder for TensorBoard, whose `plugins/profile/` gets the chief's trace.
-      steps: number of steps to trace.
 
     Returns:
       trace: the folder. steps: number of traced steps. ops: [{name, type, ms_per_step, share}], the longest first; a

@@ -10,7 +10,7 @@ from ....engine.data import entry, form, views
 from ....engine.data.combined import Combined
 from ....engine.data.source import Split
 from ....engine.strategies.base import Program
-from ...errors import UsageError
+from ...failures import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints
 from ..saved.preprocessor import Names, check_names
@@ -62,7 +62,6 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     """Returns the program of a step on external data; the caller closes it after the call.
 
     Args:
-      step: whether the step trains or evaluates.
       split: split that `checked` returned.
       steps: number of steps; None for whole epochs.
     """
@@ -92,7 +91,7 @@ def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:
       name: description of the data, for messages.
       wanted: form of an example that the run takes, a nest of specs.
       spec: form of an example of the data, a nest of specs.
-      if_resized: cure for examples that differ in size alone, for the message.
+      if_resized: fix for examples that differ in size alone, for the message.
     """
 
     def shown(specs) -> str:

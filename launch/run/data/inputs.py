@@ -28,7 +28,7 @@ from ...command_line import checks, conflicts, registry, rules
 from ...command_line.config import Config
 from ...command_line.flags import Flags
 from ...command_line.values import short
-from ...errors import UsageError
+from ...failures import UsageError
 from .. import agreement
 from ..saved import fingerprints, model_file, preprocessor
 from . import loading
@@ -71,8 +71,6 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     """Checks a run's data, which must be equal on all workers, and makes its feeds.
 
     Args:
-      config: configuration of the run.
-      data: loaded data.
       needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
 
     Raises:
@@ -200,9 +198,9 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
     name, components = config.model_entry.name, form.features(train.element_spec)
     if name in registry.NAMES["model"] and isinstance(components, (dict, tuple)) and not isinstance(components, Spec):
         makes_array = config.input_entry and "array" in config.input_entry.defaults
-        cure = "add input_arg=array=true, which makes one of columns of numbers" if makes_array else "give one array"
+        fix = "add input_arg=array=true, which makes one of columns of numbers" if makes_array else "give one array"
         shown = short(", ".join(components) if isinstance(components, dict) else len(components))
-        raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {cure}")
+        raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {fix}")
     if num_classes is None:
         need = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
         raise UsageError(

@@ -17,7 +17,7 @@ from ....engine.errors import SourceError, UnavailableError
 from ... import explanations
 from ...command_line import rules
 from ...command_line.config import READING, Config
-from ...errors import EXIT_USAGE, UsageError
+from ...failures import EXIT_USAGE, UsageError
 
 _MOST_VALUES = 4  # largest number of values in a tuple instead of a `Data`
 _ONE_INPUT_FLAGS = ("bucket_by", "max_bad_records")

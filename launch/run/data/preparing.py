@@ -29,7 +29,7 @@ from ....input.records import features, shard_writing
 from ....input.records.features import Features
 from ....input.records.shard_writing import Shard, ShardRequest
 from ...command_line import registry, user_files
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host import files
 from ..saved import fingerprints
 from . import loading
@@ -97,7 +97,6 @@ def prepare(
     """Writes the missing shards and features.json. Returns the result as one line.
 
     Args:
-      request: data to write, and where.
       write_all: writes shards, and yields each that is done with what `write` returns for it.
       log: receives a line of progress now and then.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ....engine.hooks import evaluation
 from ....engine.metrics.by_class import report as class_report
-from ...errors import UsageError
+from ...failures import UsageError
 from ..base import BaseRun
 from ..data import external
 from ..saved import fingerprints, restoring

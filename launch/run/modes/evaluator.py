@@ -14,7 +14,7 @@ from ....engine.meter import Meter, Segment
 from ....engine.metrics.monitored import Monitored
 from ...cluster.rendezvous import Presence, answers
 from ...command_line import checks
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host.signals import EXIT_CODES, Signals
 from .. import agreement
 from ..base import BaseRun

@@ -21,7 +21,7 @@ from ....engine.internals.variables import own_copy, tf_variable
 from ....engine.inventory import Inventory
 from ....engine.machine import files
 from ....input import data_json
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host.files import write_json
 from ..base import BaseRun
 from ..saved import restoring, weights
@@ -152,7 +152,6 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
     converters (TFLite) would leave reads of variables in the graph that have no values there.
 
     Args:
-      trainer: trainer whose variables and tables the functions use.
       tables: lookup tables of the preprocessing, by name.
       functions: traced functions.
 

@@ -15,7 +15,7 @@ import numpy as np
 from ....engine import logging
 from ....engine.layers.embeddings import SHARED_ROW_KEY, Embedding
 from ....input.tables.parquet_table import first_line, library
-from ...errors import UsageError
+from ...failures import UsageError
 
 FOLDER = "tables"
 _DELTA = ".delta"
@@ -29,7 +29,6 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> No
     A delta has the rows that are new or differ in any bit, and a null vector for each key that is gone.
 
     Args:
-      export: the folder of the new export.
       tables: embedding tables, by the names of their files.
       since: the folder of the earlier export, or None.
 

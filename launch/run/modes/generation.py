@@ -19,7 +19,7 @@ from ....engine.hooks.evaluation import averaged_weights
 from ....input.checks import InputError
 from ....input.files import tokens as kinds
 from ...command_line import checks
-from ...errors import UsageError
+from ...failures import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
 from .outcome import Outcome, run_result
@@ -59,7 +59,6 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
     """Yields the tokens that follow a row, with the weights that evaluations use, up to a document's end.
 
     Args:
-      run: run that the model was trained in, or restored in.
       row: tokens to continue, one or more.
       **overrides: values of tokens, temperature, top_k and seed that replace the configuration's.
     """

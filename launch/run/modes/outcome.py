@@ -13,7 +13,6 @@ class Outcome(NamedTuple):
 
     Attributes:
       result: result of the mode, plain JSON.
-      code: the exit code.
       lines: lines printed once the result is written, if the run `prints`.
       report: text printed then in any case.
     """

@@ -12,7 +12,7 @@ from ....engine.data.source import Source, Split
 from ....engine.hooks import numerics
 from ....engine.machine import files
 from ....input.tables.parquet_table import library
-from ...errors import UsageError
+from ...failures import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
 from . import predictions
@@ -49,7 +49,6 @@ def prediction_columns(run: RunView, examples: Split, outputs: Any, name: str | 
     output `prediction`; and of several each by its name, or `output_0` and so on.
 
     Args:
-      examples: examples that were predicted.
       outputs: outputs for the examples, a nest of arrays [examples, ...].
       name: name of the model that made the outputs; None is `Trainer.forward`.
     """

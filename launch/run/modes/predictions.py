@@ -27,7 +27,7 @@ from ....engine.strategies.base import Prediction, Strategy
 from ....engine.strategies.replicated import Replicated
 from ...command_line import registry
 from ...command_line.config import Config
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host import isolation
 from ..base import BaseRun
 from ..data import external, loading
@@ -59,8 +59,8 @@ class Predictor:
         chosen = prediction_split(view_run(self._run), self._features, data, split)
         features = form.features(form.example(chosen))
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._features)
-        spec, cure = form.element_spec(features), "model.predict takes other sizes, if the model does"
-        external.check_like(self._run, "features", wanted, spec, cure)
+        spec, fix = form.element_spec(features), "model.predict takes other sizes, if the model does"
+        external.check_like(self._run, "features", wanted, spec, fix)
         return chosen
 
     def __call__(self, split: Split, ends: Callable[[], str | None] = lambda: None) -> Any:
@@ -81,7 +81,6 @@ class ModelPredictor:
     """Computes the outputs of a Keras model on this process's device, with the weights that it has.
 
     Args:
-      model: model that computes.
       check: returns the features that it gets, a nest of arrays or tensors [n, ...].
     """
 
@@ -145,7 +144,6 @@ class RunView:
     """A run as predictions see it, without its state, which may be large.
 
     Attributes:
-      data_info: description of the run's data.
       features: features of one example of the run's data, a nest of arrays or specs.
       logits_kind: see `model_file.logits_kind`.
       get_config: returns the run's configuration. Raises `UsageError` where that of a saved run can't be read.
@@ -172,8 +170,6 @@ def prediction_split(run: RunView, features: Any, data: Any, split: str | None) 
 
     Args:
       features: nest of arrays or specs [examples, ...], as the model takes them.
-      data: see `Run.predict`.
-      split: see `Run.predict`.
 
     Raises:
       UsageError: the split or input does not exist, or the data has an unknown form.

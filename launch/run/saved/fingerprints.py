@@ -23,7 +23,7 @@ from ....engine.internals import pipelines
 from ....engine.internals.tensorflow import iterator_state
 from ...command_line.config import Config
 from ...command_line.values import differences
-from ...errors import UsageError
+from ...failures import UsageError
 
 # Read of an array: it takes milliseconds, whatever its size.
 _MOST_ROWS = 1024
@@ -45,8 +45,6 @@ def fingerprint(split: Split, examples: int, ids: Any = None, eval_batches: int 
     last; of other data, of its identity.
 
     Args:
-      split: the examples.
-      examples: number of examples in the split.
       ids: identifies the numbering of ids, a number or text; None if the data has none.
       eval_batches: number of batches in an evaluation; 0 is all.
     """
@@ -141,7 +139,6 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_
     """Compares a run's data with its checkpoint's, and warns with a line for each split that has changed.
 
     Args:
-      config: configuration of the run.
       about: the metadata to keep from now on.
       is_complete: whether the run would train no further, so that other data would not be trained on at all.
 
@@ -177,7 +174,6 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
     """Raises `UsageError` where ids are numbered otherwise than for the checkpoint of --init_from: in other words.
 
     Args:
-      config: configuration of the run.
       ids: as `fingerprint` takes them.
     """
     before = manifest.about.get("data", {}).get("train")
@@ -186,10 +182,10 @@ def check_begun(config: Config, manifest: Manifest, ids: Any) -> None:
         return
     run_dir = os.path.dirname(os.path.dirname(manifest.prefix))
     tokens = config.input_entry and "tokenizer" in config.input_entry.defaults
-    cure = f"input_arg=tokenizer={RunDir(run_dir).model} instead of vocabulary_size" if tokens else "that run's data"
+    fix = f"input_arg=tokenizer={RunDir(run_dir).model} instead of vocabulary_size" if tokens else "that run's data"
     raise UsageError(
         f"init_from={config.init_from} was trained with other words, tokens or classes than this data has, so its "
-        f"weights would mean others; use {cure}, or allow_changed_config to begin with them all the same"
+        f"weights would mean others; use {fix}, or allow_changed_config to begin with them all the same"
     )
 
 
@@ -238,7 +234,6 @@ def warn_of_other_data(config: Config, manifest: Manifest, about: dict[str, Any]
     """Warns if the training data has changed: where only its part for evaluation is read, and where ids may differ.
 
     Args:
-      config: configuration of the run.
       about: the metadata of the data that is read.
       has_ids: whether the model gets ids, whose numbering a script's data may not identify.
     """

@@ -36,17 +36,17 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
         model_path = os.path.join(folder, "model.weights.h5")
         model.save_weights(model_path)
         model_layers = _read_layers(model_path)
-    cure = "build the model that it is of, or take single layers from it in build_model"
+    fix = "build the model that it is of, or take single layers from it in build_model"
     try:
         model.load_weights(path)
     except ValueError as error:
         problem = re.sub(_LEFT_OUT, "", " ".join(str(error).split()))
-        raise CheckpointError(f"{path} does not fit model {model.name}: {problem}; {cure}") from error
+        raise CheckpointError(f"{path} does not fit model {model.name}: {problem}; {fix}") from error
     # Keras does not look for these.
     if extra := [name for position, (name, _) in file_layers.items() if position not in model_layers]:
         more = f" and {len(extra) - _LISTED} more" if len(extra) > _LISTED else ""
         raise CheckpointError(
-            f"{path} does not fit model {model.name}: only the file has {', '.join(extra[:_LISTED])}{more}; {cure}"
+            f"{path} does not fit model {model.name}: only the file has {', '.join(extra[:_LISTED])}{more}; {fix}"
         )
     return sum(count for _, count in model_layers.values())
 

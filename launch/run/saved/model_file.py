@@ -16,7 +16,7 @@ from ....input import data_json
 from ....models.classification import Classifier
 from ....models.tabular import Tabular
 from ...command_line.config import Config
-from ...errors import UsageError
+from ...failures import UsageError
 
 _PADDED = {form.Padded: "padded", form.Ragged: "ragged", form.Unmeasured: "unmeasured"}  # their names in the file
 MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, unless the trainer has another

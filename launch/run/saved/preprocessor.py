@@ -12,7 +12,7 @@ from ....engine.data import form
 from ....engine.data.data import Data
 from ....engine.data.preprocessing import UNCHANGED
 from ...command_line.values import short
-from ...errors import UsageError
+from ...failures import UsageError
 
 
 class Names:

@@ -11,7 +11,7 @@ from ....engine.checkpoints import Checkpoints, Manifest, RunDir
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
 from ...command_line import checks, saved_config
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host import threads
 from .. import results
 from ..base import BaseRun
@@ -139,10 +139,10 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
 def missing(folder: str, checkpoints: Checkpoints, which: str | int) -> UsageError:
     """Makes the error for a requested checkpoint that does not exist, which names those that do."""
     if steps := ", ".join(map(str, sorted(manifest.step for manifest in checkpoints.all()))):
-        cure = f"use latest, best, or a step of {steps}"
+        fix = f"use latest, best, or a step of {steps}"
     else:
-        cure = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
-    return UsageError(f"{folder} has no whole checkpoint {which}; {cure}")
+        fix = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
+    return UsageError(f"{folder} has no whole checkpoint {which}; {fix}")
 
 
 def restored(run: BaseRun) -> Iterator[Manifest]:

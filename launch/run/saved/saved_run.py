@@ -26,7 +26,7 @@ from ...command_line import config as configs
 from ...command_line import registry, saved_config, user_files
 from ...command_line.config import Config
 from ...command_line.values import differences, plain
-from ...errors import UsageError
+from ...failures import UsageError
 from ...host.isolation import Isolation
 from ..base import BaseRun
 from ..modes import prediction_files, predictions
@@ -39,9 +39,6 @@ _BATCH_SIZE = 32  # Keras's
 
 class SavedRun:
     """A run on disk, read where it is first needed.
-
-    Args:
-      run_dir: folder of the run.
 
     Raises:
       UsageError: the folder has no run, or no description of its model.
@@ -125,7 +122,7 @@ class SavedRun:
             )
         if architecture is not None and (name or saved.model_is_forward):
             return architecture
-        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, cure="load_model its trainer_class")
+        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, fix="load_model its trainer_class")
         if not flags.get("model"):
             kind = deciding["model"]
             more = "" if saved.model_is_forward else ", whose forward computes the predictions"
@@ -239,8 +236,6 @@ def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, nam
 
     Args:
       trainer: trainer, built, with the weights to predict with.
-      run: run that the trainer belongs to.
-      environment: the run's values of the state that it shares with the program.
       name: name of the attribute of the trainer whose model predicts alone; None is `Trainer.forward`.
 
     Raises:
@@ -265,8 +260,6 @@ def _with_predict(
     """Gives a model `names`, and a `predict` that takes what `Run.predict` takes, and all that Keras's own takes.
 
     Args:
-      run: run that the model belongs to.
-      environment: see `model_of_trainer`.
       features: features that the model takes, a nest of arrays or specs [examples, ...], if it does not define them.
       name: name of the trainer's attribute that is the model; None is `Trainer.forward`.
     """

@@ -30,7 +30,7 @@ from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....input import data_json
 from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config
-from ...errors import UsageError, nearest
+from ...failures import UsageError, nearest
 from ...host import isolation
 from ...host.files import write_run_file
 from ..base import BaseRun
@@ -324,7 +324,6 @@ def copy_trainer(run: BaseRun) -> Trainer:
 
 
 def _layer_variables(trainer: Trainer) -> list:
-    """Lists the layers' variables."""
     return [variable for _, layer in sorted(Inventory(trainer).layers.items()) for variable in layer.variables]
 
 
@@ -358,11 +357,7 @@ def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool 
 
 
 def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
-    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place.
-
-    Returns:
-      The trainer.
-    """
+    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place."""
     inventory = Inventory(trainer)
     _load_components(prefix, {**inventory.layers, **inventory.tables})
     for path, optimizer in inventory.optimizers.items():

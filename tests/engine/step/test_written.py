@@ -7,6 +7,7 @@ import tensorflow as tf
 from crankshaft.engine import Trainer, mean
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import UsageError
+from crankshaft.engine.reduction import per_replica
 from crankshaft.engine.strategies.base import Prediction
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype("float32") + 5
@@ -162,6 +163,16 @@ def test_keras_metrics_that_a_step_updates_are_resumed_to_the_bit(bench, replica
     again = made(bench, Metrics(), replicas).restore(tmp_path)
     again.train(4)
     np.testing.assert_array_equal(again.trainer.model.get_weights()[0], expected)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_keras_metrics_count_each_example_once_on_replicas(bench, replicas):
+    """A last batch of one example is computed by all replicas."""
+    run = bench(Metrics(), (X[:9],), 8, replicas, optimizer="sgd")
+    run.train(2)
+    (metric,) = run.trainer.metrics_used["inputs"]
+    for one in (metric, run.trainer.layer.seen):
+        assert sum(float(copy) for copy in per_replica.components(one.count.value)) == 9
 
 
 def test_keras_metrics_are_read_anew_before_layers_compute_with_values_of_servers(bench):

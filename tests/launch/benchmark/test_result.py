@@ -8,11 +8,11 @@ import shutil
 
 import pytest
 
-from crankshaft.launch import errors
+from crankshaft.launch import failures
 from crankshaft.launch.benchmark import result as results
 from crankshaft.launch.benchmark.measure.intervals import compare
 from crankshaft.launch.benchmark.result import exit_code
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 
 pytestmark = pytest.mark.thorough
 
@@ -178,7 +178,7 @@ def test_the_verdict_is_what_the_interval_shows():
 
 def test_only_what_is_shown_to_be_below_fails(capsys):
     comparison = {"ratio": 0.9, "interval": [0.85, 0.94]}
-    assert exit_code(comparison, 0.95) == errors.EXIT_SLOWER
+    assert exit_code(comparison, 0.95) == failures.EXIT_SLOWER
     assert "fail_below=0.95: the rate is 0.900 times the baseline's (0.850 to 0.940)" in capsys.readouterr().err
     assert exit_code(comparison, 0.94) == 0
     assert exit_code(comparison, None) == 0

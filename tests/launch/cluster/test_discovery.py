@@ -18,7 +18,7 @@ from crankshaft.launch.cluster import discovery, rendezvous, slurm
 from crankshaft.launch.cluster.cluster import Cluster, Tasks, split
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.command_line import checks
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough

@@ -13,7 +13,7 @@ from crankshaft.launch.cluster.cluster import Cluster
 from crankshaft.launch.cluster.members import Members, is_waiting
 from crankshaft.launch.cluster.rendezvous import ClusterError, PreemptedError, Rendezvous
 from crankshaft.launch.cluster.resources import free_ports
-from crankshaft.launch.errors import EXIT_REGROUP
+from crankshaft.launch.failures import EXIT_REGROUP
 from crankshaft.launch.host.process import LockedRunDir
 from tests.waiting import PATIENCE, wait_until
 

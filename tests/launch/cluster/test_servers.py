@@ -11,7 +11,7 @@ from crankshaft.launch.cluster import tf_config
 from crankshaft.launch.cluster.cluster import Cluster
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.cluster.restarts import EndTimeouts, Servers, Synchronous, TaskExit
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests import runs
 
 pytestmark = pytest.mark.thorough

@@ -18,7 +18,7 @@ import pytest
 from crankshaft.launch.cluster import rendezvous, tf_config
 from crankshaft.launch.cluster.cluster import Cluster, split
 from crankshaft.launch.cluster.resources import free_ports
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough

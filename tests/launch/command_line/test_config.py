@@ -18,7 +18,7 @@ from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
 from crankshaft.launch.command_line import checks, config, parsing, registry, rules, saved_config, values
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host.files import write_json
 
 OF_THE_RUN = (

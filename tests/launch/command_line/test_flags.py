@@ -10,12 +10,12 @@ import pytest
 
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
-from crankshaft.launch import errors, local, train
+from crankshaft.launch import failures, local, train
 from crankshaft.launch.cluster import rendezvous, servers
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import FIELDS, USES
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.run import building
 from crankshaft.launch.run.data import loading
@@ -99,7 +99,7 @@ def ends(monkeypatch, tmp_path, capsys):
             main(argv=["crankshaft", *arguments])
         if end.type is Started:
             return None
-        assert end.value.code == errors.EXIT_USAGE
+        assert end.value.code == failures.EXIT_USAGE
         (line,) = capsys.readouterr().err.splitlines()
         assert line.isprintable()
         assert line.startswith("error: ")
@@ -198,6 +198,6 @@ def test_an_optimizer_that_is_made_without_flags_has_the_same_ranges():
 
 
 def test_what_is_shown_of_a_value_stays_on_its_line():
-    assert errors.one_line("é 漢 🙂 a b") == "é 漢 🙂 a b"
-    assert errors.one_line("a\nb\r\t\x1b[31m\u202e") == r"a\nb\r\t\x1b[31m\u202e"
-    assert errors.one_line(f"a {'b' * 999}; c") == f"a {'b' * 300}... c"
+    assert failures.one_line("é 漢 🙂 a b") == "é 漢 🙂 a b"
+    assert failures.one_line("a\nb\r\t\x1b[31m\u202e") == r"a\nb\r\t\x1b[31m\u202e"
+    assert failures.one_line(f"a {'b' * 999}; c") == f"a {'b' * 300}... c"

@@ -17,7 +17,7 @@ import pytest
 from crankshaft.launch.command_line import checks, registry
 from crankshaft.launch.command_line.flags import FLAG_INFO, GROUPS
 from crankshaft.launch.command_line.help import ESSENTIAL
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests.launch.command_line.test_config import asked, checked
 from tests.processes import ROOT, assert_says
 

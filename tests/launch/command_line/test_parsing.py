@@ -16,7 +16,7 @@ from crankshaft import run
 from crankshaft.launch.benchmark.result import read_baseline
 from crankshaft.launch.command_line import checks, parsing, registry, rules, user_files
 from crankshaft.launch.command_line.flags import FIELDS
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 
 pytestmark = pytest.mark.thorough
 

@@ -9,7 +9,7 @@ import pytest
 
 from crankshaft.launch.command_line import paths, rules
 from crankshaft.launch.command_line.flags import FIELDS
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 
 pytestmark = pytest.mark.thorough
 

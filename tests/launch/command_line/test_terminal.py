@@ -8,7 +8,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from crankshaft.launch import errors
+from crankshaft.launch import failures
 from crankshaft.launch import terminal as terminals
 from crankshaft.launch.command_line import help
 from crankshaft.launch.host import process
@@ -36,7 +36,7 @@ def test_what_is_printed_to_a_terminal_that_is_gone_is_not_missed(monkeypatch):
     for descriptor, error in ((theirs, None), (full, errno.ENOSPC)):
         with open(descriptor, "w") as stream:
             monkeypatch.setattr(sys, "stderr", stream)
-            assert errors.fail(7, "why it ends") == 7
+            assert failures.fail(7, "why it ends") == 7
             sturdy = process.SturdyStream(stream)
             for _ in range(2):
                 print("a line", file=sturdy, flush=True)
@@ -49,7 +49,7 @@ def test_a_terminal_of_few_columns_is_enough(terminal, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys, "stdout", file)
     monkeypatch.setattr(sys, "stderr", file)
-    errors.print_line("a long line of text")
+    failures.print_line("a long line of text")
     print(help.short_help_text("train", "Doc"), help.help_text("train", "Doc", [], []))
     model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
     progress.print_model_summary([model], file)

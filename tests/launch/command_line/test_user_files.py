@@ -16,7 +16,7 @@ from absl.testing import flagsaver
 import crankshaft
 from crankshaft.engine import mean
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests.launch.command_line.test_config import asked
 from tests.launch.line import RUN, Line
 

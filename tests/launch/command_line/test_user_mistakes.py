@@ -20,7 +20,7 @@ from crankshaft.engine import Trainer, mean, minimize, step_context
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import eval_batch_size
-from crankshaft.launch.errors import EXIT_DIVERGED
+from crankshaft.launch.failures import EXIT_DIVERGED
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
 from tests.processes import assert_says
 

@@ -18,7 +18,7 @@ from crankshaft.engine.data.py_dataset import BatchSource
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.errors import SourceError
 from crankshaft.engine.strategies.parameter_server import sources
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests import logical_cpus
 from tests.engine.trainers import Columns
 

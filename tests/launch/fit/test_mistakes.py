@@ -79,7 +79,7 @@ MISTAKES = {
         lambda: compiled(keras.Sequential([*LINE, layers.Reshape([])]), metrics=["mse"]),
         {"y": sample(1)[:, 0]},
     ),
-    "and drop the data's last examples if they fill no batch": (stateful, {"x": sample(8, 1), "y": sample(2)}),
+    "the batch size of the input sequences must be the same": (stateful, {"x": sample(8, 1), "y": sample(2)}),
     "value 8, but received input with shape (None, 7)": (mlp, {"x": sample(7)}),
     "has the metric": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
     "epoch is unknown": (mlp, {"epoch": 3}),

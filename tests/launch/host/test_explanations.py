@@ -11,7 +11,7 @@ import tensorflow as tf
 from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.machine import cpus
 from crankshaft.launch import explanations
-from crankshaft.launch.errors import EXIT_FAILED, EXIT_USAGE, UsageError
+from crankshaft.launch.failures import EXIT_FAILED, EXIT_USAGE, UsageError
 from crankshaft.launch.host.files import write_user_file
 
 

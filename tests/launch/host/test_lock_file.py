@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process
 from tests.launch.local_tasks import ROOT
 

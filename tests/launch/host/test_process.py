@@ -12,7 +12,7 @@ import time
 import pytest
 
 from crankshaft.engine.machine import cpus
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process, signals
 from tests.limits import files_no_larger_than
 from tests.processes import ROOT, Program
@@ -254,7 +254,7 @@ print(deaf)
 # A library's notes and its last words before its import fails; meanwhile Crankshaft's line, in another thread.
 FAILED_IMPORT = """
 import gc, logging, os, sys, threading
-from crankshaft.launch.errors import print_line
+from crankshaft.launch.failures import print_line
 from crankshaft.launch.host.process import quiet_startup
 
 try:

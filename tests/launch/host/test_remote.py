@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.launch.cluster.resources import free_ports
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import remote
 from tests.runs import assert_equal_bits, newest
 

@@ -16,7 +16,7 @@ import pytest
 from crankshaft.engine.errors import NonfiniteError
 from crankshaft.input.checks import InputError
 from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit
-from crankshaft.launch.errors import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER, RunError
+from crankshaft.launch.failures import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER, RunError
 from crankshaft.launch.host.process import RunDirInUse
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
 from tests.processes import assert_says

@@ -396,7 +396,7 @@ def test_a_port_that_is_closed_to_other_hosts_takes_nobody_until_its_server_is_t
 
 
 def test_a_secret_that_can_be_guessed_is_refused(monkeypatch):
-    from crankshaft.launch.errors import UsageError
+    from crankshaft.launch.failures import UsageError
 
     config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     with pytest.raises(UsageError, match="CRANKSHAFT_JOB_SECRET has 5 characters"):

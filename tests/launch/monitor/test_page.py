@@ -13,7 +13,7 @@ from crankshaft.launch.monitor import page as pages
 from crankshaft.launch.monitor.record_reader import RecordReader
 from crankshaft.launch.monitor.run import MonitoredRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
-from tests.launch.benchmark.test_report import MORE, RESULT
+from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
 from tests.launch.plan.test_saved import PLAN
 from tests.waiting import PATIENCE
 

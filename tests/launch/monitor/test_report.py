@@ -9,7 +9,7 @@ import pytest
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark import result
 from crankshaft.launch.monitor import report, server
-from tests.launch.benchmark.test_report import MORE, RESULT
+from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.plan import hardware
 from crankshaft.launch.plan.estimate import best_interval, estimate, message_seconds, slowdown
 from crankshaft.launch.plan.quantities import Memory, Message, Product, Work

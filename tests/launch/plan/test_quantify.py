@@ -12,9 +12,9 @@ from crankshaft.engine.internals import graphs
 from crankshaft.engine.strategies.inner_loop import Syncs
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.plan.graph import tensor_bytes
-from crankshaft.launch.plan.memory import peak
+from crankshaft.launch.plan.peak_memory import peak
 from crankshaft.launch.plan.quantify import quantify
 from crankshaft.launch.run import building
 from crankshaft.launch.run.data import inputs, loading

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.plan import saved
 
 STEP = {"seconds": 0.2, "bound": "compute", "network_seconds": 0.05}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.plan import hardware
 from crankshaft.launch.plan.estimate import estimate
 from crankshaft.launch.plan.quantities import Message

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.data.arrays import ArraySource
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.run import agreement
 from crankshaft.launch.run.saved import fingerprints
 from tests.bench import split_of

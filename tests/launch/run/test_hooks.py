@@ -17,7 +17,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine import Mean, auc, mean
 from crankshaft.engine.hooks import Hook
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from tests import runs
 from tests.engine.hooks.tensorboard.boards import scalars
 from tests.engine.trainers import Squares

@@ -13,7 +13,7 @@ import tensorflow as tf
 from crankshaft import load_model
 from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.command_line import saved_config
-from crankshaft.launch.errors import UsageError
+from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_run_file
 from crankshaft.launch.run import results

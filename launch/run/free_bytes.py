@@ -20,7 +20,7 @@ from ...engine.strategies.base import Strategy
 from ...engine.strategies.dry_run import dry_run
 from ...models.tabular import Tabular
 from ..command_line.config import Config
-from ..errors import UsageError
+from ..failures import UsageError
 
 _SNAPSHOTS = 2  # in memory, if there is room for them
 
@@ -29,7 +29,7 @@ class _TooLarge(BaseException):  # no Exception, so that no model's code handles
     """The variables may need more than half of what is left."""
 
 
-class Room(NamedTuple):
+class FreeBytes(NamedTuple):
     """The bytes that are left of memory, and for a checkpoint on the disk; infinity if none are needed there."""
 
     memory: float
@@ -37,17 +37,14 @@ class Room(NamedTuple):
 
 
 def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) -> TrainState:
-    """Calls `strategy.build(make)`, unless the variables need more than is left.
+    """Calls `strategy.build(make)`. Raises `UsageError` if variables, or a checkpoint of them, need more than is left.
 
     Variables that certainly take less than half are created at once. Otherwise the build stops before it has taken a
     sixth, is repeated in a graph, which allocates nothing, to sum up the bytes, and only then creates the variables.
-
-    Raises:
-      UsageError: the variables, or a checkpoint of them, need more than is left.
     """
-    room = Room(*map(min, zip(*strategy.exchange_json(_measure(config, strategy)), strict=True)))
+    free = FreeBytes(*map(min, zip(*strategy.exchange_json(_measure(config, strategy)), strict=True)))
     copies = _copies(config, strategy)
-    most = min(room.memory / copies, room.disk) / (2 * (1 + _SNAPSHOTS))
+    most = min(free.memory / copies, free.disk) / (2 * (1 + _SNAPSHOTS))
 
     def make_small() -> TrainState:
         with _limited(most):
@@ -62,15 +59,15 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
         keras.exchange_state(names)  # Keras's names as before the attempt
     gc.collect()  # frees the variables that were
     if needed := sum(variable.weight for variable in dry_run(make)):  # else unknown
-        _compare(config, needed, copies, room)
+        _compare(config, needed, copies, free)
     return strategy.build(make)
 
 
-def _measure(config: Config, strategy: Strategy) -> Room:
+def _measure(config: Config, strategy: Strategy) -> FreeBytes:
     """Measures the bytes that are left for this process."""
     on_gpus = is_on_gpus(strategy.distribution)  # TensorFlow itself reports a lack of their memory
     disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
-    return Room(math.inf if on_gpus else memory.available_bytes(), disk)
+    return FreeBytes(math.inf if on_gpus else memory.available_bytes(), disk)
 
 
 def _copies(config: Config, strategy: Strategy) -> int:
@@ -106,25 +103,25 @@ def _bytes(shape: Any, dtype: Any) -> int:
     return (tf.TensorShape(shape).num_elements() or 0) * tf.as_dtype(dtype).size
 
 
-def _compare(config: Config, needed: int, copies: int, room: Room) -> None:
+def _compare(config: Config, needed: int, copies: int, free: FreeBytes) -> None:
     """Logs a line if variables of these bytes need over half of what is free. Raises `UsageError` if more than it."""
-    in_memory, saves = copies * needed, room.disk < math.inf
+    in_memory, saves = copies * needed, free.disk < math.inf
     copied = _SNAPSHOTS * needed if saves and config.snapshot_seconds else 0
     parts = []
-    if room.memory < math.inf:
+    if free.memory < math.inf:
         snapshots = f" ({_mib(in_memory + copied)} with {_SNAPSHOTS} snapshots)" if copied else ""
-        parts.append(f"take {_mib(in_memory)} in memory{snapshots}, of which {_mib(room.memory)} are left")
+        parts.append(f"take {_mib(in_memory)} in memory{snapshots}, of which {_mib(free.memory)} are left")
     if saves:
-        parts.append(f"a checkpoint of them {_mib(needed)} on the disk, of which {_mib(room.disk)} are free")
+        parts.append(f"a checkpoint of them {_mib(needed)} on the disk, of which {_mib(free.disk)} are free")
     has_tables = issubclass(config.trainer_class, Tabular)
     tables = "fewer rows (model_arg=hash_buckets=N or table_capacity=N), " * has_tables
     line = (
         f"the variables of {config.model_entry.name}, with the optimizer state, {', and '.join(parts)}; use "
         f"{tables}several servers (num_ps), devices that share a model (mesh), or a smaller model"
     )
-    if in_memory > room.memory or needed > room.disk:
+    if in_memory > free.memory or needed > free.disk:
         raise UsageError(line)
-    if in_memory + copied > room.memory / 2 or needed > room.disk / 2:
+    if in_memory + copied > free.memory / 2 or needed > free.disk / 2:
         logging.warning("%s", line)
 
 

@@ -52,7 +52,6 @@ def peak(graph: tf.Graph, gradients: Collection[int] = (), runs_in_parallel: boo
     again.
 
     Args:
-      graph: graph of a function.
       gradients: the `id`s of tensors that count as gradients.
       runs_in_parallel: whether ops that do not wait for each other end in any order, as on a CPU's threads.
     """
@@ -180,10 +179,6 @@ def _owner(tensor: tf.Tensor) -> tf.Tensor:
 
 class _Holder:
     """Holds tensors' buffers as a graph's ops are executed in turn.
-
-    Args:
-      gradients, runs_in_parallel: as for `peak`.
-      copies: bytes that updates copy.
 
     Attributes:
       uses: number of uses still to come of each tensor, by its `id`.

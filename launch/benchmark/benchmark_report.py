@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...engine.errors import visible
 from ...engine.machine.files import read_json
-from ..errors import UsageError
+from ..failures import UsageError
 from .result import MOST_BYTES, VERSION
 
 # By section, rows of a name and a format of `_Figures`; a row whose first figure is missing is omitted. Sections that
@@ -86,10 +86,8 @@ class Section(NamedTuple):
     """Rows of text under a title.
 
     Attributes:
-      title: heading of the section, which also names it.
       columns: names of the columns; () if each row is a name and a value.
       figures: for each column, whether it holds figures, which are aligned right.
-      rows: rows, each with as many texts.
     """
 
     title: str
@@ -185,11 +183,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
-    """Reads a benchmark's result. Raises `UsageError` for other files, in one line.
-
-    Args:
-      flags: flags for `os.open`, see `open_regular`.
-    """
+    """Reads a benchmark's result. Raises `UsageError` for other files, in one line."""
     try:
         result = read_json(path, flags=flags, most_bytes=MOST_BYTES)
     except (OSError, ValueError) as error:
