@@ -143,8 +143,8 @@ class RunContext:
       example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`);
         (features, None) for a saved run that only predicts.
       in_place: whether to train an existing model itself instead of a copy.
-      updates_before: updates of an existing model before the run, scalar int64: steps sample as if numbered from it;
-        None is 0.
+      updates_before: updates of an existing model before the run, scalar int64; its steps sample as if they were
+        numbered from there. None is 0.
     """
 
     options: StepOptions = StepOptions()
