@@ -374,7 +374,7 @@ class InnerLoop(Program):
         input_seconds = time.perf_counter() - before
         arguments = _loop_arguments(operands, self._number(step), start, stop, due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
-        call = functools.partial(self._program(step, arguments), *arguments)
+        call = functools.partial(self._compiled_loop(step, arguments), *arguments)
         compiles = len(self.programs) > programs
         with self.moving_to(step + stop - start), self._compilation_explained(compiles):
             if self._arrivals is None:
@@ -404,7 +404,7 @@ class InnerLoop(Program):
         step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_per_collection))
         call_input = self._call_input(step, limit)
         operands, start, stop = call_input
-        self._program(step, _loop_arguments(operands, self._number(step), start, stop, None, loop_inputs))
+        self._compiled_loop(step, _loop_arguments(operands, self._number(step), start, stop, None, loop_inputs))
         self._traced_input = step, limit, call_input
         return self.metric_specs
 
@@ -450,7 +450,7 @@ class InnerLoop(Program):
         """The values, other than its arguments, on which a traced step depends; each form has its own program."""
         return self.state.trainer.inventory.step_form() if self.state else ()
 
-    def _program(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
+    def _compiled_loop(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
         replicates_batch = self.feed.order.replicates_batch(step, self._batch_shares)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])

@@ -228,7 +228,7 @@ class MultiWorker(Replicated):
         figures = self.state.trainer.reduction.pop_figures()
         return {f"{LOCAL}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
 
-    def _program(self, step, feed, **more) -> InnerLoop:
+    def _inner_loop(self, step, feed, **more) -> InnerLoop:
         return WorkersLoop(
             self.distribution,
             step,

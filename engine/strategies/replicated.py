@@ -207,7 +207,7 @@ class Replicated(Strategy):
                 state.check_written(tf.compat.v1.get_default_graph())
                 return result
 
-            return self._program(evaluate, feed, returns_rows=returns_rows)
+            return self._inner_loop(evaluate, feed, returns_rows=returns_rows)
 
         doubts = Doubts()
 
@@ -225,7 +225,7 @@ class Replicated(Strategy):
             return {**metrics, **self._local_figures()}
 
         syncs = self._syncs if step == "train" else None
-        return self._program(
+        return self._inner_loop(
             train,
             feed,
             jit=jit,
@@ -235,7 +235,7 @@ class Replicated(Strategy):
             pace=Pace(self.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
         )
 
-    def _program(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
+    def _inner_loop(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
         return InnerLoop(self.distribution, step, feed, batch_shares=self._batch_shares, **more)
 
     def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
