@@ -176,6 +176,14 @@ def test_each_script_that_measures_is_listed_in_a_line():
     assert "markdown" not in names
 
 
+def test_tests_that_docstrings_name_exist():
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    defined = {name for text in texts.values() for name in re.findall(r"^def (test_\w+)", text, re.M)}
+    named = {name for text in texts.values() for name in re.findall(r"`(test_\w+)`", text)}
+    assert "test_masked_positions_count_on_no_replica" in named
+    assert named - defined == set()
+
+
 def test_names_in_docstrings_and_comments_exist():
     found = itertools.chain.from_iterable(
         ((path.relative_to(ROOT).as_posix(), name) for name in dotted_in(path.read_text(encoding="utf-8")))

@@ -80,8 +80,8 @@ def _users_line(text: str) -> str | None:
 
 def first_nonfinite_variable(state) -> str | None:
     """Returns the path of the first variable with inf or NaN, layers' before slots, or None. Waits for the device."""
-    of_layers = [v for layer in Inventory(state.trainer).layers.values() for v in layer.variables]
-    return first_nonfinite([*of_layers, *state.variables()])
+    layer_variables = [v for layer in Inventory(state.trainer).layers.values() for v in layer.variables]
+    return first_nonfinite([*layer_variables, *state.variables()])
 
 
 def check_weights(trainer, title: str, processes=None) -> None:

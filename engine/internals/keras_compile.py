@@ -94,8 +94,8 @@ class KeptMetrics:
         self.metrics: dict[str, tf.keras.metrics.Metric] = {}
         self._noted: list[tf.keras.metrics.Metric] = []
         self._depth = 0  # of contexts of `noted`, outside which users' metrics are as they were
-        self.note(of_layers := list(kept_metrics(model).values()))
-        self.kept = {metric.name for metric in of_layers} - {"loss"}
+        self.note(layer_metrics := list(kept_metrics(model).values()))
+        self.kept = {metric.name for metric in layer_metrics} - {"loss"}
 
     def note(self, metrics: Sequence[tf.keras.metrics.Metric | None]) -> None:
         """Takes over the updates of some metrics; those of a single output's loss are None."""
@@ -267,13 +267,13 @@ class Losses(CompileLoss):
         Labels count if they are classes and count in the loss: not those of `ignore_class`, masked or of weight 0.
         """
         loss = self.keras_losses[0]
-        classes_of = _CLASSES_BY.get(getattr(loss, "fn", None))
-        if len(self.keras_losses) > 1 or classes_of is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
+        count_classes = _CLASSES_BY.get(getattr(loss, "fn", None))
+        if len(self.keras_losses) > 1 or count_classes is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
             return None
         axis = loss._fn_kwargs.get("axis", -1)
         values, mask = _values(loss, y_true, y_pred)
         predictions = tf.keras.ops.moveaxis(y_pred, axis, -1)
-        labels = tf.reshape(classes_of(y_true, axis), tf.shape(values))
+        labels = tf.reshape(count_classes(y_true, axis), tf.shape(values))
         counted = (labels >= 0) & (labels < predictions.shape[-1])
         for factor in (mask, None if weights is None else weights != 0):
             if factor is not None:

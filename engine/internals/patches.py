@@ -29,7 +29,7 @@ def patch_libraries() -> None:
        a metric. Upstream: divides wherever a replica calls a loss object, since Keras's optimizers sum over replicas.
        The engine divides by counts of examples instead, and a `compute_loss` of the model's own may call loss
        objects anywhere. Here: divides nothing within `undivided_losses`. Test:
-       `tests/launch/fit/test_losses.py`, `test_a_loss_of_the_models_own_may_divide_an_output`.
+       `tests/launch/fit/test_losses.py`, `test_a_loss_of_the_models_own_may_divide_an_output_or_distil_a_teacher`.
     3. The moments of `BatchNormalization`. Upstream: ignores `synchronized=True` for inputs with a mask. Here: sums
        all replicas' unmasked positions. Test: `tests/engine/layers/test_sync_batch_norm.py`,
        `test_masked_positions_count_on_no_replica`.

@@ -238,8 +238,8 @@ def own_initial_values(
 def broadcast_from_first_worker(strategy: tf.distribute.MultiWorkerMirroredStrategy, value: tf.Tensor) -> tf.Tensor:
     """Returns the first worker's value of a tensor. All workers call it."""
     device = strategy.extended.worker_devices[0]
-    of_variable = strategy.extended._get_variable_creator_initial_value
-    return of_variable(replica_id=0, device=device, primary_var=None, initial_value=value, dtype=value.dtype)()
+    variable_initializer = strategy.extended._get_variable_creator_initial_value
+    return variable_initializer(replica_id=0, device=device, primary_var=None, initial_value=value, dtype=value.dtype)()
 
 
 def divide_by_files(dataset: tf.data.Dataset, workers: int, worker: int) -> tf.data.Dataset:

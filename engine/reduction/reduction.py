@@ -191,7 +191,7 @@ class Reduction(tf.Module):
             elif gradient is not None:
                 dense[i] = tf.convert_to_tensor(gradient)
 
-        def sum_of(is_sharded: bool, in_pieces: bool, exact: Sequence[Item] = ()) -> list[tf.Tensor]:
+        def sum_dense(is_sharded: bool, in_pieces: bool, exact: Sequence[Item] = ()) -> list[tf.Tensor]:
             """Sums the dense gradients of a kind, and some exact items, whose sums it returns."""
             axis, counted = (mesh.data, count) if is_sharded else (mesh.all_replicas, count_once)
             indices = [i for i in dense if bool(shardings[i]) == is_sharded and bool(pieces[i]) == in_pieces]
@@ -200,11 +200,11 @@ class Reduction(tf.Module):
             summed.update(zip(indices, sums, strict=False))
             return sums[len(indices) :]
 
-        sum_of(is_sharded=True, in_pieces=True)
-        sum_of(is_sharded=False, in_pieces=True)
-        sum_of(is_sharded=True, in_pieces=False)
+        sum_dense(is_sharded=True, in_pieces=True)
+        sum_dense(is_sharded=False, in_pieces=True)
+        sum_dense(is_sharded=True, in_pieces=False)
         exact = [*aggregation_items(state, count_once), Item(count_once, exact=True)]
-        *totals, total = sum_of(is_sharded=False, in_pieces=False, exact=exact)
+        *totals, total = sum_dense(is_sharded=False, in_pieces=False, exact=exact)
         assign_aggregated(state, totals, total)
         shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
         return Gradients([summed.get(i) for i in range(len(gradients))], shardings=shardings), total
