@@ -31,6 +31,10 @@ from absl import flags
 from tensorflow.compiler.tf2xla.python import xla
 
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
+from crankshaft.engine.data.blocks import Devices
+from crankshaft.engine.data.external_feed import ExternalFeed
+from crankshaft.engine.data.feed import CallInput, Feed
+from crankshaft.engine.data.order import Order
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.reduction import Reduction
@@ -38,6 +42,8 @@ from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import pad_empty_batch
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Program
+from crankshaft.engine.strategies.parameter_server.feed import LeaseFeed, Workers
+from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
 from crankshaft.engine.trainer import Trainer
 from crankshaft.launch import assembly, train
 from crankshaft.launch.benchmark.measure import rounds
@@ -64,7 +70,7 @@ def whole(strategy, state: TrainState, feed, jit: bool) -> Program:
 
 def step(strategy, state: TrainState, feed, jit: bool) -> Program:
     """Makes whole steps on one batch of `feed`, again and again: no input."""
-    return whole(strategy, state, strategy.repeated_batch(feed), jit)
+    return whole(strategy, state, repeated_batch(strategy, feed), jit)
 
 
 def own_step(strategy, state: TrainState, feed, jit: bool) -> Program:
@@ -76,7 +82,7 @@ def own_step(strategy, state: TrainState, feed, jit: bool) -> Program:
         with unittest.mock.patch.multiple(axis, **alone):
             return runner.train_batch(batch, step, collect_norm)
 
-    return strategy.program(train, strategy.repeated_batch(feed))
+    return strategy.program(train, repeated_batch(strategy, feed))
 
 
 def input(strategy, state: TrainState, feed, jit: bool) -> Program:
@@ -181,7 +187,60 @@ def gradients_feed(strategy, variables: Sequence[tf.Variable], batch_size: int):
         (_GRADIENT_SIZE * random.standard_normal(variable.shape, np.float32)).astype(variable.dtype.as_numpy_dtype)
         for variable in variables
     ]
-    return strategy.repeated(values, batch_size)
+    return repeated(strategy, values, batch_size)
+
+
+class Repeated(Feed):
+    """The same values for every step."""
+
+    compilable = True
+
+    def __init__(self, values, batch_size: int):
+        self.order, self._values = Order(batch_size, batch_size, block_steps=1), values
+
+    def call_input(self, step: int, limit: int) -> CallInput:
+        return CallInput((self._values,), step, step + limit)  # leases are counted by their steps
+
+    def next_operands(self, operands, offset: tf.Tensor):
+        return operands
+
+    def batch(self, values):
+        return values
+
+
+class RepeatedOnWorkers(LeaseFeed, Repeated):
+    """The same nest of arrays for every step, on each worker with parameter servers."""
+
+    def __init__(self, workers: Workers, arrays, batch_size: int):
+        super().__init__(workers.put_arrays(arrays), batch_size)
+        self._specs = workers.specs(arrays)
+
+    @property
+    def operand_specs(self):
+        return (self._specs,)
+
+
+def repeated(strategy, arrays, batch_size: int) -> Repeated:
+    """Makes a feed with the same nest of arrays for each step and replica; `batch_size` examples in total."""
+    if isinstance(strategy, ParameterServer):
+        return RepeatedOnWorkers(Workers(strategy.coordinator), arrays, batch_size)
+    return Repeated(Devices(strategy.distribution, strategy.mesh).copy(arrays), batch_size)
+
+
+def repeated_batch(strategy, feed) -> Repeated:
+    """Makes a feed that repeats the first batch of another one's next epoch; with servers, of its data."""
+    step, size = feed.order.epoch_from(strategy.state.step), feed.order.batch_size
+    if isinstance(strategy, ParameterServer):
+        external = ExternalFeed(1, strategy.mesh)
+        external.set_data(feed.part.stream if feed.part else feed.read_by_workers or feed._source, 0, size, steps=1)
+        examples, _ = external.call_input(0, 1).operands
+        return repeated(strategy, tf.nest.map_structure(np.asarray, examples), size)
+    operands, start, _ = feed.call_input(step, 1)
+
+    def batch(operands, offset):
+        return strategy.distribution.run(feed.batch, args=feed.next_operands(operands, offset))
+
+    return Repeated(tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64)), size)
 
 
 def timed(strategy, parts: Mapping[Any, Program], seconds: float, clock=time.perf_counter) -> dict[Any, dict]:

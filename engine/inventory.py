@@ -42,6 +42,7 @@ class Inventory:
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
       applied_options: the run's options that each optimizer applies, by its `id`, Keras's too; set by `build.prepare`.
+      probe: in which training steps leave what TensorBoard shows of them, if any.
     """
 
     def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
@@ -49,6 +50,7 @@ class Inventory:
         self._declared = declared or {}
         self.freezing = Freezing((), ())
         self.applied_options: dict[int, set[str]] = {}
+        self.probe: Any = None
         self._trainable_at_first: frozenset[int] = frozenset()
         self._form_before: tuple | None = None  # the last of `_trainable`
         self._traced_values: dict[str, Any] = {}  # of plain attributes, as the last trace left them

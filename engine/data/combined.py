@@ -148,7 +148,6 @@ class CombinedFeed(Feed):
         self.feeds, self.shares = dict(feeds), shares
         self._members = list(self.feeds.values())
         self.compilable = all(feed.compilable for feed in self._members)
-        self.random_access = all(feed.random_access for feed in self._members)
         self.reads_in_loop = any(feed.reads_in_loop for feed in self._members)
         for number, member in enumerate(self._members):
             member.saved_states = functools.partial(self._member_position, number)
@@ -190,14 +189,6 @@ class CombinedFeed(Feed):
         for feed in self._members:
             call = functools.partial(feed.run_with_timeout, call, progress)
         return call()
-
-    def retain_last_batch(self) -> None:
-        for feed in self._members:
-            feed.retain_last_batch()
-
-    def peek(self, step: int) -> CallInput | None:
-        inputs = [feed.peek(step) for feed in self._members]
-        return None if None in inputs else self._side_by_side(inputs)  # type: ignore[arg-type]
 
     def position(self, step: int) -> bytes | None:
         states = [feed.position(step) if feed.part else b"" for feed in self._members]

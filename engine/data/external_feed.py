@@ -51,7 +51,6 @@ class ExternalFeed(Feed):
         self._num_replicas = num_replicas
         self.split: Any = None
         self._next_step = 0
-        self._last: tuple[Any, int] | None = None  # the last call's examples and the number in its last step
         self._epoch_order = (-1, np.zeros(0, np.int64))
         self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
 
@@ -100,15 +99,7 @@ class ExternalFeed(Feed):
             rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
             examples, batch_size = self._read(rows, epoch), len(rows) // steps
             self._next_step = step + steps
-        self._last = examples, batch_size
         return CallInput((examples, tf.constant(batch_size, tf.int64)), 0, steps)
-
-    def peek(self, step: int) -> CallInput | None:
-        if self._last is None:
-            return None
-        examples, batch_size = self._last
-        batch = tf.nest.map_structure(lambda x: x[-batch_size:], examples)
-        return CallInput((batch, tf.constant(batch_size, tf.int64)), 0, 1)
 
     def traced(self, operands) -> Any:
         examples, batch_size = operands
@@ -138,7 +129,7 @@ class ExternalFeed(Feed):
         is_source = self.split is not None and self.split.by_index
         if is_source and (self._next_step - self.order.first_step) % self.order.steps_per_epoch == 0:
             self.split.end_epoch()
-        self.split = self._last = None
+        self.split = None
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """Returns the examples of an epoch by index, in their order."""

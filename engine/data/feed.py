@@ -37,7 +37,7 @@ class FeedStats(NamedTuple):
 class Feed(abc.ABC):
     """One split of the data, on its way to the replicas.
 
-    It has a host side of eight methods (`max_steps_per_call`: how far the next call of the inner loop can go;
+    It has a host side of six methods (`max_steps_per_call`: how far the next call of the inner loop can go;
     `call_input`: the call's input), a side in the compiled loop (`most_steps`: a call's largest number of steps;
     `next_operands`: a step's input) and a replica side (`batch`: one step's batch). Facts of the data are its `order`'s
     and its `part`'s.
@@ -46,7 +46,6 @@ class Feed(abc.ABC):
       part: this process's part of a stream, whose positions checkpoints keep, one for each of its counts (see
         `position`); None if the step determines the position.
       compilable: whether XLA can compile `next_operands` and `batch`.
-      random_access: whether any step's batch can be computed without those before it.
       reads_in_loop: whether `next_operands` may wait for input, rather than `call_input`.
       pipeline: identifies the pipeline that saved positions fit.
       last_step: the step at which the run ends, if known: a feed that reads ahead reads no batch from there on, unless
@@ -57,7 +56,6 @@ class Feed(abc.ABC):
     order: Order
     part: StreamPart | None = None
     compilable: bool = False
-    random_access: bool = False
     reads_in_loop: bool = False
     pipeline: str = ""
     last_step: int | None = None
@@ -78,17 +76,6 @@ class Feed(abc.ABC):
           progress: returns another value when input has arrived.
         """
         return call()
-
-    def retain_last_batch(self) -> None:
-        """Makes each step keep its batch for `peek`, if steps can't be read again. Call it at the start."""
-        return
-
-    def peek(self, step: int) -> CallInput | None:
-        """Returns the operands of one step for this process, without reading more and without advancing training.
-
-        Those of `step` with `random_access`, else those of the step that was taken last; None if they are not kept.
-        """
-        return self.call_input(step, 1)
 
     def position(self, step: int) -> bytes | None:
         """Returns this process's position in the data at a step; None if it is at another step."""

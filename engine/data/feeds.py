@@ -1,6 +1,6 @@
-"""Feeds, which bring a split's batches to replicas: cached on the device, read ahead, streamed, or one repeated.
+"""Feeds, which bring a split's batches to replicas: cached on the device, read ahead, or streamed.
 
-With `random_access`, an epoch's smaller last batch has a separately compiled program.
+Of a `compilable` one, an epoch's smaller last batch has a separately compiled program.
 
 The feeds are not one class, since they differ in who reads: the device, a host's threads, or one iterator per process.
 One class would ask in each method which of them it is, and no line would serve all.
@@ -46,7 +46,6 @@ class ResidentFeed(Feed):
     """
 
     compilable = True
-    random_access = True
 
     def __init__(self, devices, source: ArraySource, order: Order):
         self.order, self._devices, self._source = order, devices, source
@@ -95,7 +94,6 @@ class ReadFeed(Feed):
     """
 
     compilable = True
-    random_access = True
 
     def __init__(
         self,
@@ -258,7 +256,6 @@ class StreamedFeed(Feed):
         self._is_seeded = all(map(any, seeds))
         # Shuffles without seeds have others in each process.
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
-        self._last_batch: Any = None  # a nest of variables
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
         self._first_share = part.process * self._num_shares
@@ -312,29 +309,11 @@ class StreamedFeed(Feed):
 
     @property
     def form(self) -> Any:
-        is_plain = self._last_batch is None and self._num_shares == 1
-        return (self.part.stream.element_spec, self._unseeded_order) if is_plain else None
-
-    def retain_last_batch(self) -> None:
-        if self._last_batch is None and not self._distributes:
-            with tf.device("CPU:0"):
-                self._last_batch = tf.nest.map_structure(
-                    lambda spec: tf.Variable(_empty_batch(spec), trainable=False, shape=[None, *spec.shape]),
-                    self.part.stream.element_spec,
-                )
-
-    def peek(self, step: int) -> CallInput | None:
-        batch = None if self._last_batch is None else tf.nest.map_structure(tf.convert_to_tensor, self._last_batch)
-        if batch is None or not tf.nest.flatten(batch)[0].shape[0]:
-            return None
-        return CallInput((iter(untuned(tf.data.Dataset.from_tensors(batch))),), 0, 1)
+        return (self.part.stream.element_spec, self._unseeded_order) if self._num_shares == 1 else None
 
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
-        batch = next(iterator)
-        if self._last_batch is not None:  # shares the batch's memory
-            tf.nest.map_structure(lambda variable, x: variable.assign(x), self._last_batch, batch)
-        return (batch,)
+        return (next(iterator),)
 
     def batch(self, batch):
         if self._num_shares == 1 or self._distributes:
@@ -528,25 +507,22 @@ def _empty_batch(spec: Spec) -> tf.Tensor:
     return tf.convert_to_tensor(zeros(spec)[:0], tf.as_dtype(spec.dtype))
 
 
-class RepeatedFeed(Feed):
-    """The same values for every step, to measure steps without input.
+class UntakenFeed(Feed):
+    """Batches without values, for a program of which a step is traced, and none is run.
 
     Args:
-      values: nest of tensors or per-replica values.
-      batch_size: number of examples in the values, across replicas.
+      specs: nest of the specs of a replica's share of a batch.
+      batch_size: number of examples in a batch, across replicas.
     """
 
-    compilable = random_access = True
+    compilable = True
 
-    def __init__(self, values, batch_size: int):
+    def __init__(self, specs, batch_size: int):
         self.order = Order(batch_size, batch_size, block_steps=1)
-        self._values = values
+        self.operand_specs = (specs,)
 
     def call_input(self, step: int, limit: int) -> CallInput:
-        return CallInput((self._values,), step, step + limit)  # leases are counted by their steps
-
-    def peek(self, step: int) -> CallInput:
-        return CallInput((self._values,), 0, 1)
+        return CallInput(self.operand_specs, step, step + limit)
 
     def next_operands(self, operands, offset: tf.Tensor):
         return operands

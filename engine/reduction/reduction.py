@@ -126,13 +126,7 @@ class Reduction(tf.Module):
           is the shard that this replica updates.
         """
         step_context().applied.mark("Reduction.sum")
-        return self._sum(gradients, count, self._aggregated_state(averages), variables, shards_updates=True)
-
-    def sum_exactly(self, gradients: Sequence, count: tf.Tensor, variables: Sequence = ()):
-        """Returns the exact sums, for inspection, without changing the reduction's state."""
-        summed = self._sum(gradients, count, (), variables, shards_updates=False)
-        self.pop_figures()  # they are not a step's
-        return summed
+        return self._sum(gradients, count, self._aggregated_state(averages), variables)
 
     def aggregate_again(self, batch, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:
         """Aggregates what the step has assigned from this replica's batch since it last summed.
@@ -141,10 +135,10 @@ class Reduction(tf.Module):
           count: scalar float32, the batch's examples.
         """
         if not self.alone() and (late := assigned_since_sum(self._state(), batch, per_replica_variables)):
-            self._sum((), count, late, (), shards_updates=False)
+            self._sum((), count, late, ())
 
     def _sum(
-        self, gradients: Sequence, count, state: Sequence[Aggregated], variables: Sequence, shards_updates: bool
+        self, gradients: Sequence, count, state: Sequence[Aggregated], variables: Sequence
     ) -> tuple[Gradients, tf.Tensor]:
         mesh = step_context().mesh
         if mesh.all_replicas.size == 1:
@@ -153,7 +147,7 @@ class Reduction(tf.Module):
         if gradients:
             self._watch_norm(gradients, count)
         if mesh.is_sharded or mesh.shard_optimizer:
-            return self._sum_on_mesh(mesh, gradients, count, state, variables, shards_updates)
+            return self._sum_on_mesh(mesh, gradients, count, state, variables)
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         items = [Item(zero_without_examples(gradients[i], count), exact=False) for i in dense]
         sums = self._sum_in_buckets(mesh.data, items + aggregation_items(state, count) + [Item(count, exact=True)])
@@ -170,7 +164,7 @@ class Reduction(tf.Module):
         self.averaged.update(id(tf_variable(variable)) for variable in averages)
         return [Aggregated(variable) for variable in averages]
 
-    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence, shards_updates: bool):
+    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence):
         """Sums gradients of sharded variables over `data`, and those of copies across all replicas.
 
         Only the first replica along `model` adds its gradients of copies, so all copies get the same bits, although
@@ -182,7 +176,7 @@ class Reduction(tf.Module):
                 "for each gradient"
             )
         count_once = mesh.zero_except_first_model_rank(count)
-        pieces = [plan_update_shard(v, mesh) if shards_updates else None for v in variables] or [None] * len(gradients)
+        pieces = [plan_update_shard(v, mesh) for v in variables] or [None] * len(gradients)
         shardings = [variable_sharding(v) for v in variables] or [None] * len(gradients)
         summed, dense = dict[int, Any](), dict[int, tf.Tensor]()
         for i, gradient in enumerate(gradients):

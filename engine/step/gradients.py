@@ -194,6 +194,8 @@ class Update:
         else:  # it is one more pass over all gradients
             self.norm = tf.cond(collect_norm, gradients.norm, lambda: 0.0)
             self._has_norm = tf.cast(collect_norm, tf.float32)
+        if (probe := trainer.inventory.probe) is not None and collect_norm is not None:
+            probe.note_gradients(gradients, variables, collect_norm)
         self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
         step_context().applied.mark("Update")
         if options.clip_norm:

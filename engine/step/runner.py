@@ -51,6 +51,8 @@ class StepRunner:
         batch, has_examples = pad_empty_batch(batch)
         with self.training(step, collect_norm, has_examples, readings) as context:
             context.counts_ids |= jit
+            if (probe := self._inventory.probe) is not None:
+                probe.note_examples(batch, collect_norm)
             restore = self._state_restorer(has_examples)
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             if "loss" not in metrics:

@@ -267,14 +267,6 @@ class Strategy(Processes, abc.ABC):
         """Returns the feed of several inputs, by name, each with its own of this strategy."""
         return CombinedFeed(feeds, self.mesh.batch_share(0, self.num_replicas)[1])
 
-    def repeated(self, arrays, batch_size: int) -> Feed:
-        """Returns a feed with the same nest of arrays for each step and replica; `batch_size` examples in total."""
-        raise NotImplementedError(f"the strategy {self.name} has no feed that repeats a batch")
-
-    def repeated_batch(self, feed: Feed) -> Feed:
-        """Returns a feed that repeats one batch of another: its last, or if it keeps none, its next epoch's first."""
-        raise NotImplementedError(f"the strategy {self.name} has no feed that repeats a batch")
-
     @property
     def in_step(self) -> bool:
         """Whether all updates are applied, and all replicas have the same weights.

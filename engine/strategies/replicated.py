@@ -12,7 +12,7 @@ from ..data.blocks import Devices
 from ..data.buckets import BucketedOrder
 from ..data.external_feed import ExternalFeed
 from ..data.feed import Feed
-from ..data.feeds import ReadFeed, RepeatedFeed, ResidentFeed, StreamedFeed
+from ..data.feeds import ReadFeed, ResidentFeed, StreamedFeed
 from ..data.form import element_spec, text_fields
 from ..data.lengths import source_order
 from ..data.reader import example_bytes, in_memory
@@ -237,19 +237,6 @@ class Replicated(Strategy):
 
     def _inner_loop(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
         return InnerLoop(self.distribution, step, feed, batch_shares=self._batch_shares, **more)
-
-    def repeated(self, arrays, batch_size: int) -> RepeatedFeed:
-        return RepeatedFeed(self._devices.copy(arrays), batch_size)
-
-    def repeated_batch(self, feed: Feed) -> RepeatedFeed:
-        step = feed.order.epoch_from(self.state.step)
-        operands, start, _ = feed.peek(step) or feed.call_input(step, 1)
-
-        def batch(operands, offset):
-            return self.distribution.run(feed.batch, args=feed.next_operands(operands, offset))
-
-        values = tf.function(batch, autograph=False)(operands, tf.constant(start, tf.int64))
-        return RepeatedFeed(values, feed.order.batch_size)
 
     def _local_figures(self) -> dict:
         """Returns a step's figures of this worker alone, which are not summed across workers. Replica code."""

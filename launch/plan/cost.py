@@ -10,16 +10,17 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import tensorflow as tf
 
 from ...engine.data import form
 from ...engine.data.combined import CombinedFeed
+from ...engine.data.feeds import UntakenFeed
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals import graphs
 from ...engine.inventory import Inventory
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.state import TrainState
+from ...engine.strategies.inner_loop import InnerLoop
 from ...engine.trainer import Trainer
 from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, tensor_bytes, trips
 from .quantities import Product, flops_by_dtype
@@ -81,11 +82,12 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
         raise NotCountableError("a step takes a batch of each of several inputs")
     # Replicas along the mesh's model axis share examples.
     share = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
-    batch = tf.nest.map_structure(lambda x: np.repeat(np.asarray(x), share, axis=0), state.trainer.run_context.example)
-    try:
-        graph = strategy.program("train", strategy.repeated(batch, batch_size)).one_step(0).graph
-    except NotImplementedError as error:
-        raise NotCountableError(str(error)) from error
+    specs = tf.nest.map_structure(
+        lambda x: tf.TensorSpec([share, *x.shape[1:]], x.dtype), state.trainer.run_context.example
+    )
+    if not isinstance(strategy.training, InnerLoop):
+        raise NotCountableError(f"the strategy {strategy.name} compiles its steps in a way of its own")
+    graph = strategy.program("train", UntakenFeed(specs, batch_size)).one_step(0).graph
     hosts = strategy.num_hosts
     updates = strategy.num_replicas // hosts if strategy.updates_here else 0
     moved, resident = (updates * size for size in update_bytes(state.trainer))

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ...engine.data import form
 from ...engine.data.combined import CombinedFeed
 from ...engine.data.data import Data
-from ...engine.data.feeds import RepeatedFeed
+from ...engine.data.feeds import UntakenFeed
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
 from ...engine.mesh import collectives
@@ -167,14 +167,6 @@ class _Replicas(Replicated):
         return tf.function(lambda: self.distribution.run(sync), autograph=False).get_concrete_function().graph
 
 
-class _Batch(RepeatedFeed):
-    """A batch without values."""
-
-    @property
-    def operand_specs(self):
-        return (tf.nest.map_structure(tf.TensorSpec.from_tensor, self._values),)
-
-
 def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data | None = None) -> Rehearsal:
     """Traces a step of a run's configuration. Allocates no variable.
 
@@ -219,10 +211,8 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         state = building.build_state(config, strategy, inputs, steps)
         gradients = _record_gradients(state.trainer.reduction)
         batch = config.global_batch_size // shares
-        values = tf.nest.map_structure(
-            lambda x: tf.compat.v1.placeholder(x.dtype, [batch, *x.shape[1:]]), inputs.example
-        )
-        strategy.bind(state, _Batch(values, config.global_batch_size))
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([batch, *x.shape[1:]], x.dtype), inputs.example)
+        strategy.bind(state, UntakenFeed(specs, config.global_batch_size))
         record.messages.clear()
         graph, sync = strategy.training.one_step(0).graph, None
         if period := state.trainer.reduction.sync_every_steps:

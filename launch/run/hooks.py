@@ -140,8 +140,8 @@ def _tensorboard(run: BaseRun, row_periods: Collection[int | Period], writer: Ba
         histogram_every_steps=config.histogram_every_steps,
         more=row_periods if config.summary_every_steps else (),
         config=config.deciding(),
-        # The coordinator would pull all weights for what the probe computes.
-        probe=None if has_servers else Probe(run.strategy, run.trainer),
+        # Each step's messages would be more.
+        probe=None if has_servers else Probe(run.strategy, run.trainer, bool(config.histogram_every_steps)),
         writer=writer,
     )
 

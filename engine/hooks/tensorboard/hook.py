@@ -22,7 +22,6 @@ from . import event_values
 from .event_files import EventFiles
 from .probe import Probe
 
-_PICTURES = 9
 _HISTOGRAM_BYTES = 64 << 20  # larger tables, possibly on another host, get no histogram
 
 
@@ -45,7 +44,7 @@ class TensorBoard(Windowed):
       more: other periods at whose ends scalars are written, such as an epoch.
       histogram_every_steps: period of histograms; 0 disables them.
       config: the hyper-parameters, {name: value}.
-      probe: the source of gradients and images; None omits them.
+      probe: what steps leave of gradients and images; None omits them.
       writer: the thread that writes; None starts one.
     """
 
@@ -68,11 +67,12 @@ class TensorBoard(Windowed):
         self._files = EventFiles(directory, writer)
         self._figures: Figures | None = None
         self._restored = False
-        self._has_images = True
+        self._has_images = probe is None or not probe.has_pictures
         self._weights: Callable | None = None
 
     def begin(self, status: Status) -> None:
         self._files.open(status.step if self._restored or status.step else None)
+        self._has_images = self._has_images or self._restored
         trainer = status.state.trainer
         self._figures = Figures(trainer)
         if not self._restored:
@@ -82,7 +82,6 @@ class TensorBoard(Windowed):
             if lines := dict(enumerate(status.strategy.summary_lines())):
                 self._files.put("train", 0, lambda: event_values.table("strategy", lines))
             self._put_graph(trainer)
-            self._has_images = self._put_images(status)
 
     def rewind(self, status: Status) -> None:
         self._files.close()
@@ -98,7 +97,7 @@ class TensorBoard(Windowed):
 
     def __call__(self, status: Status) -> None:
         super().__call__(status)
-        self._has_images = self._has_images or self._put_images(status)
+        self._has_images = self._has_images or self._put_images()
         if status.evaluation is not None:
             evaluation = copy.copy(status.evaluation)
             self._files.put("eval", status.step, lambda: event_values.evaluation(evaluation))
@@ -131,23 +130,23 @@ class TensorBoard(Windowed):
         trainer = status.state.trainer
         if self._weights is None:
             variables = [v for v in Inventory(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
+            # For a sharded variable this is the first replica's shard, as the name says.
+            paths = [f"{variable_path(v)}{'/first_part' if variable_sharding(v) else ''}" for v in variables]
             self._weights = tf.function(
-                lambda: {variable_path(v): event_values.histogram(tf.convert_to_tensor(v)) for v in variables},
+                lambda: {
+                    path: event_values.histogram(tf.convert_to_tensor(v))
+                    for path, v in zip(paths, variables, strict=True)
+                },
                 autograph=False,
             )
-        by_kind = {"weights": self._weights()}
-        if self.probe is not None:
-            by_kind["gradients"] = self.probe.gradients(status.program, status.step)
-        # For a sharded variable this is the first replica's shard, as the name says.
-        sharded = {
-            variable_path(variable) for variable in Inventory(trainer).all_weights if variable_sharding(variable)
-        }
-        by_kind = {
-            f"{kind}/{path}{'/first_part' if path in sharded else ''}": histogram
-            for kind, histograms in by_kind.items()
-            for path, histogram in histograms.items()
-        }
-        self._files.put("train", status.step, lambda: event_values.histograms(by_kind))
+        weights, gradients = self._weights(), self.probe.gradients() if self.probe else {}
+
+        def values() -> list:
+            counted = {name: one for name, one in gradients.items() if np.any(one.counts)}
+            named = (("weights", weights), ("gradients", counted))
+            return event_values.histograms({f"{kind}/{path}": one for kind, by in named for path, one in by.items()})
+
+        self._files.put("train", status.step, values)
 
     def _put_graph(self, trainer) -> None:
         """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
@@ -166,14 +165,13 @@ class TensorBoard(Windowed):
             return
         self._files.put("train", 0, lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 
-    def _put_images(self, status: Status) -> bool:
-        """Writes some inputs, if they look like images. Returns False before there is a batch."""
-        if self.probe is None or not event_values.looks_like_images(self.probe.example_features):
-            return True
-        features = self.probe.features(status.program, status.step)
-        if features is not None and len(pictures := np.asarray(features[:_PICTURES])):
-            self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
-        return features is not None
+    def _put_images(self) -> bool:
+        """Writes some inputs that look like images. Returns False before a step has left some."""
+        if (features := self.probe.pictures()) is None:
+            return False
+        pictures = np.asarray(features)
+        self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
+        return True
 
 
 def _training_scalars(totals: Totals, figures_of_run: dict) -> list:

@@ -67,7 +67,6 @@ class Embedding(tf.Module):
 
     Attributes:
       reduce_dtype: the dtype in which servers send rows in training; in evaluation they are exact.
-      admits: whether lookups in training may assign rows to new ids.
 
     Raises:
       UsageError: an argument is out of range.
@@ -77,7 +76,6 @@ class Embedding(tf.Module):
     """
 
     reduce_dtype = tf.float32
-    admits = True
 
     def __init__(
         self,
@@ -261,7 +259,7 @@ class Embedding(tf.Module):
                 f"embedding {self.name}: with admit_after, a lookup has to know whether it is for training; "
                 "call it with training=training, as forward has it"
             )
-        leaves = [self._flat(x, factors, training and self.admits) for x, factors in _pairs(ids, weights)]
+        leaves = [self._flat(x, factors, training) for x, factors in _pairs(ids, weights)]
         rows = self._read(tf.concat([leaf.rows for leaf in leaves], 0))
         parts = tf.split(rows, [tf.size(leaf.rows) for leaf in leaves]) if len(leaves) > 1 else [rows]
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...data.arrays import as_tensor
 from ...data.combined import CombinedFeed
 from ...data.external_feed import ExternalFeed
 from ...data.feed import CallInput, Feed, FeedStats
-from ...data.feeds import RepeatedFeed, ResidentFeed, StreamedFeed
+from ...data.feeds import ResidentFeed, StreamedFeed
 from ...data.lengths import Padding
 from ...data.order import Order
 from ...data.reader import example_bytes, gather
@@ -135,23 +134,6 @@ class ResidentOnWorkers(LeaseFeed, ResidentFeed):
     def operand_specs(self) -> Any:
         return self._devices.specs(self._source.as_arrays()), ()
 
-    def peek(self, step: int) -> CallInput:
-        with tf.device("CPU:0"):  # for a step of the coordinator itself
-            arrays = tf.nest.map_structure(as_tensor, self._source.as_arrays())
-        return CallInput((arrays, ()), step, step + 1)
-
-
-class RepeatedOnWorkers(LeaseFeed, RepeatedFeed):
-    """The same nest of arrays for every step, on each worker."""
-
-    def __init__(self, workers: Workers, arrays, batch_size: int):
-        super().__init__(workers.put_arrays(arrays), batch_size)
-        self._specs = workers.specs(arrays)
-
-    @property
-    def operand_specs(self) -> Any:
-        return (self._specs,)
-
 
 class _LeaseExamples(LeaseFeed):
     """A batch of consecutive steps' examples, sliced per step; of one step if examples differ in length."""
@@ -185,8 +167,6 @@ class ReadByWorkersFeed(_LeaseExamples):
       padding: padding of examples of varying length; None if they have one shape.
     """
 
-    random_access = True
-
     def __init__(
         self,
         source: Source,
@@ -199,7 +179,6 @@ class ReadByWorkersFeed(_LeaseExamples):
         self._source, self._index, self._timeout_seconds, self._padding = source, index, read_timeout_seconds, padding
         self._most_steps = 1 if padding else max(1, _READ_BYTES // max(1, order.batch_size * example_bytes(source)))
         self._bytes_read, self._steps_ahead = 0, None
-        self._read_here = tf.function(self._read, autograph=False)
 
     def stats(self) -> FeedStats:
         return FeedStats(self._bytes_read, self._steps_ahead)
@@ -245,11 +224,6 @@ class ReadByWorkersFeed(_LeaseExamples):
         start = (first, end, piece, _piece_stats(began, there, size, end - first), state)
         *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
         return state, stats
-
-    def peek(self, step: int) -> CallInput:
-        with tf.device("CPU:0"):
-            first = tf.constant(step, tf.int64)
-            return CallInput((self._read_here(first, first + 1)[0], first), step, step + 1)
 
     def _read(self, first: tf.Tensor, stop: tf.Tensor):
         """Returns (the examples of steps [first, stop), all of one epoch, concatenated; bytes read)."""
@@ -312,10 +286,6 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
     def call_input(self, step: int, limit: int) -> CallInput:
         call_input = super().call_input(step, limit)
         return CallInput((*call_input.operands, tf.constant(step, tf.int64)), step, step + call_input.stop)
-
-    def peek(self, step: int) -> CallInput | None:
-        last = super().peek(step)
-        return last and CallInput((*last.operands, tf.constant(step, tf.int64)), step, step + 1)
 
     @property
     def operand_specs(self):

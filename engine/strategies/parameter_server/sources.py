@@ -1,8 +1,7 @@
 """Sources that workers read themselves: the tasks' functions for the coordinator, and its calls.
 
-Graphs call, by name, functions that the executing process has registered (`Sources.answer`); the coordinator, which
-sometimes reads a batch, registers its own. A source is identified by its description, so a task with different files
-refuses to read, also if it returns after a loss.
+Graphs call, by name, functions that the executing process has registered (`Sources.answer`). A source is identified by
+its description, so a task with different files refuses to read, also if it returns after a loss.
 """
 
 from __future__ import annotations

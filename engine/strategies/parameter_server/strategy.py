@@ -40,7 +40,6 @@ from .feed import (
     ExternalWorkersFeed,
     LeaseFeed,
     ReadByWorkersFeed,
-    RepeatedOnWorkers,
     ResidentOnWorkers,
     SentFeed,
     Workers,
@@ -114,8 +113,7 @@ class ParameterServer(Strategy):
         self._steps_per_loop = steps_per_loop
         self._next_step = 0  # the first that is not scheduled
         self._lease_seconds = 0.0  # that workers wait: for this process's reading of a stream
-        self._read_here: list[Source] = []
-        self._sources: sources.Sources | None = None  # for the coordinator's own reads
+        self._read_by_workers: list[Source] = []
         self._ending = False
         self._stream_lines: list[str] = []
 
@@ -251,9 +249,9 @@ class ParameterServer(Strategy):
                 "methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them out, or give "
                 "a tf.data.Dataset, which the coordinator reads"
             )
-        index = next((index for index, source in enumerate(self._read_here) if source is split), len(self._read_here))
-        self._read_here[index:] = self._read_here[index:] or [split]
-        self._sources = self._sources or sources.Sources(lambda: self._read_here, "the coordinator").answer()
+        known = self._read_by_workers
+        index = next((index for index, source in enumerate(known) if source is split), len(known))
+        known[index:] = known[index:] or [split]
         return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds, padding)
 
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, saved_data) -> SentFeed:
@@ -276,15 +274,6 @@ class ParameterServer(Strategy):
         first = "/job:worker/replica:0/task:0/"
         gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU") if gpu.name.startswith(first)]
         return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
-
-    def repeated(self, arrays, batch_size: int) -> RepeatedOnWorkers:
-        return RepeatedOnWorkers(Workers(self.coordinator), arrays, batch_size)
-
-    def repeated_batch(self, feed: Feed) -> RepeatedOnWorkers:
-        step = feed.order.epoch_from(self.state.step)
-        operands, first, _ = feed.peek(step) or feed.call_input(step, 1)
-        batch = feed.batch(*feed.next_operands(operands, tf.constant(first, tf.int64)))
-        return self.repeated(tf.nest.map_structure(np.asarray, batch), feed.order.batch_size)
 
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Sets the programs' state. Nothing may be in progress."""
@@ -443,12 +432,14 @@ class ParameterServer(Strategy):
             self._next_step = call_input.stop
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
-        index = next(index for index, held in enumerate(self._read_here) if held is source)
+        index = next(index for index, held in enumerate(self._read_by_workers) if held is source)
         return {*source.bad} | sources.bad_records(index, len(self.cluster.workers))
 
     def _fault_of_data(self, error: BaseException) -> CrankshaftError | None:
         """Returns the problem of the data, if it made a worker fail."""
-        return sources.failure(error) or (sources.undecodable(len(self.cluster.workers)) if self._sources else None)
+        return sources.failure(error) or (
+            sources.undecodable(len(self.cluster.workers)) if self._read_by_workers else None
+        )
 
 
 def _describe_lease(program: LeaseLoop, lease: Lease, step: int) -> str:

@@ -218,7 +218,7 @@ def _compile_last_batch(strategy, program: Program, round_steps: int, steps: int
     """
     order = program.feed.order
     before_it = order.steps_per_epoch - 1 - program.step % order.steps_per_epoch
-    if order.remainder and program.feed.random_access and before_it < 2 * steps:
+    if order.remainder and program.feed.compilable and before_it < 2 * steps:
         program.advance(before_it)
         strategy.run(program, 1).sums.read()
         _finish_open_steps(strategy, program, round_steps)

@@ -14,7 +14,6 @@ from tensorflow.python.eager import context
 from crankshaft.engine import Trainer, mean, step_context
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
-from crankshaft.engine.data.feeds import RepeatedFeed
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.strategies.base import Processes
@@ -228,13 +227,6 @@ def test_a_feed_says_how_far_a_call_can_go(recorder, kind):
         steps += reached
         gone.append(reached)
     assert gone == ([4, 1, 4, 1] if kind == "dataset" else [3, 1, 1, 3, 1, 1])
-
-
-def test_a_repeated_batch_goes_on_from_its_step():
-    """Leases with parameter servers are counted by their steps; one that began at 0 each time never ended."""
-    operands, *steps = RepeatedFeed(tf.constant([1.0]), batch_size=1).call_input(7, 3)
-    assert steps == [7, 10]
-    assert operands[0].numpy() == [1.0]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("resident", marks=pytest.mark.slow), "dataset"])

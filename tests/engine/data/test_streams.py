@@ -300,15 +300,6 @@ def test_what_was_counted_is_not_counted_again(tmp_path):
     assert len(watched.shown) == 1
 
 
-def test_a_look_at_a_stream_leaves_its_position_alone(bench):
-    looked, left = (bench(Recorder(), dataset(EXAMPLES), BATCH, seed=3) for _ in range(2))
-    looked.train(8)
-    looked.strategy.repeated_batch(looked.strategy.training.feed)
-    for made in (looked, left):
-        made.train(20)
-    assert seen(looked) == seen(left)
-
-
 def write_records(folder, examples, files):
     paths = []
     for number in range(files):

@@ -1,4 +1,4 @@
-"""A look at what a step computes: it changes nothing, and shows what training does."""
+"""What a step leaves of itself for TensorBoard: it changes nothing, and shows what training does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_gradient_histograms_are_those_of_the_next_step_over_all_replicas(made, tmp_path, replicas):
+def test_gradient_histograms_are_those_of_the_step_over_all_replicas(made, tmp_path, replicas):
     bench = made(Mlp(hidden_units=(8,)), replicas)
-    found = probe_of(bench).gradients(bench.strategy.training, 0)
+    found = gradients_of_step(bench, 0)
     model = bench.trainer.model
     one = made(Mlp(hidden_units=(8,)))
     feed = one.strategy.training.feed
@@ -35,15 +35,23 @@ def test_gradient_histograms_are_those_of_the_next_step_over_all_replicas(made, 
         assert float(histogram.high) == pytest.approx(float(tf.reduce_max(gradient)), rel=1e-4, abs=1e-7)
 
 
+def gradients_of_step(bench, step):
+    """The histograms that a step has left, by path."""
+    probe = probe_of(bench)
+    while bench.state.step <= step:
+        bench.run(1)
+    return probe.gradients()
+
+
 def ranges(histograms):
     return np.array([(float(h.low), float(h.high)) for h in histograms.values()])
 
 
-def test_probe_takes_a_replica_without_examples_as_training_does(bench):
+def test_a_replica_without_examples_counts_in_no_gradient(bench):
     """17 images by 16: the second step's one example is on one of two replicas. Kernels do not bear no examples."""
     source = tuple(array[:17] for array in data())
     runs = [bench(Cnn(), source, 16, replicas, num_classes=3, shuffle=False) for replicas in (1, 2)]
-    found = [ranges(probe_of(each).gradients(each.strategy.training, 1)) for each in runs]
+    found = [ranges(gradients_of_step(each, 1)) for each in runs]
     assert np.isfinite(found[1]).all()
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)  # one example's: rounding of kernels alone
 
@@ -80,14 +88,14 @@ def test_images_and_histograms_of_a_dataset_read_nothing_of_it(bench, tmp_path, 
     assert tensor(folder / "train", "gradients/" + made.trainer.trainable_variables[0].path, 2).shape == (30, 3)
 
 
-def test_probe_takes_micro_batches_as_training_does(bench):
+def test_histograms_are_of_whole_batches_not_of_micro_batches(bench):
     """Batch normalisation makes them tell: its mean is that of a micro-batch."""
     learning_rate = 0.5
     options = {"num_classes": 3, "accumulate_steps": 4, "optimizer": "sgd", "learning_rate": learning_rate}
     made = bench(Cnn(batch_norm=True), data(), 16, **options)
     variables = made.trainer.model.trainable_variables
-    found, before = probe_of(made).gradients(made.strategy.training, 0), [v.numpy() for v in variables]
-    made.train(1)
+    before = [v.numpy() for v in variables]
+    found = gradients_of_step(made, 0)
     gradients = [(then - v.numpy()) / learning_rate for then, v in zip(before, variables, strict=True)]
     wanted = [(g.min(), g.max()) for g in gradients]
     np.testing.assert_allclose(ranges(found), wanted, rtol=1e-3, atol=1e-6)  # differences of float32 weights
@@ -95,7 +103,7 @@ def test_probe_takes_micro_batches_as_training_does(bench):
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
-    """Dropout samples and batch normalisation moves in the probe too: both are put back on each replica."""
+    """Dropout samples, and batch normalisation moves."""
 
     def trainer():
         return Cnn(batch_norm=True)
@@ -107,7 +115,7 @@ def test_looking_at_a_run_changes_no_bit_of_it(made, tmp_path, replicas):
 
 
 def test_weight_histograms_count_every_weight(made, tmp_path):
-    bench = made()
+    bench = made(Mlp(hidden_units=(8,)))
     bench.loop([TensorBoard(tmp_path, 0, histogram_every_steps=3, probe=probe_of(bench))], 5)
     for variable in bench.trainer.model.trainable_variables:
         for kind in ("weights", "gradients"):

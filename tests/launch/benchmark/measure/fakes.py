@@ -23,7 +23,7 @@ class Awaited:
 
 class Feed(NamedTuple):
     order: Order
-    random_access: bool = True
+    compilable: bool = True
 
 
 class FakeProgram:

@@ -212,8 +212,8 @@ def test_rate_is_that_of_a_trial_where_calls_of_the_warm_up_compile():
     assert found["wall_seconds"] == 30.0
 
 
-@pytest.mark.parametrize("random_access", [True, False])
-def test_smaller_last_batch_is_compiled_before_the_first_round(random_access):
+@pytest.mark.parametrize("compilable", [True, False])
+def test_smaller_last_batch_is_compiled_before_the_first_round(compilable):
     # 76 examples in batches of 8: an epoch's tenth batch has 4. The three calls of the warm-up leave it ahead.
     program = FakeProgram()
     began = []
@@ -224,7 +224,7 @@ def test_smaller_last_batch_is_compiled_before_the_first_round(random_access):
             return super().run(program, limit)
 
     strategy = Recording(program, [1], lambda steps: time.sleep(1e-5), examples=76)
-    program.feed = program.feed._replace(random_access=random_access)
+    program.feed = program.feed._replace(compilable=compilable)
     rounds.run(strategy, program, Length(6), {})
-    assert began == [0, 1, 2, *([9] if random_access else []), *range(program.step - 6, program.step)]
-    assert program.step == (16 if random_access else 9)
+    assert began == [0, 1, 2, *([9] if compilable else []), *range(program.step - 6, program.step)]
+    assert program.step == (16 if compilable else 9)
