@@ -46,7 +46,7 @@ def worker(folder: str, mebibytes: int) -> None:
     task = WorkerTask(cluster.index, *zip(*cluster.addresses, strict=True))
     distribution = connect(task)
     strategy = MultiWorker(distribution, task, mesh=Mesh(distribution, distribution.num_replicas_in_sync))
-    strategy.exchange(0)
+    strategy.exchange()
     layers = max(1, round((mebibytes / 4 * 2**20 - VOCABULARY * WIDTH) / (12 * WIDTH**2)))
     figures = {"process": task.worker, "tensorflow": memory_mib("VmRSS")}
 
@@ -70,13 +70,13 @@ def worker(folder: str, mebibytes: int) -> None:
     began = time.monotonic()
     checkpoints = Checkpoints(folder, state.checkpoint, keep=1, about={}, writer=WritingProcess(task.worker, "memory"))
     checkpoints.save(0, {}, wait=True)
-    strategy.exchange(0)
+    strategy.exchange()
     figures["save_seconds"] = time.monotonic() - began
     most("saved")
     checkpoints.restore()
     most("restored")
     print(json.dumps({name: round(float(value), 1) for name, value in figures.items()}), flush=True)
-    strategy.exchange(0)
+    strategy.exchange()
 
 
 def main() -> None:

@@ -137,7 +137,7 @@ def measure_hooks(made: BaseRun, steps: int, pieces: int, alone: bool) -> dict[s
         ]
         title, checkpoints = "record and asking" if alone else "all hooks", made.checkpoints
         ways: dict[str, Callable[[Status], None]] = {title: lambda status: None}
-        snapshots = Snapshots(checkpoints, Slots(), made.strategy.exchange_json)
+        snapshots = Snapshots(checkpoints, Slots(), made.strategy.exchange)
         stack.callback(snapshots.close)
         if not alone:
             ways[f"{title}, a checkpoint"] = lambda status: saving.save(checkpoints, status, used)
@@ -161,7 +161,7 @@ def print_snapshots(name: str, rounds: int, folder: str, more: Sequence[str]) ->
         made = bare.make(os.path.join(folder, name), *flags, *more)
         composed = hooks.make_hooks(made, [], time.monotonic(), Pauses())
         used = [each for each in composed if not isinstance(each, Recorder)]  # which prepares only what it has to write
-        snapshots = Snapshots(made.checkpoints, Slots(), made.strategy.exchange_json)
+        snapshots = Snapshots(made.checkpoints, Slots(), made.strategy.exchange)
         for each in (snapshots, *used):
             stack.callback(each.close)
         counted: list[float] = []

@@ -379,7 +379,7 @@ def measured(made, part: str) -> dict[str, Any]:
             figures["shares"] = shares(figures)
         if part in ("all", "checkpoint"):
             with tempfile.TemporaryDirectory(prefix="crankshaft-checkpoint-") as folder:
-                folder = strategy.exchange_text(folder)[0]
+                folder = strategy.exchange(folder)[0]
                 figures["checkpoint"] = checkpoint(strategy, state, step(strategy, state, feed, jit), folder)
     return figures
 

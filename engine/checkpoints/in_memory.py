@@ -32,15 +32,15 @@ class Snapshots:
     """The snapshots of a run, in this process's memory.
 
     Args:
-      exchange_json: the exchange among all processes that train this state (`Processes.exchange_json`).
+      exchange: the exchange among all processes that train this state (`Processes.exchange`).
 
     Attributes:
       copy_seconds: the seconds of CPU time that the newest snapshot took of a thread of its own.
       is_off: whether there is too little memory.
     """
 
-    def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange_json: Callable[[Any], list]):
-        self._checkpoints, self._slots, self._exchange_json = checkpoints, slots, exchange_json
+    def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange: Callable[[Any], list]):
+        self._checkpoints, self._slots, self._exchange = checkpoints, slots, exchange
         self._copying: Future | None = None
         self._using = threading.Lock()  # the slots: none is written while one is read
         self._read_here = CompiledOf(slices.read_on_host)
@@ -98,7 +98,7 @@ class Snapshots:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
         stored = {snapshot.step: snapshot for snapshot in self._snapshots_of_run() if snapshot.step > after}
-        rows = self._exchange_json({str(step): snapshot.part for step, snapshot in stored.items()})
+        rows = self._exchange({str(step): snapshot.part for step, snapshot in stored.items()})
         found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
             return None
@@ -107,7 +107,7 @@ class Snapshots:
         mine = stored[step] if process in (first, *more) else None
         record: Any = mine.record if mine else {}
         if 1 + len(more) < len(rows):  # a process that has lost its own needs the record too
-            record = self._exchange_json(record if process == first else None)[first]
+            record = self._exchange(record if process == first else None)[first]
         entries = snapshot_entries(mine, all_of_them=process == first) if mine else []
         others = frozenset(
             {first, *(process for process in more if rows[process][str(step)][1] in record["parts"])} - {0}
@@ -119,7 +119,7 @@ class Snapshots:
             is_written = False
             logging.warning("the snapshot of step %d is lost: %s", step, error)
         # All processes use process 0's decision.
-        return step if self._exchange_json(is_written)[0] else None
+        return step if self._exchange(is_written)[0] else None
 
     def write_alone(self) -> int | None:
         """Writes this process's newest snapshot as a checkpoint, in a thread beside the run; see `write_newest`.

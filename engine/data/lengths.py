@@ -173,7 +173,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     """
     path = _path(source)
     stored = _stored(path, len(source))
-    if all(processes.exchange(int(stored is not None))):
+    if all(processes.exchange(stored is not None)):
         return stored
     first, stop = even_range(len(source), processes.host, processes.num_hosts)
     at_once = max(source.chunk_examples, _READ_AT_ONCE // source.chunk_examples * source.chunk_examples)

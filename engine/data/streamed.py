@@ -336,7 +336,7 @@ def divide(
         )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and saved_counts.get("by") != "example")):
         part = stream.shard_files(workers, processes.host)
-        if all(processes.exchange(int(part is not None))):
+        if all(processes.exchange(part is not None)):
             if saved_counts.get("by") == "file" and len(saved_counts["counts"]) == workers:
                 return StreamPart(part, tuple(saved_counts["counts"]), processes.host)
             return StreamPart(part, tuple(processes.exchange(count(part, watch))), processes.host)

@@ -93,7 +93,7 @@ def check_weights(trainer, title: str, processes=None) -> None:
       processes: all that make this call (`engine.strategies.base.Processes`), and raise together; None is this one.
     """
     path = _nonfinite_weight(trainer)
-    _check_paths(trainer, title, processes.exchange_json(path) if processes else [path])
+    _check_paths(trainer, title, processes.exchange(path) if processes else [path])
 
 
 def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = None) -> str:
@@ -205,7 +205,7 @@ class NanGuard(Hook):
 
     def end(self, status: Status) -> None:
         if (path := self.before_save(status)) is not None:
-            self.check_together(status, status.strategy.exchange_json(path))
+            self.check_together(status, status.strategy.exchange(path))
 
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.run_context.options

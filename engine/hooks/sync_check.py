@@ -48,7 +48,7 @@ class SyncCheck(Periodic):
         self._hashes: CompiledOf
 
     def begin(self, status: Status) -> None:
-        if status.strategy.num_hosts > 1 and any(status.strategy.exchange(int(self._runs_users))):
+        if status.strategy.num_hosts > 1 and any(status.strategy.exchange(self._runs_users)):
             self.more = self._user_periods
         positions = {id(variable) for variable in status.state.input.variables}
         self._variables = [
@@ -66,7 +66,7 @@ class SyncCheck(Periodic):
 
     def act(self, status: Status) -> None:
         self._is_first = False
-        self.check_together(status, status.strategy.exchange_json(self.before_save(status)))
+        self.check_together(status, status.strategy.exchange(self.before_save(status)))
 
     def before_save(self, status: Status) -> str:
         return self._hashes(self._variables).numpy().tobytes().hex()

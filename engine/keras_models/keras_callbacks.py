@@ -198,7 +198,7 @@ class KerasCallbacks(Windowed):
             candidate for candidate in self._callbacks if status.strategy.is_chief or not _is_on_chief(candidate)
         ]
         # All processes stop at the same steps.
-        rows = status.strategy.exchange_json([self._at_batches, self._at_test_batches])
+        rows = status.strategy.exchange([self._at_batches, self._at_test_batches])
         at_batches, at_test_batches = zip(*rows, strict=True)
         self._at_batches, self._at_test_batches = [*dict.fromkeys(itertools.chain(*at_batches))], any(at_test_batches)
         params = self._params(status)
@@ -360,7 +360,7 @@ class KerasCallbacks(Windowed):
     def end(self, status: Status) -> None:
         self._call("on_train_end", self._logs)
         if status.strategy.num_hosts > 1:  # the chief's history includes its callbacks' additions to logs
-            states = status.strategy.exchange_json([*map(_callback_state, self._callbacks)])[0]
+            states = status.strategy.exchange([*map(_callback_state, self._callbacks)])[0]
             for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
                 if state is not None and (callback is self.history or callback not in self._called):
                     _set_state(callback, state)

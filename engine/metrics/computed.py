@@ -50,7 +50,7 @@ def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Co
     if strategy.num_hosts == 1:
         return computed
     line = failure and f"{type(failure).__name__}: {reason(failure)}"
-    chief = strategy.exchange_json([line, computed.metrics])[0]
+    chief = strategy.exchange([line, computed.metrics])[0]
     if failure:
         raise failure
     if chief[0]:

@@ -70,21 +70,13 @@ class Processes:
         """Whether this training process writes files and reports."""
         return self.host == 0
 
-    def exchange(self, value: int) -> list[int]:
-        """Returns every process's value, in order; every training process must call it."""
-        return [value]
-
-    def exchange_text(self, text: str) -> list[str]:
-        """Exchanges texts, like `exchange`."""
-        return [text]
-
-    def exchange_json(self, value: Any) -> list:
-        """Exchanges plain JSON and NumPy scalars, like `exchange`."""
+    def exchange(self, value: Any = None) -> list:
+        """Returns every process's value, plain JSON or NumPy scalars, in order; every training process must call it."""
         return [value]
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
         """Returns the records of a source that any process has skipped; every training process must call it."""
-        return {record for records in self.exchange_json([*source.bad]) for record in records}
+        return {record for records in self.exchange([*source.bad]) for record in records}
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         """Exchanges bytes, like `exchange`; also megabytes."""

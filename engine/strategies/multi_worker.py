@@ -16,7 +16,6 @@ from ..data.arrays import is_on_gpus
 from ..errors import LostPeerError, UsageError
 from ..health.watchdog import Arrivals, Watchdog
 from ..internals.tensorflow import broadcast_from_first_worker, own_initial_values, receive_in_chunks
-from ..mesh import collectives
 from ..mesh.mesh import Mesh
 from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
@@ -28,10 +27,7 @@ from .replicated import Replicated
 from .workers import LOCAL, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
-_SHORT_BYTES = 4096  # a process's, exchanged in one round, if all processes' together have at most
-_SHORT_BYTES_TOTAL = 1 << 20
-_PIECE_BYTES = 1 << 20  # sizes of what is longer are powers of two, or multiples of this: each is compiled
-_WORD = 8  # bytes of the numbers that are summed
+_WORD = 8  # bytes of the numbers that are exchanged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,42 +124,32 @@ class MultiWorker(Replicated):
                         copy.assign(value)
         return state
 
-    def exchange(self, value: int) -> list[int]:
-        rows = self.exchange_bytes(value.to_bytes(_WORD, "little", signed=True))
-        return [int.from_bytes(row, "little", signed=True) for row in rows]
-
-    def exchange_text(self, text: str) -> list[str]:
-        return [row.decode() for row in self.exchange_bytes(text.encode())]
-
-    def exchange_json(self, value: Any) -> list:
+    def exchange(self, value: Any = None) -> list:
         text = json.dumps(value, default=lambda scalar: scalar.item())
-        return [json.loads(row) for row in self.exchange_text(text)]
+        return [json.loads(row) for row in self.exchange_bytes(text.encode())]
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
-        short = max(_WORD, min(_SHORT_BYTES, _SHORT_BYTES_TOTAL // self.num_hosts) // _WORD * _WORD)
-        rows = self._exchange_padded(len(value).to_bytes(_WORD, "little") + value[:short], _WORD + short)
-        lengths = [int.from_bytes(row[:_WORD], "little") for row in rows]
-        if (longest := max(lengths)) <= short:
-            return [row[_WORD:][:length] for row, length in zip(rows, lengths, strict=True)]
-        size = min(1 << (longest - 1).bit_length(), -(-longest // _PIECE_BYTES) * _PIECE_BYTES)
-        return [row[:length] for row, length in zip(self._exchange_padded(value, size), lengths, strict=True)]
-
-    def _exchange_padded(self, value: bytes, size: int) -> list[bytes]:
-        """Exchanges bytes between workers in one round, padded to `size`: a multiple of `_WORD`, the same in all."""
         if self._exchange is None:
 
-            def share(values):
+            def share(words):
                 context = tf.distribute.get_replica_context()
-                first = tf.equal(context.replica_id_in_sync_group % (self.num_replicas // self.num_hosts), 0)
-                return collectives.all_reduce(context, tf.where(first, values, 0))
+                is_first = tf.equal(context.replica_id_in_sync_group % (self.num_replicas // self.num_hosts), 0)
+                return context.all_gather(words[: tf.where(is_first, tf.size(words), 0)], axis=0)
 
-            self._exchange = tf.function(lambda values: self.distribution.run(share, args=(values,)), autograph=False)
-        mine = np.zeros([self.num_hosts, size // _WORD], np.int64)
-        mine[self.host] = np.frombuffer(value.ljust(size, b"\0"), np.int64)
-        mine = tf.constant(mine)
-        exchange = self._exchange.get_concrete_function(mine)  # calling it would warn of each new size
-        rows = self.distribution.experimental_local_results(exchange(mine))[0].numpy()
-        return [row.tobytes() for row in rows]
+            @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+            def exchange(words):
+                return self.distribution.run(share, args=(words,))
+
+            self._exchange = exchange
+        sized = len(value).to_bytes(_WORD, "little") + value
+        words = tf.constant(np.frombuffer(sized.ljust(-(-len(sized) // _WORD) * _WORD, b"\0"), np.int64))
+        joined = self.distribution.experimental_local_results(self._exchange(words))[0].numpy().tobytes()
+        rows = list[bytes]()
+        while joined:
+            stop = _WORD + int.from_bytes(joined[:_WORD], "little")
+            rows.append(joined[_WORD:stop])
+            joined = joined[-(-stop // _WORD) * _WORD :]
+        return rows
 
     def silent(self, seconds: float) -> list[str]:
         return [self.host_names[worker] for worker in self._watchdog.silent(seconds)]
@@ -181,7 +167,7 @@ class MultiWorker(Replicated):
     def agree_to_stop(self, stop: Stop | str | None, together: bool = False) -> Stop | None:
         self._own_stop = self._own_stop or super().agree_to_stop(stop)
         if self._stop is None and (together or self._stop_requested):
-            stops = [Stop(*values) if values else None for values in self.exchange_json(self._own_stop)]
+            stops = [Stop(*values) if values else None for values in self.exchange(self._own_stop)]
             if first := next(filter(None, stops), None):
                 is_agreed = len(set(stops)) == 1
                 self._stop = first._replace(worker="" if is_agreed else self.host_names[stops.index(first)])

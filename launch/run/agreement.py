@@ -61,11 +61,11 @@ def check_run_dir(run_dir: str, strategy) -> None:
     if strategy.num_hosts == 1:
         return
     name = f".seen-by-all.{secrets.token_hex(8)}.tmp"
-    path = os.path.join(run_dir, strategy.exchange_text(name)[0])
+    path = os.path.join(run_dir, strategy.exchange(name)[0])
     if strategy.is_chief:
         files.make_file(path)
-    strategy.exchange(0)  # it is there
-    is_seen = strategy.exchange(int(appears(path)))
+    strategy.exchange()  # it is there
+    is_seen = strategy.exchange(appears(path))
     blind = [worker for worker, sees in zip(strategy.host_names, is_seen, strict=True) if not sees]
     if strategy.is_chief:
         os.remove(path)
@@ -99,14 +99,14 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
     members = {name: split.members if isinstance(split, Combined) else {"": split} for name, split in splits.items()}
     splits = {f"{name} {key}".rstrip(): split for name, parts in members.items() for key, split in parts.items()}
     samples = {name: {} if is_part(split, policy) else fingerprints.sample(split) for name, split in splits.items()}
-    all_samples = [json.loads(text) for text in strategy.exchange_text(json.dumps(samples))]
+    all_samples = strategy.exchange(samples)
     chief = strategy.host_names[0]
     for name in splits:
         by_host = dict(zip(strategy.host_names, (samples[name] for samples in all_samples), strict=True))
         if not (others := [host for host, sample in by_host.items() if fingerprints.differs(by_host[chief], sample)]):
             continue
         with contextlib.suppress(tf.errors.OpError):  # as in `_check`
-            strategy.exchange(0)
+            strategy.exchange()
         lengths = [sample.get("length", -1) for sample in by_host.values()]
         counts = f" ({', '.join(map(str, lengths))} examples)" if len({*lengths}) > 1 and min(lengths) >= 0 else ""
         raise UsageError(
@@ -144,7 +144,7 @@ def compare_calls(call: str, strategy) -> str | None:
 
     Returns the signal that ends one of them, by the name in its `call`; None without one.
     """
-    calls = strategy.exchange_text(call)
+    calls = strategy.exchange(call)
     if signals := [call for call in calls if call in EXIT_CODES]:
         return signals[0]
     if len(set(calls)) > 1:
@@ -156,13 +156,13 @@ def compare_calls(call: str, strategy) -> str | None:
 def _check(settings: Mapping[str, Any], strategy) -> None:
     if lines := _differences(settings, strategy):
         with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
-            strategy.exchange(0)
+            strategy.exchange()
         raise UsageError(f"workers have different settings: {'; '.join(lines)}; give all the same")
 
 
 def _differences(settings: Mapping[str, Any], strategy) -> list[str]:
     """Describes each value that differs, and the workers that have it."""
-    answers = [json.loads(text) for text in strategy.exchange_text(json.dumps(settings, sort_keys=True, default=str))]
+    answers = [json.loads(text) for text in strategy.exchange(json.dumps(settings, sort_keys=True, default=str))]
     lines = []
     for name in sorted(set().union(*answers)):
         workers: dict[str, list[str]] = {}

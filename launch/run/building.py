@@ -295,7 +295,7 @@ def build_checkpoints(
     about = {
         **config.as_json(),
         "strategy": strategy.describe(),
-        "data": strategy.exchange_json(run_inputs.contents)[0],  # all decide alike, though CPUs may round otherwise
+        "data": strategy.exchange(run_inputs.contents)[0],  # all decide alike, though CPUs may round otherwise
     }
     about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
     if parts := {split: feed.part.metadata() for split, feed in run_inputs.feeds.items() if feed.part}:
@@ -304,7 +304,7 @@ def build_checkpoints(
         about["updates_before"] = run_inputs.updates_before
     if run_inputs.order and run_inputs.order.origin.step:
         about["origin"] = dataclasses.asdict(run_inputs.order.origin)
-    attempt = strategy.exchange_text(uuid.uuid4().hex)[0]
+    attempt = strategy.exchange(uuid.uuid4().hex)[0]
     writer = WritingProcess(strategy.host, attempt, _step_timeout_seconds(config))
     folder = RunDir(config.run_dir)
     options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}

@@ -42,7 +42,7 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
     Variables that certainly take less than half are created at once. Otherwise the build stops before it has taken a
     sixth, is repeated in a graph, which allocates nothing, to sum up the bytes, and only then creates the variables.
     """
-    free = FreeBytes(*map(min, zip(*strategy.exchange_json(_measure(config, strategy)), strict=True)))
+    free = FreeBytes(*map(min, zip(*strategy.exchange(_measure(config, strategy)), strict=True)))
     copies = _copies(config, strategy)
     most = min(free.memory / copies, free.disk) / (2 * (1 + _SNAPSHOTS))
 

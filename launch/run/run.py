@@ -348,7 +348,7 @@ class Run(BaseRun):
                     with self._hand_over_after(), signals:
                         yield split
             except Interrupted as request:  # in all processes
-                ended_by = next(filter(None, self.strategy.exchange_text(request.args[0] or "")))
+                ended_by = next(filter(None, self.strategy.exchange(request.args[0] or "")))
                 self._has_agreed_to_end = True
                 self._standby.note(ended_by)
                 raise UsageError(f"{call}: the run ends, since a process got {ended_by}") from None

@@ -50,7 +50,7 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
         # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
         slots = task_memory.inherited({} if config.remote else os.environ)
-        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange_json)
+        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
 
     def write_snapshot() -> str | None:

@@ -206,7 +206,7 @@ def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock
         # more than requested if steps were already in progress
         steps_per_sec = (program.step - first) / max(clock() - before, 1e-9)
         agree = expected / _GROWS <= steps_per_sec <= expected * _GROWS
-        if strategy.exchange(int(agree))[0]:
+        if strategy.exchange(agree)[0]:
             break
     return steps_per_sec
 

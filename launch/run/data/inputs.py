@@ -233,7 +233,7 @@ def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[
     counts = counts if isinstance(counts, dict) else {}
     if newest and config.trains and (position := _position(config, newest, train)):
         counts = {**counts, "train": {**counts.get("train", {}), "resumed": position}}
-    agreed_counts = strategy.exchange_json(counts)[0]
+    agreed_counts = strategy.exchange(counts)[0]
     if position := agreed_counts.get("train", {}).get("resumed"):
         position["origin"] = Origin(**position["origin"])
         bucket_by = position.pop("bucket_by")

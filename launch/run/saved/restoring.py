@@ -131,7 +131,7 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
         manifest = newest(run, checkpoints)
     else:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == which)), None)
-    if not all(run.strategy.exchange(int(manifest is not None))):
+    if not all(run.strategy.exchange(manifest is not None)):
         raise missing(f"restore({which!r}): {run.config.configured_run_dir}", run.checkpoints, which)
     return manifest
 
@@ -200,7 +200,7 @@ def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Man
     except (CheckpointError, tf.errors.OpError) as error:
         failure = error
     # Workers that evaluate together all restore it, or none.
-    if any(run.strategy.exchange(int(failure is not None and manifest.problem() is not None))):
+    if any(run.strategy.exchange(failure is not None and manifest.problem() is not None)):
         logging.warning("%s was removed before it could be read", manifest.name)
         return None
     if failure is not None:

@@ -33,15 +33,12 @@ class Worker:
     def is_chief(self) -> bool:
         return self.host == 0
 
-    def exchange_text(self, text: str) -> list[str]:
-        self.said[self.host] = text
+    def exchange(self, value=None) -> list:
+        self.said[self.host] = json.dumps(value)
         self.barrier.wait(PATIENCE)
-        found = list(self.said)
+        found = [json.loads(each) for each in self.said]
         self.barrier.wait(PATIENCE)
         return found
-
-    def exchange(self, value: int) -> list[int]:
-        return [json.loads(each) for each in self.exchange_text(json.dumps(value))]
 
 
 def split(examples: int, turned: bool = False, ids=None) -> dict[str, int]:
