@@ -38,14 +38,16 @@ def worker(folder: str, mebibytes: int) -> None:
     from crankshaft.engine.mesh.mesh import Mesh
     from crankshaft.engine.state import TrainState
     from crankshaft.engine.step.options import RunContext, StepOptions
-    from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask, connect
+    from crankshaft.engine.strategies import StrategyOptions, WorkerTask
+    from crankshaft.engine.strategies.multi_worker import MultiWorker, connect
     from crankshaft.launch.cluster import tf_config
     from crankshaft.models.transformer_lm import Model
 
     cluster = tf_config.from_environment(os.environ)
     task = WorkerTask(cluster.index, *zip(*cluster.addresses, strict=True))
     distribution = connect(task)
-    strategy = MultiWorker(distribution, task, mesh=Mesh(distribution, distribution.num_replicas_in_sync))
+    mesh = Mesh(distribution, distribution.num_replicas_in_sync)
+    strategy = MultiWorker(distribution, StrategyOptions(task=task), mesh)
     strategy.exchange()
     layers = max(1, round((mebibytes / 4 * 2**20 - VOCABULARY * WIDTH) / (12 * WIDTH**2)))
     figures = {"process": task.worker, "tensorflow": memory_mib("VmRSS")}

@@ -147,7 +147,8 @@ def resume(folder: str, turns: int) -> None:
     import tensorflow as tf
 
     from crankshaft import Source, Spec
-    from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+    from crankshaft.engine.strategies import FeedOptions, StrategyOptions
+    from crankshaft.engine.strategies.replicated import Replicated
     from crankshaft.input.records import record_index
 
     shard = os.path.join(folder, "long.tfrecord")
@@ -177,7 +178,8 @@ def resume(folder: str, turns: int) -> None:
         seconds = []
         for _ in range(turns):
             began = time.perf_counter()
-            strategy = Replicated("resume", tf.distribute.OneDeviceStrategy("CPU:0"), FeedOptions(resident_bytes=0))
+            options = StrategyOptions(feed_options=FeedOptions(resident_bytes=0))
+            strategy = Replicated("resume", tf.distribute.OneDeviceStrategy("CPU:0"), options)
             strategy.feed(Long(), BATCH, 1).call_input(step, 1)
             seconds.append(time.perf_counter() - began)
         print(f"first batch at example {step * BATCH:,} of {LONG:,}: {np.median(seconds):.2f} s", flush=True)

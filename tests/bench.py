@@ -24,8 +24,9 @@ from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
+from crankshaft.engine.strategies import FeedOptions, StrategyOptions
 from crankshaft.engine.strategies.base import LoopResult
-from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine.strategies.replicated import Replicated
 from tests.arrays import assert_same
 from tests.logical_cpus import make_four
 
@@ -203,7 +204,8 @@ def bench(distribution):
         options, source = StepOptions(**options), split_of(source)
         eval_source = None if eval_source is None else split_of(eval_source)
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
-        strategy = Replicated("test", on, feed, steps_per_loop=block_steps, mesh=Mesh(on, model, shard_optimizer))
+        made = StrategyOptions(feed_options=feed or FeedOptions(), steps_per_loop=block_steps)
+        strategy = Replicated("test", on, made, Mesh(on, model, shard_optimizer))
         with strategy.scope():
             context = RunContext(options, num_classes, vocabulary, example=form.example(source))
             state = TrainState(prepare(trainer, context, reduction))

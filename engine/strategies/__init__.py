@@ -3,7 +3,7 @@
 Only the compiled steps run elsewhere: on the replicas, or with parameter servers on workers.
 """
 
-from .feed_options import FeedOptions
-from .registry import StrategyOptions, register
+from .options import FeedOptions, ServerOptions, StrategyOptions, WorkerTask
+from .registry import register
 
-__all__ = ["FeedOptions", "StrategyOptions", "register"]
+__all__ = ["FeedOptions", "ServerOptions", "StrategyOptions", "WorkerTask", "register"]

@@ -17,9 +17,9 @@ from ..mesh.mesh import Mesh
 from . import registry
 from .base import Strategy
 from .multi_worker import MultiWorker, connect
+from .options import StrategyOptions
 from .parameter_server import strategy as parameter_server
 from .parameter_server.strategy import ParameterServer
-from .registry import StrategyOptions
 from .replicated import Replicated
 
 _CONNECT_SECONDS = 5
@@ -40,11 +40,8 @@ def create(name: str, **settings: Any) -> Strategy:
     )
     if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
         gpus.make_deterministic()
-    feed_options, steps_per_loop = options.feed_options, options.steps_per_loop
-    timeout_seconds, end_process = options.step_timeout_seconds, options.end_process
     if name == "parameter_server":
-        servers = parameter_server.connect(options.servers.cluster)
-        return ParameterServer(servers, options.servers, feed_options, steps_per_loop, timeout_seconds, end_process)
+        return ParameterServer(parameter_server.connect(options.servers.cluster), options)
     if name not in registry.BUILT_IN:
         strategy = registry.registered()[name](options)
         if not isinstance(strategy, Strategy):
@@ -67,8 +64,8 @@ def create(name: str, **settings: Any) -> Strategy:
     model = model_axis(options.mesh, distribution.num_replicas_in_sync)
     mesh = Mesh(distribution, model, options.shard_optimizer)
     if name == "multi_worker":
-        return MultiWorker(distribution, options.task, feed_options, steps_per_loop, timeout_seconds, end_process, mesh)
-    return Replicated(name, distribution, feed_options, steps_per_loop, micro_batches, mesh)
+        return MultiWorker(distribution, options, mesh)
+    return Replicated(name, distribution, options, mesh, micro_batches)
 
 
 def model_axis(sizes: Mapping[str, int], replicas: int) -> int:

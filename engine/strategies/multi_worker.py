@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import zlib
 from collections.abc import Callable
@@ -21,29 +20,13 @@ from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
 from .base import Stop
-from .feed_options import FeedOptions
 from .inner_loop import InnerLoop, LoopResult
+from .options import StrategyOptions, WorkerTask
 from .replicated import Replicated
 from .workers import LOCAL, WorkersLoop
 
 _WIRE_CHUNK = 1 << 16  # bytes
 _WORD = 8  # bytes of the numbers that are exchanged
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerTask:
-    """This process's index among the workers: `worker`, from 0 (the chief) on.
-
-    `names`, for messages, and `addresses`, host:port, are in the workers' order. The job's `secret` authenticates the
-    workers to each other; without one they trust their network. `bind` is the address of this host at which the
-    watchdog listens; empty: this worker's in `addresses`.
-    """
-
-    worker: int
-    names: tuple[str, ...]
-    addresses: tuple[str, ...]
-    secret: bytes = dataclasses.field(default=b"", repr=False)
-    bind: str = ""
 
 
 class MultiWorker(Replicated):
@@ -53,21 +36,17 @@ class MultiWorker(Replicated):
     signal, the duration of a call) is exchanged in the rows that end each call, and all act on it one call later.
 
     Args:
-      step_timeout_seconds: time without progress until this process names the stuck one and ends; 0 waits for ever.
-      end_process: see `StrategyOptions`.
+      options: has this process's `task`.
     """
 
     def __init__(
         self,
         distribution: tf.distribute.MultiWorkerMirroredStrategy,
-        task: WorkerTask,
-        feed_options: FeedOptions | None = None,
-        steps_per_loop: int = 0,
-        step_timeout_seconds: float = 0.0,
-        end_process: Callable[[str], None] | None = None,
+        options: StrategyOptions,
         mesh: Mesh | None = None,
     ):
-        super().__init__("multi_worker", distribution, feed_options, steps_per_loop, mesh=mesh)
+        super().__init__("multi_worker", distribution, options, mesh)
+        task = options.task
         self.host, self.host_names = task.worker, task.names
         self._stop: Stop | None = None  # that all have agreed on
         self._own_stop: Stop | None = None  # why this worker wants to stop
@@ -80,11 +59,11 @@ class MultiWorker(Replicated):
             task.worker,
             task.names,
             task.addresses,
-            step_timeout_seconds,
+            options.step_timeout_seconds,
             secret=task.secret,
             bind=task.bind,
             arrived=self._arrivals.count,
-            end=end_process,
+            end=options.end_process,
         )
 
     @property

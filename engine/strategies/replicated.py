@@ -26,8 +26,8 @@ from ..step.context import StepContext
 from ..step.runner import StepRunner
 from ..trainer import computes_metrics
 from .base import Prediction, Step, Strategy
-from .feed_options import FeedOptions
 from .inner_loop import InnerLoop, LoopResult, Pace, Syncs
+from .options import StrategyOptions
 
 # Size of a streamed block, by device. On a CPU larger ones leave the last-level cache before they are used. A GPU
 # receives each as a whole, and a call ends with it, so it must last: at PCIe's 10 GB/s, 64 MiB take 7 ms.
@@ -40,7 +40,6 @@ class Replicated(Strategy):
 
     Args:
       name: name of the strategy: one_device, mirrored or tpu.
-      steps_per_loop: steps per compiled call; 0 fits them to about a quarter of a second.
       mesh: the replicas' layout; None is along data only.
 
     Attributes:
@@ -53,18 +52,16 @@ class Replicated(Strategy):
         self,
         name: str,
         distribution: tf.distribute.Strategy,
-        feed_options: FeedOptions | None = None,
-        steps_per_loop: int = 0,
-        parallel_micro_batches: int = 1,
+        options: StrategyOptions | None = None,
         mesh: Mesh | None = None,
+        parallel_micro_batches: int = 1,
     ):
+        self.options = options or StrategyOptions()
         self.name = name
         self.trains_in_place = isinstance(distribution, tf.distribute.OneDeviceStrategy)
         self.distribution = distribution
         self.mesh = mesh or Mesh()
         self._devices = Devices(distribution, self.mesh)
-        self.feed_options = feed_options or FeedOptions()
-        self.steps_per_loop = steps_per_loop
         self.parallel_micro_batches = parallel_micro_batches
         self.static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
         self.returns_rows = not self.static_shapes
@@ -78,7 +75,7 @@ class Replicated(Strategy):
         saved_data: Mapping[str, Any] | None = None,
         is_evaluation: bool = False,
     ) -> Feed:
-        options, batch_size = self.feed_options, global_batch_size
+        options, batch_size = self.options.feed_options, global_batch_size
         watch, varies = options.watch or unwatched, unknown_dimensions(split.element_spec) > 0
         if varies and self.static_shapes:
             raise UsageError(
@@ -94,11 +91,11 @@ class Replicated(Strategy):
         if varies:
             block_steps = 1  # padded alike on all replicas
         elif is_resident:
-            block_steps = self.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // batch_size)
+            block_steps = self.options.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // batch_size)
         else:
             block_bytes = _BLOCK_BYTES["GPU" if self._devices.on_gpus else "CPU"]
             most_steps = min(self.BLOCK_STEPS, block_bytes // max(1, num_bytes * batch_size))
-            block_steps = self.steps_per_loop or max(1, most_steps)
+            block_steps = self.options.steps_per_loop or max(1, most_steps)
         order, padding = source_order(
             split,
             batch_size,
@@ -122,7 +119,7 @@ class Replicated(Strategy):
     def _stream_feed(
         self, stream: Stream, batch_size: int, seed: int | None, saved_data, is_evaluation: bool
     ) -> StreamedFeed:
-        options = self.feed_options
+        options = self.options.feed_options
         watch, policy = options.watch or unwatched, options.auto_shard.upper()
         # Processes with shards of one copy of the model read the same examples, so they don't divide files.
         reads_alike = len(self.distribution.extended.worker_devices) % self.mesh.model.size > 0
@@ -232,7 +229,7 @@ class Replicated(Strategy):
             syncs=syncs,
             doubts=doubts,
             state=state,
-            pace=Pace(self.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
+            pace=Pace(self.options.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
         )
 
     def _inner_loop(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:

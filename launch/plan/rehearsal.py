@@ -23,7 +23,7 @@ from ...engine.mesh.mesh import Axis, Mesh
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
-from ...engine.strategies import FeedOptions, devices
+from ...engine.strategies import FeedOptions, StrategyOptions, devices
 from ...engine.strategies.dry_run import shape_and_dtype
 from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules
@@ -147,9 +147,8 @@ def _mesh(layout: Layout, model: int, shard_optimizer: bool, record: _Record) ->
 class _Replicas(Replicated):
     """The first replica of several."""
 
-    def __init__(self, layout: Layout, micro_batches: int, options: FeedOptions, steps_per_loop: int, mesh: Mesh):
-        distribution = tf.distribute.OneDeviceStrategy("CPU:0")
-        super().__init__(layout.strategy, distribution, options, steps_per_loop, micro_batches, mesh)
+    def __init__(self, layout: Layout, micro_batches: int, options: StrategyOptions, mesh: Mesh):
+        super().__init__(layout.strategy, tf.distribute.OneDeviceStrategy("CPU:0"), options, mesh, micro_batches)
         self._layout = layout
 
     @property
@@ -184,12 +183,13 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         )
     config = dataclasses.replace(config, run_dir=None)
     record = _Record()
-    options = FeedOptions(
+    feed_options = FeedOptions(
         config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
     )
+    options = StrategyOptions(feed_options=feed_options, steps_per_loop=config.steps_per_loop)
     model = devices.model_axis(rules.mesh_shape(config.mesh), layout.replicas)
     mesh = _mesh(layout, model, config.shard_optimizer, record)
-    strategy = _Replicas(layout, micro_batches, options, config.steps_per_loop, mesh)
+    strategy = _Replicas(layout, micro_batches, options, mesh)
     shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
     checks.check_batch(config, shares)
     inputs = run_inputs.build(config, data or loading.load(config), strategy)

@@ -31,12 +31,10 @@ from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext
-from ...engine.strategies import FeedOptions, devices
+from ...engine.strategies import FeedOptions, ServerOptions, WorkerTask, devices
 from ...engine.strategies.base import Strategy
-from ...engine.strategies.multi_worker import WorkerTask
 from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
 from ...engine.strategies.parameter_server.placement import Rule
-from ...engine.strategies.parameter_server.strategy import ServerOptions
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.values import plain

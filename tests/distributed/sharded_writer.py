@@ -20,7 +20,8 @@ from crankshaft.engine.errors import SaveError
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.mesh.shards import Sharding
-from crankshaft.engine.strategies.multi_worker import WorkerTask, connect
+from crankshaft.engine.strategies import WorkerTask
+from crankshaft.engine.strategies.multi_worker import connect
 from crankshaft.launch.cluster import tf_config
 
 ROWS, WIDTH = 99_999, 128  # 51 MB, which do not divide by 2

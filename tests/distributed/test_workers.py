@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.strategies import StrategyOptions
 from crankshaft.engine.strategies.replicated import Replicated
 from tests.distributed import worker
 
@@ -75,7 +76,10 @@ def test_each_example_of_an_epoch_is_seen_once_over_all_workers(found, kind):
 def test_a_step_s_batch_does_not_depend_on_how_many_workers_there_are(found, folder, kind):
     """The workers' shares, one after the other, are the batch that one device would have been given."""
     source, options = worker.sources(folder)[kind]
-    one = worker.seen(Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), options), source)
+    one = worker.seen(
+        Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), StrategyOptions(feed_options=options)),
+        source,
+    )
     assert joined(found, kind) == one
 
 

@@ -28,9 +28,8 @@ from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.mesh import collectives
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext, StepOptions
-from crankshaft.engine.strategies import devices
-from crankshaft.engine.strategies.multi_worker import MultiWorker, WorkerTask
-from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask, devices
+from crankshaft.engine.strategies.multi_worker import MultiWorker
 from crankshaft.launch.cluster import tf_config
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -279,6 +278,10 @@ def of_own_numbers(strategy: MultiWorker) -> list[list[float]]:
     return [variable.numpy().tolist() for variable in strategy.build(make)]
 
 
+def on(distribution, task: WorkerTask, options: FeedOptions) -> MultiWorker:
+    return MultiWorker(distribution, StrategyOptions(task=task, feed_options=options))
+
+
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     cluster = tf_config.from_environment(os.environ)
@@ -286,8 +289,8 @@ def main() -> None:
     plain = devices.create("multi_worker", task=task)
     found = {"feeds": {}}
     for name, (source, options) in sources(folder).items():
-        found["feeds"][name] = seen(MultiWorker(plain.distribution, task, options), source)
-    streamed = MultiWorker(plain.distribution, task, FeedOptions(resident_bytes=0))
+        found["feeds"][name] = seen(on(plain.distribution, task, options), source)
+    streamed = on(plain.distribution, task, FeedOptions(resident_bytes=0))
     in_files = SourceSlice(InFiles(folder), 0, EVAL_EXAMPLES)
     found["evaluations"] = evaluated(plain, arrays(EVAL_EXAMPLES)) + evaluated(streamed, in_files)
     found["exchanged"] = plain.exchange(10**12 + task.worker)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from crankshaft.engine import StepOptions, generation
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.step.options import RunContext
-from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.engine.strategies import FeedOptions
 from crankshaft.models.transformer_lm import Model
 
 SMALL = {"layers": 2, "width": 32, "heads": 4}

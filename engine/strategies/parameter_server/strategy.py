@@ -30,8 +30,8 @@ from ...state import TrainState
 from ...step.runner import StepRunner
 from ...trainer import computes_metrics
 from ..base import Interrupted, Prediction, Step, Strategy
-from ..feed_options import FeedOptions
 from ..inner_loop import LoopResult, Pace
+from ..options import StrategyOptions
 from ..workers import WorkerRows
 from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
@@ -45,27 +45,12 @@ from .feed import (
     Workers,
 )
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
-from .placement import Placement, Rule, server_number
+from .placement import Placement, server_number
 
 _CALL_SECONDS = 0.1  # shortest call of `run`
 _WAIT_SECONDS = 1.0
 _ROW = ("seconds", "input_seconds", "steps", "staleness")  # sums over a worker's leases that are completed in a call
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerOptions:
-    """Options of parameter servers.
-
-    Attributes:
-      max_staleness_steps: workers run in rounds of leases of at most this plus one steps, so none is more than this
-        many updates ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed ML via a stale
-        synchronous parallel parameter server); None has no rounds.
-    """
-
-    cluster: ClusterAddresses
-    max_staleness_steps: int | None = None
-    placement_rules: tuple[Rule, ...] = ()
 
 
 class ParameterServer(Strategy):
@@ -75,9 +60,7 @@ class ParameterServer(Strategy):
     reach them. After `limit` steps of `run` nothing is in progress: hooks then find all updates applied.
 
     Args:
-      feed_options, steps_per_loop: see `Replicated`; `steps_per_loop` is per lease.
-      step_timeout_seconds: time without any update until the stuck workers are named; 0 waits for ever.
-      end_process: called if servers don't answer, see `StrategyOptions`.
+      options: has `servers`.
     """
 
     name = "parameter_server"
@@ -89,19 +72,11 @@ class ParameterServer(Strategy):
     def __init__(
         self,
         distribution: tf.distribute.ParameterServerStrategy,
-        options: ServerOptions,
-        feed_options: FeedOptions | None = None,
-        steps_per_loop: int = 0,
-        step_timeout_seconds: float = 0.0,
-        end_process: Callable[[str], None] | None = None,
+        options: StrategyOptions,
     ):
-        self.distribution = distribution
-        self.cluster = cluster = options.cluster
-        self.options = options
-        self.step_timeout_seconds = step_timeout_seconds
-        self._end_process = end_process
-        self.feed_options = feed_options or FeedOptions()
-        self.placement = Placement(distribution, len(cluster.servers), options.placement_rules)
+        self.distribution, self.options = distribution, options
+        self.cluster = cluster = options.servers.cluster
+        self.placement = Placement(distribution, len(cluster.servers), options.servers.placement_rules)
         self._coordinator: Any = None
         self._leases: Leases | None = None
         self._updates = self._staleness = self._most_stale = 0  # so far: number; sum and maximum of staleness
@@ -110,7 +85,6 @@ class ParameterServer(Strategy):
         servers = {f"ps {server}": address for server, address in enumerate(cluster.servers)}
         self._heard = LastHeard(servers | dict(zip(self.worker_names, cluster.workers, strict=True)))
         self._heard.note(servers)  # workers when they complete leases
-        self._steps_per_loop = steps_per_loop
         self._next_step = 0  # the first that is not scheduled
         self._lease_seconds = 0.0  # that workers wait: for this process's reading of a stream
         self._read_by_workers: list[Source] = []
@@ -189,8 +163,8 @@ class ParameterServer(Strategy):
     @contextlib.contextmanager
     def watch(self):
         try:
-            limit, addresses = self.step_timeout_seconds, self.cluster.servers
-            with standstill.watched(2 * limit), server_probe.watched(addresses, limit, self._probe, self._end_process):
+            limit, addresses, end = self.options.step_timeout_seconds, self.cluster.servers, self.options.end_process
+            with standstill.watched(2 * limit), server_probe.watched(addresses, limit, self._probe, end):
                 yield
         except LostPeerError:
             raise
@@ -228,7 +202,7 @@ class ParameterServer(Strategy):
             return make()
 
     def feed(self, split, global_batch_size: int, seed: int | None, saved_data=None) -> Feed:
-        options = self.feed_options
+        options = self.options.feed_options
         if not split.by_index:
             return self._stream_feed(split, global_batch_size, seed, saved_data)
         order, padding = source_order(
@@ -255,7 +229,7 @@ class ParameterServer(Strategy):
         return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds, padding)
 
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, saved_data) -> SentFeed:
-        options, watch = self.feed_options, self.feed_options.watch or unwatched
+        options, watch = self.options.feed_options, self.options.feed_options.watch or unwatched
         timeout = options.read_timeout_seconds
         part = divide(stream, self, saved_counts=saved_data, watch=watch, timeout_seconds=timeout)
         order = part.order(global_batch_size, seed, drop_remainder=False).resumed(saved_data)
@@ -278,11 +252,11 @@ class ParameterServer(Strategy):
     def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
         """Sets the programs' state. Nothing may be in progress."""
         if read := [feed.read_by_workers for feed in (train_feed, eval_feed) if feed and feed.read_by_workers]:
-            sources.check(read, self.cluster.workers, self.step_timeout_seconds)
+            sources.check(read, self.cluster.workers, self.options.step_timeout_seconds)
         self._leases = self._leases or Leases(
             self.coordinator,
             self.cluster,
-            timeout_seconds=self.step_timeout_seconds,
+            timeout_seconds=self.options.step_timeout_seconds,
             describe=_describe_lease,
             fault_of_data=self._fault_of_data,
         )
@@ -329,7 +303,7 @@ class ParameterServer(Strategy):
             return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows)
 
         optimizers = list(inventory.optimizers.values())
-        pace = Pace(self._steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
+        pace = Pace(self.options.steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
         if step == "train":
             reduce_dtype = inventory.trainer.reduction.reduce_dtype
             pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
@@ -416,7 +390,7 @@ class ParameterServer(Strategy):
 
     def _fill(self, program: LeaseLoop, step: int, limit: int) -> None:
         """Schedules steps from `step` while there is room; with bounded staleness, a round after all have completed."""
-        bound, workers, pace = self.options.max_staleness_steps, len(self.cluster.workers), program.pace
+        bound, workers, pace = self.options.servers.max_staleness_steps, len(self.cluster.workers), program.pace
         leases, end = self._leases.room, step + limit
         most = pace.steps if pace else int(min(math.ceil(limit / (2 * workers)), program.steps_per_call))
         if bound is not None and pace:

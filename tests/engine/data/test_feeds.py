@@ -16,8 +16,9 @@ from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
 from crankshaft.engine.data.source import Source
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
+from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Processes
-from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine.strategies.replicated import Replicated
 from tests.bench import split_of
 
 LONGEST = 128  # steps of a test at most

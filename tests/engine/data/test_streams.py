@@ -16,8 +16,8 @@ from crankshaft.engine import logging
 from crankshaft.engine.data import streamed
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.errors import SourceError, StuckStreamError, UsageError
+from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Processes
-from crankshaft.engine.strategies.replicated import FeedOptions
 from crankshaft.input.records import checksums
 from tests.engine.data.test_feeds import Recorder, arrays, assert_each_once, dataset, in_files, seen
 

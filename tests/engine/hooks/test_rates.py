@@ -12,7 +12,7 @@ from crankshaft.engine import loop
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.hooks import Hook, every_steps
 from crankshaft.engine.hooks.bottlenecks import InputBound
-from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.engine.strategies import FeedOptions
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough

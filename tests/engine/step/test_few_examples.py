@@ -10,8 +10,8 @@ from crankshaft.engine import Trainer, mean, step_context
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.streamed import DatasetStream, StreamPart
 from crankshaft.engine.layers.keras_layers import BatchNormalization
+from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Prediction
-from crankshaft.engine.strategies.replicated import FeedOptions
 
 pytestmark = pytest.mark.thorough
 

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.errors import UsageError
-from crankshaft.engine.strategies.multi_worker import WorkerTask, connect
+from crankshaft.engine.strategies import WorkerTask
+from crankshaft.engine.strategies.multi_worker import connect
 from crankshaft.launch.cluster.resources import free_ports
 
 pytestmark = pytest.mark.thorough

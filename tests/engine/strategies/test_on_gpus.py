@@ -16,10 +16,10 @@ from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.strategies import replicated
+from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask, replicated
 from crankshaft.engine.strategies.inner_loop import InnerLoop
-from crankshaft.engine.strategies.multi_worker import WorkerTask, resolver, watched_figures
-from crankshaft.engine.strategies.replicated import FeedOptions, Replicated
+from crankshaft.engine.strategies.multi_worker import resolver, watched_figures
+from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.engine.strategies.workers import WorkersLoop
 from crankshaft.input import synthetic_clicks
 from crankshaft.launch.benchmark.measure import rounds
@@ -142,7 +142,7 @@ def test_a_gpu_is_sent_larger_blocks_than_a_cpu_s_cache_holds():
     source = ArraySource((np.zeros((4096, 1 << 14), np.float32), np.zeros(4096, np.int32)))
 
     def block_steps(device: str) -> int:
-        strategy = Replicated("test", tf.distribute.OneDeviceStrategy(device), STREAMED)
+        strategy = Replicated("test", tf.distribute.OneDeviceStrategy(device), StrategyOptions(feed_options=STREAMED))
         return strategy.feed(source, 16, 0).order.block_steps
 
     assert block_steps("CPU:0") == 7  # a batch is 2^20 + 64 bytes
@@ -166,7 +166,7 @@ def rows_of(device: str):
         return {"loss": Mean(tf.reduce_sum(batch[0]), tf.constant(4.0)), **own}
 
     ones = ArraySource((np.ones((32, 2), np.float32), np.zeros(32)))
-    feed = Replicated("test", strategy, steps_per_loop=8).feed(ones, 4, 0)
+    feed = Replicated("test", strategy, StrategyOptions(steps_per_loop=8)).feed(ones, 4, 0)
     loop = WorkersLoop(strategy, step, feed, worker=0, num_workers=1, arrivals=Arrivals(), watchdog=NoWatchdog())
     result = loop(0, 3)
     assert result.sums.read()["loss"] == (24.0, 12.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.strategies.replicated import FeedOptions
+from crankshaft.engine.strategies import FeedOptions
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.trainers import stripes

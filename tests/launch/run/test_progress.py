@@ -25,6 +25,7 @@ from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.sums import LoopSums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
+from crankshaft.engine.strategies import StrategyOptions
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.launch.terminal import fit_log
@@ -38,7 +39,8 @@ def compiled():
     """(strategy, state) of a small model on one device, and what puts its first values back."""
     rng = np.random.default_rng(0)
     source = rng.random((64, 4), dtype="float32"), rng.integers(0, 3, 64).astype("int32")
-    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), steps_per_loop=8)
+    options = StrategyOptions(steps_per_loop=8)
+    strategy = Replicated("one_device", tf.distribute.OneDeviceStrategy("CPU:0"), options)
     with strategy.scope():
         example = source[0][:1] * 0, source[1][:1] * 0
         state = TrainState(prepare(Model(hidden_units=(4,)), RunContext(num_classes=3, example=example)))

@@ -14,12 +14,15 @@ from crankshaft.engine import Trainer
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.errors import LostPeerError, SaveError
 from crankshaft.engine.inventory import Inventory
+from crankshaft.engine.strategies import ServerOptions, StrategyOptions
 from crankshaft.engine.strategies.parameter_server import coordinator
 from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases, lease_seconds
 from crankshaft.engine.strategies.parameter_server.leases import Counters
-from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer, ServerOptions
+from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
 
 TIMEOUT_SECONDS = 1.0
+ADDRESSES = ClusterAddresses("localhost:3", ("localhost:2",), ("localhost:1",))
+OPTIONS = StrategyOptions(servers=ServerOptions(ADDRESSES))
 
 
 class Loop:
@@ -88,7 +91,7 @@ def test_a_call_that_reaches_its_limit_completes_all_that_is_in_progress(leases)
 
     class Scheduled(ParameterServer):
         def __init__(self):
-            super().__init__(None, ServerOptions(ClusterAddresses("localhost:3", ("localhost:2",), ("localhost:1",))))
+            super().__init__(None, OPTIONS)
             self._leases, self._next_step = leases, 4
             self._inventory = Inventory(Trainer())
 
@@ -115,7 +118,7 @@ def test_of_many_workers_each_lease_lasts_longer():
 @pytest.mark.parametrize("where", [" from remote target /job:ps/replica:0/task:0", ""])
 def test_a_checkpoint_that_a_lost_server_keeps_from_being_written_names_it(where):
     """And one whose own file system is out of reach says what it says."""
-    strategy = ParameterServer(None, ServerOptions(ClusterAddresses("localhost:3", ("localhost:2",), ("localhost:1",))))
+    strategy = ParameterServer(None, OPTIONS)
     expected = LostPeerError if where else SaveError
     with (
         pytest.raises(expected, match=r"ps 0 \(localhost:1\) is lost" if where else "could not be written"),

@@ -1,0 +1,106 @@
+"""Options for a run's strategy, with its processes' addresses. Does not start TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from .parameter_server.coordinator import ClusterAddresses
+    from .parameter_server.placement import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedOptions:
+    """Options for how data reaches the devices.
+
+    Attributes:
+      resident_bytes: arrays up to this size are cached on each device.
+      shuffle_buffer: examples in the shuffle buffer of a stream.
+      auto_shard: name of a `tf.data.experimental.AutoShardPolicy`.
+      shuffle_window: see `engine.data.lengths.source_order`.
+      read_timeout_seconds: limit on a source's reads without progress; 0 waits for ever.
+      watch: shows progress of reading besides training, an `engine.data.streamed.Watch`; None shows nothing.
+    """
+
+    resident_bytes: int = 1 << 30
+    shuffle_buffer: int = 10_000
+    auto_shard: str = "AUTO"
+    shuffle_window: int = 0
+    read_timeout_seconds: float = 0.0
+    watch: Callable | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerTask:
+    """This process's index among the workers: `worker`, from 0 (the chief) on.
+
+    `names`, for messages, and `addresses`, host:port, are in the workers' order. The job's `secret` authenticates the
+    workers to each other; without one they trust their network. `bind` is the address of this host at which the
+    watchdog listens; empty: this worker's in `addresses`.
+    """
+
+    worker: int
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    secret: bytes = dataclasses.field(default=b"", repr=False)
+    bind: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """Options of parameter servers.
+
+    Attributes:
+      max_staleness_steps: workers run in rounds of leases of at most this plus one steps, so none is more than this
+        many updates ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed ML via a stale
+        synchronous parallel parameter server); None has no rounds.
+    """
+
+    cluster: ClusterAddresses
+    max_staleness_steps: int | None = None
+    placement_rules: tuple[Rule, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyOptions:
+    """Options for a run's strategy. Each strategy uses those that apply.
+
+    Attributes:
+      distribution: `tf.distribute.Strategy` in whose scope the model was made: mirrored trains it there, unless it is
+        to have other devices.
+      num_virtual_devices: split the CPU, or the only GPU, into so many logical devices first; 0 does not.
+      mesh: sizes of the mesh's axes "data" and "model"; by default model is 1, and data the remaining replicas.
+      shard_optimizer: whether replicas share optimizer state and updates, see `Mesh`.
+      tpu_address: the TPU's name or grpc:// address; empty for the local one.
+      communication: how workers exchange sums, see `multi_worker.connect`.
+      step_timeout_seconds: time without progress, or any update on parameter servers, until this process names who is
+        stuck and ends; 0 waits for ever.
+      end_process: called by a stuck process with the reason, a line with `errors.setting`; None prints it and stacks.
+      steps_per_loop: steps per compiled call, or per lease; 0 fits them to about a quarter of a second.
+      parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
+      gpus: the GPUs to use, see `gpus.use_only`. By default one_device takes the first, and parameter_server's
+        coordinator none, since others compute.
+      deterministic: whether GPUs compute the same bits each time, by slower kernels; a few operations have none.
+      owns_process: whether to set the whole process's threads, and hide GPUs that this run does not use.
+    """
+
+    distribution: tf.distribute.Strategy | None = None
+    num_virtual_devices: int = 0
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    shard_optimizer: bool = False
+    tpu_address: str = ""
+    task: WorkerTask | None = None
+    servers: ServerOptions | None = None
+    communication: str = "auto"
+    step_timeout_seconds: float = 0.0
+    end_process: Callable[[str], None] | None = None
+    steps_per_loop: int = 0
+    feed_options: FeedOptions = dataclasses.field(default_factory=FeedOptions)
+    parallel_micro_batches: int = 1
+    gpus: Sequence[int] | None = None
+    deterministic: bool = True
+    owns_process: bool = True
