@@ -6,6 +6,7 @@ All of it (gradients, the number of examples, moving statistics) is sent in one 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from ..internals.graphs import writes
 from ..internals.tensorflow import is_only_replica, timestamp
 from ..internals.variables import tf_variable
 from ..mesh import collectives
-from ..mesh.mesh import Axis, Mesh
+from ..mesh.mesh import Axis
 from ..mesh.shards import UpdateShard, plan_update_shard, variable_sharding
 from ..step.context import step_context
 from ..step.gradients import Gradients
@@ -140,22 +141,46 @@ class Reduction(tf.Module):
     def _sum(
         self, gradients: Sequence, count, state: Sequence[Aggregated], variables: Sequence
     ) -> tuple[Gradients, tf.Tensor]:
+        """Sums gradients of sharded variables over `data`, and those of copies across all replicas.
+
+        Of a sharded model only the first replica along `model` adds its gradients of copies, so all copies get the same
+        bits, although TensorFlow may order the arithmetic differently in each replica's graph.
+        """
         mesh = step_context().mesh
         if mesh.all_replicas.size == 1:
             return Gradients(gradients), count
         gradients, count = list(gradients), self._example_count(count)
         if gradients:
             self._watch_norm(gradients, count)
-        if mesh.is_sharded or mesh.shard_optimizer:
-            return self._sum_on_mesh(mesh, gradients, count, state, variables)
-        dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
-        items = [Item(zero_without_examples(gradients[i], count), exact=False) for i in dense]
-        sums = self._sum_in_buckets(mesh.data, items + aggregation_items(state, count) + [Item(count, exact=True)])
-        summed = [self._gather_slices(g, count) for g in gradients]
-        for i, total in zip(dense, sums, strict=False):
-            summed[i] = total
-        assign_aggregated(state, sums[len(dense) : -1], sums[-1])
-        return Gradients(summed), sums[-1]
+        if mesh.is_sharded and len(variables) != len(gradients):
+            raise UsageError(
+                "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
+                "for each gradient"
+            )
+        count_once, is_on_mesh = mesh.zero_except_first_model_rank(count), mesh.is_sharded or mesh.shard_optimizer
+        known = variables if is_on_mesh else ()
+        pieces = [plan_update_shard(v, mesh) for v in known] or [None] * len(gradients)
+        shardings = [variable_sharding(v) for v in known] or [None] * len(gradients)
+        slices, dense = list[int](), list[int]()
+        for i, gradient in enumerate(gradients):
+            is_sparse = isinstance(gradient, tf.IndexedSlices) and not (shardings[i] or mesh.shard_optimizer)
+            if gradient is not None:
+                (slices if is_sparse else dense).append(i)
+        summed: dict[int, Any] = {}
+        for in_pieces, is_sharded in itertools.product((True, False), repeat=2):  # the rest is last, with the count
+            axis, counted = (mesh.data, count) if is_sharded else (mesh.all_replicas, count_once)
+            indices = [i for i in dense if (bool(pieces[i]), bool(shardings[i])) == (in_pieces, is_sharded)]
+            values = [zero_without_examples(tf.convert_to_tensor(gradients[i]), counted) for i in indices]
+            items = [Item(x, exact=False, piece=pieces[i]) for i, x in zip(indices, values, strict=True)]
+            if not (in_pieces or is_sharded):
+                items += [*aggregation_items(state, count_once), Item(count_once, exact=True)]
+            sums = self._sum_in_buckets(axis, items)
+            summed.update(zip(indices, sums, strict=False))
+        summed.update((i, self._gather_slices(gradients[i], count_once)) for i in slices)
+        assign_aggregated(state, sums[len(indices) : -1], sums[-1])
+        shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
+        gradients = [summed.get(i) for i in range(len(gradients))]
+        return Gradients(gradients, shardings=shardings if is_on_mesh else ()), sums[-1]
 
     def _aggregated_state(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
         """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
@@ -163,45 +188,6 @@ class Reduction(tf.Module):
             return self._state()
         self.averaged.update(id(tf_variable(variable)) for variable in averages)
         return [Aggregated(variable) for variable in averages]
-
-    def _sum_on_mesh(self, mesh: Mesh, gradients: list, count, state, variables: Sequence):
-        """Sums gradients of sharded variables over `data`, and those of copies across all replicas.
-
-        Only the first replica along `model` adds its gradients of copies, so all copies get the same bits, although
-        TensorFlow may order the arithmetic differently in each replica's graph.
-        """
-        if mesh.is_sharded and len(variables) != len(gradients):
-            raise UsageError(
-                "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
-                "for each gradient"
-            )
-        count_once = mesh.zero_except_first_model_rank(count)
-        pieces = [plan_update_shard(v, mesh) for v in variables] or [None] * len(gradients)
-        shardings = [variable_sharding(v) for v in variables] or [None] * len(gradients)
-        summed, dense = dict[int, Any](), dict[int, tf.Tensor]()
-        for i, gradient in enumerate(gradients):
-            if isinstance(gradient, tf.IndexedSlices) and not shardings[i] and not mesh.shard_optimizer:
-                summed[i] = self._gather_slices(gradient, count_once)
-            elif gradient is not None:
-                dense[i] = tf.convert_to_tensor(gradient)
-
-        def sum_dense(is_sharded: bool, in_pieces: bool, exact: Sequence[Item] = ()) -> list[tf.Tensor]:
-            """Sums the dense gradients of a kind, and some exact items, whose sums it returns."""
-            axis, counted = (mesh.data, count) if is_sharded else (mesh.all_replicas, count_once)
-            indices = [i for i in dense if bool(shardings[i]) == is_sharded and bool(pieces[i]) == in_pieces]
-            items = [Item(zero_without_examples(dense[i], counted), exact=False, piece=pieces[i]) for i in indices]
-            sums = self._sum_in_buckets(axis, [*items, *exact])
-            summed.update(zip(indices, sums, strict=False))
-            return sums[len(indices) :]
-
-        sum_dense(is_sharded=True, in_pieces=True)
-        sum_dense(is_sharded=False, in_pieces=True)
-        sum_dense(is_sharded=True, in_pieces=False)
-        exact = [*aggregation_items(state, count_once), Item(count_once, exact=True)]
-        *totals, total = sum_dense(is_sharded=False, in_pieces=False, exact=exact)
-        assign_aggregated(state, totals, total)
-        shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
-        return Gradients([summed.get(i) for i in range(len(gradients))], shardings=shardings), total
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums a layer's statistics of its examples across the replicas that make an update together.
