@@ -9,18 +9,21 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
-    from .engine.build import learning_rate, make_optimizer
+    from .engine.build import build_embeddings, build_layers, learning_rate, make_optimizer
     from .engine.data.data import Data
     from .engine.data.form import Padded
     from .engine.data.source import Source, Spec
     from .engine.keras_models.keras_metrics import KerasMetric
     from .engine.keras_models.keras_trainer import KerasTrainer
+    from .engine.layers.embeddings import Embedding
     from .engine.metrics.means import auc, confusion_matrix, mean, root_mean_square
     from .engine.metrics.pairs import Mean
+    from .engine.optimizers.averaging import Averaged
     from .engine.step.batches import weighed
     from .engine.step.context import step_context
     from .engine.step.gathering import gather
     from .engine.step.gradients import Update, minimize
+    from .engine.step.options import StepOptions
     from .engine.trainer import Trainer
     from .launch.api import load_model, open_run, run
     from .launch.failures import RunError, UsageError
@@ -29,39 +32,46 @@ if TYPE_CHECKING:
     from .launch.train import main
 
 _HOMES = {
+    "Averaged": "crankshaft.engine.optimizers.averaging",
     "Data": "crankshaft.engine.data.data",
-    "KerasMetric": "crankshaft.engine",
-    "KerasTrainer": "crankshaft.engine",
-    "Mean": "crankshaft.engine",
+    "Embedding": "crankshaft.engine.layers.embeddings",
+    "KerasMetric": "crankshaft.engine.keras_models.keras_metrics",
+    "KerasTrainer": "crankshaft.engine.keras_models.keras_trainer",
+    "Mean": "crankshaft.engine.metrics.pairs",
     "Padded": "crankshaft.engine.data.form",
     "Run": "crankshaft.launch.run.run",
     "RunError": "crankshaft.launch.failures",
-    "Trainer": "crankshaft.engine",
     "Source": "crankshaft.engine.data.source",
     "Spec": "crankshaft.engine.data.source",
-    "Update": "crankshaft.engine",
+    "StepOptions": "crankshaft.engine.step.options",
+    "Trainer": "crankshaft.engine.trainer",
+    "Update": "crankshaft.engine.step.gradients",
     "UsageError": "crankshaft.launch.failures",
-    "auc": "crankshaft.engine",
-    "confusion_matrix": "crankshaft.engine",
+    "auc": "crankshaft.engine.metrics.means",
+    "build_embeddings": "crankshaft.engine.build",
+    "build_layers": "crankshaft.engine.build",
+    "confusion_matrix": "crankshaft.engine.metrics.means",
     "fit": "crankshaft.launch.fit",
-    "gather": "crankshaft.engine",
-    "learning_rate": "crankshaft.engine",
+    "gather": "crankshaft.engine.step.gathering",
+    "learning_rate": "crankshaft.engine.build",
     "load_model": "crankshaft.launch.api",
     "main": "crankshaft.launch.train",
-    "make_optimizer": "crankshaft.engine",
-    "mean": "crankshaft.engine",
-    "minimize": "crankshaft.engine",
+    "make_optimizer": "crankshaft.engine.build",
+    "mean": "crankshaft.engine.metrics.means",
+    "minimize": "crankshaft.engine.step.gradients",
     "open_run": "crankshaft.launch.api",
-    "root_mean_square": "crankshaft.engine",
+    "root_mean_square": "crankshaft.engine.metrics.means",
     "run": "crankshaft.launch.api",
-    "step_context": "crankshaft.engine",
-    "weighed": "crankshaft.engine",
+    "step_context": "crankshaft.engine.step.context",
+    "weighed": "crankshaft.engine.step.batches",
 }
 
 _WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.engine.data.data", "crankshaft.launch.failures")
 
 __all__ = [
+    "Averaged",
     "Data",
+    "Embedding",
     "KerasMetric",
     "KerasTrainer",
     "Mean",
@@ -70,10 +80,13 @@ __all__ = [
     "RunError",
     "Source",
     "Spec",
+    "StepOptions",
     "Trainer",
     "Update",
     "UsageError",
     "auc",
+    "build_embeddings",
+    "build_layers",
     "confusion_matrix",
     "fit",
     "gather",

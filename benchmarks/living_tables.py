@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Embedding
+from crankshaft import Embedding
 from crankshaft.engine.layers.embeddings import rehash
 from crankshaft.engine.machine import environment
 from crankshaft.engine.metrics.means import auc

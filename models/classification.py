@@ -6,9 +6,10 @@ import math
 
 import tensorflow as tf
 
-from ..engine import Mean, Trainer, confusion_matrix, mean
 from ..engine.errors import UsageError
-from ..engine.metrics.means import FEW_CLASSES, scaled
+from ..engine.metrics.means import FEW_CLASSES, confusion_matrix, mean, scaled
+from ..engine.metrics.pairs import Mean
+from ..engine.trainer import Trainer
 
 
 class Classifier(Trainer):

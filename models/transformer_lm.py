@@ -27,14 +27,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..engine import Mean, Trainer, generation, mean
+from ..engine import generation
 from ..engine.data import form
 from ..engine.errors import UsageError
 from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.layers.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
 from ..engine.layers.parallel.layers import shard_size
-from ..engine.metrics.means import exp_mean
+from ..engine.metrics.means import exp_mean, mean
+from ..engine.metrics.pairs import Mean
+from ..engine.trainer import Trainer
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5

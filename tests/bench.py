@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer, loop
+from crankshaft import StepOptions, Trainer
+from crankshaft.engine import loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.data import form

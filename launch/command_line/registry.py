@@ -97,7 +97,8 @@ def find(kind: str, name: str | None) -> Entry:
 
 
 def _model(module, path: str | None) -> Entry:
-    from ...engine import KerasTrainer, Trainer
+    from ...engine.keras_models.keras_trainer import KerasTrainer
+    from ...engine.trainer import Trainer
 
     model = getattr(module, "Model", None)
     if model is None and callable(compiled := getattr(module, "model", None)):

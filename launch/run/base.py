@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ...engine import Trainer
 from ...engine.checkpoints import Checkpoints
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import form
@@ -24,6 +23,7 @@ from ...engine.hooks.sync_check import SyncCheck
 from ...engine.loop import Loop
 from ...engine.state import TrainState
 from ...engine.strategies.base import Strategy
+from ...engine.trainer import Trainer
 from .. import terminal
 from ..command_line.config import Config, whole_periods
 from ..host.signals import Signals

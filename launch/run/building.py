@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine import StepOptions, optimizers
+from ...engine import optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, WritingProcess
 from ...engine.data import combined, form
@@ -30,7 +30,7 @@ from ...engine.reduction import Reduction
 from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
-from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext
+from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext, StepOptions
 from ...engine.strategies import FeedOptions, ServerOptions, WorkerTask, devices
 from ...engine.strategies.base import Strategy
 from ...engine.strategies.parameter_server.coordinator import ClusterAddresses

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from ...engine import Trainer, logging
+from ...engine import logging
 from ...engine.checkpoints.manifest import check_extra
 from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience
 from ...engine.keras_models.keras_trainer import KerasTrainer, hand_over
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
+from ...engine.trainer import Trainer
 from .. import explanations
 from ..command_line.config import Config
 from ..failures import RunError, UsageError

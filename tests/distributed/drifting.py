@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
-from crankshaft import main, mean
-from crankshaft.engine import Embedding, step_context
+from crankshaft import Embedding, main, mean, step_context
 from crankshaft.engine.hooks import every_steps
 
 BATCH, STEPS, EVICT_AFTER, ROWS, HELD = 16, 3000, 64, 600, 40

@@ -16,7 +16,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, auc, hooks, logging, loop, mean
+from crankshaft import Trainer, auc, mean
+from crankshaft.engine import hooks, logging, loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split

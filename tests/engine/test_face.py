@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crankshaft.engine import Trainer
+from crankshaft import Trainer
 
 
 def test_a_trainer_has_at_most_18_public_members():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import minimize
+from crankshaft import minimize
 from tests.arrays import assert_same
 from tests.engine.trainers import Squares
 

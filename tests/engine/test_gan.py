@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, make_optimizer, mean, minimize, step_context
+from crankshaft import Trainer, make_optimizer, mean, minimize, step_context
 
 pytestmark = pytest.mark.thorough
 

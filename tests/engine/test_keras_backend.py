@@ -10,7 +10,7 @@ from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
 
-TRAINER = "from crankshaft.engine import Trainer\n"
+TRAINER = "from crankshaft.engine.trainer import Trainer\n"
 NAMED = {**os.environ, "KERAS_BACKEND": "jax"}
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer, logging, make_optimizer, mean, step_context
+from crankshaft import StepOptions, Trainer, make_optimizer, mean, step_context
+from crankshaft.engine import logging
 from crankshaft.engine.build import prepare
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.inventory import Inventory

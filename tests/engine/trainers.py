@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
+from crankshaft import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.layers.embeddings import Embedding
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions
+from crankshaft import StepOptions
 from crankshaft.engine.build import prepare
 from crankshaft.engine.step.options import RunContext
 from crankshaft.models.resnet import Model

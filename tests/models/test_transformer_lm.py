@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, generation
+from crankshaft import StepOptions
+from crankshaft.engine import generation
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import FeedOptions

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ....engine import Trainer, logging
+from ....engine import logging
 from ....engine.data import form
 from ....engine.hooks import numerics
 from ....engine.hooks.evaluation import averaged_weights
@@ -20,6 +20,7 @@ from ....engine.internals import keras
 from ....engine.internals.variables import own_copy, tf_variable
 from ....engine.inventory import Inventory
 from ....engine.machine import files
+from ....engine.trainer import Trainer
 from ....input import data_json
 from ...failures import UsageError
 from ...host.files import write_json

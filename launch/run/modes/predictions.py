@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....engine import Trainer
 from ....engine.build import prepare
 from ....engine.data import combined, entry, form, views
 from ....engine.data.arrays import ArraySource
@@ -25,6 +24,7 @@ from ....engine.state import TrainState
 from ....engine.step.options import RunContext
 from ....engine.strategies.base import Prediction, Strategy
 from ....engine.strategies.replicated import Replicated
+from ....engine.trainer import Trainer
 from ...command_line import registry
 from ...command_line.config import Config
 from ...failures import UsageError

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....engine import Trainer
 from ....engine.checkpoints.run_dir import NAMES, RunDir
 from ....engine.data import form
 from ....engine.data.data import Data
 from ....engine.data.source import Spec
 from ....engine.machine.files import read_json
+from ....engine.trainer import Trainer
 from ....input import data_json
 from ....models.classification import Classifier
 from ....models.tabular import Tabular

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....engine import StepOptions, Trainer, logging, optimizers
+from ....engine import logging, optimizers
 from ....engine.build import make_optimizer, prepare
 from ....engine.checkpoints import Checkpoints, Manifest
 from ....engine.checkpoints.run_dir import NAMES, RunDir
@@ -20,7 +20,8 @@ from ....engine.data.streamed import Stream
 from ....engine.internals import keras
 from ....engine.inventory import Inventory
 from ....engine.layers.embeddings import shards_in
-from ....engine.step.options import RunContext
+from ....engine.step.options import RunContext, StepOptions
+from ....engine.trainer import Trainer
 from ... import explanations
 from ...command_line import config as configs
 from ...command_line import registry, saved_config, user_files

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....engine import Trainer
 from ....engine.build import prepare
 from ....engine.checkpoints import Manifest, graph, load_weights, read_newest
 from ....engine.checkpoints import manifest as manifests
@@ -27,6 +26,7 @@ from ....engine.keras_models.keras_trainer import KerasTrainer
 from ....engine.layers.embeddings import Embedding
 from ....engine.mesh import shards
 from ....engine.optimizers.averaging import Averaged, WeightAverage
+from ....engine.trainer import Trainer
 from ....input import data_json
 from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from crankshaft.engine import Trainer, mean, step_context
+from crankshaft import Trainer, mean, step_context
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
 from crankshaft.engine.data.source import Source

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, loop, mean
+from crankshaft import Trainer, mean
+from crankshaft.engine import loop
 from crankshaft.engine.errors import NonfiniteError
 from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
 from crankshaft.engine.hooks.background import BackgroundThread

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
 from crankshaft.engine.layers.recompute import computed_after

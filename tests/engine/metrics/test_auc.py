@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, auc, mean
+from crankshaft import Trainer, auc, mean
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.metrics.sums import Sums
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import KerasMetric, Trainer, mean
+from crankshaft import KerasMetric, Trainer, mean
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.metrics.sums import LoopSums, Sums, row_specs, stack
 

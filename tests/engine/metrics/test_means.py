@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import mean
+from crankshaft import mean
 from crankshaft.engine.metrics import ranking
 from crankshaft.engine.metrics.means import auc, root_mean_square
 from crankshaft.engine.metrics.pairs import Mean

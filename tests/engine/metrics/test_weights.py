@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Mean, Trainer, mean
+from crankshaft import Mean, Trainer, mean
 from crankshaft.engine.keras_models.keras_metrics import KerasMetric
 from crankshaft.engine.metrics.means import auc, root_mean_square
 from crankshaft.engine.metrics.sums import without_details

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Averaged, Trainer, mean
+from crankshaft import Averaged, Trainer, mean
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.optimizers import SGD
 from crankshaft.engine.optimizers.averaging import WeightAverage

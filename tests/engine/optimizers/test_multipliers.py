@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.layers.embeddings import Embedding
 
 pytestmark = pytest.mark.thorough

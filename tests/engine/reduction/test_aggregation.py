@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Update, gather, minimize, step_context
+from crankshaft import Update, gather, minimize, step_context
 from crankshaft.engine.errors import OutOfSyncError
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.internals import keras

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, build_embeddings, make_optimizer, mean
+from crankshaft import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.step.batches import accumulate
 from crankshaft.models.mlp import Model as Mlp

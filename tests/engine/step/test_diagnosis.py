@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Mean, Trainer, mean
+from crankshaft import Mean, Trainer, mean
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.metrics.means import root_mean_square
 from crankshaft.models.transformer_lm import Model

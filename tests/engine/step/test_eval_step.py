@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Mean, step_context
+from crankshaft import Mean, step_context
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean, step_context
+from crankshaft import Trainer, mean, step_context
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.streamed import DatasetStream, StreamPart
 from crankshaft.engine.layers.keras_layers import BatchNormalization

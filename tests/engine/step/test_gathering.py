@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, gather, mean
+from crankshaft import Trainer, gather, mean
 from tests.arrays import assert_close
 
 pytestmark = pytest.mark.thorough

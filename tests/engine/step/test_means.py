@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, errors, mean, minimize, weighed
+from crankshaft import Trainer, mean, minimize, weighed
+from crankshaft.engine import errors
 from crankshaft.engine.metrics.means import as_losses, auc, root_mean_square
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.optimizers import outer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, Update, make_optimizer, mean, minimize
+from crankshaft import Trainer, Update, make_optimizer, mean, minimize
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
 from crankshaft.engine.step.context import Readings

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, make_optimizer, mean, step_context
+from crankshaft import Trainer, make_optimizer, mean, step_context
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import mean
+from crankshaft import mean
 from crankshaft.engine.state import host_device
 from crankshaft.engine.strategies import jit_choice
 from crankshaft.models.cnn import Model as Cnn

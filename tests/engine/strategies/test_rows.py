@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.metrics.predictions import Rows, in_order

@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl.testing import flagsaver
 
 import crankshaft
-from crankshaft.engine import mean
+from crankshaft import mean
 from crankshaft.launch.command_line import parsing
 from crankshaft.launch.failures import UsageError
 from tests.launch.command_line.test_config import asked

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import UsageError, load_model
-from crankshaft.engine import Trainer, mean, minimize, step_context
+from crankshaft import Trainer, UsageError, load_model, mean, minimize, step_context
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
 from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import eval_batch_size

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.data.order import plain_order
 from crankshaft.engine.data.reader import Reader, raising_source_error
 from crankshaft.engine.data.source import Source, SourceSlice, Spec

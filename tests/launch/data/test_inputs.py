@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.machine.events import read
 from crankshaft.launch.run.data.loading import faster_input

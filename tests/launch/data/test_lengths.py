@@ -15,9 +15,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Data, Padded, Trainer, UsageError, load_model, make_optimizer, mean, minimize, open_run, run
+from crankshaft import (
+    Averaged,
+    Data,
+    Padded,
+    Trainer,
+    UsageError,
+    load_model,
+    make_optimizer,
+    mean,
+    minimize,
+    open_run,
+    run,
+)
 from crankshaft import run as run_
-from crankshaft.engine import Averaged
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.step.gradients import Gradients, Update
 from tests import logical_cpus

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import UsageError, load_model, run
-from crankshaft.engine import Embedding
+from crankshaft import Embedding, UsageError, load_model, run
 from crankshaft.input import csv as csv_input
 from crankshaft.input import tfrecord
 from crankshaft.launch import prepare

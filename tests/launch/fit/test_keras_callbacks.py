@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Mean, mean
+from crankshaft import Mean, mean
 from tests.launch.line import RUN, Line, data
 
 pytestmark = pytest.mark.thorough

@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import UsageError, load_model, open_run, run
-from crankshaft.engine import StepOptions
+from crankshaft import StepOptions, UsageError, load_model, open_run, run
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.hooks import every_steps

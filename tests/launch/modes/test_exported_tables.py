@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, UsageError, mean, run
-from crankshaft.engine import Embedding
+from crankshaft import Embedding, Trainer, UsageError, mean, run
 from crankshaft.engine.layers.embeddings import SHARED_ROW_KEY
 from crankshaft.launch.run.modes import exported_tables
 

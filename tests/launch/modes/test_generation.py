@@ -17,7 +17,7 @@ import tensorflow as tf
 import tokenizers
 
 import crankshaft
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from tests.logical_cpus import make_four
 from tests.waiting import PATIENCE
 

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Data, UsageError, load_model, open_run, run
-from crankshaft.engine import Embedding
+from crankshaft import Data, Embedding, UsageError, load_model, open_run, run
 from crankshaft.launch.run.modes.prediction_files import write
 from crankshaft.models.mlp import Model
 from tests.engine.trainers import Columns, Squares

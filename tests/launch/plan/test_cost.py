@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.layers.parallel import Dense
 from crankshaft.launch.plan import cost
 from crankshaft.launch.plan.cost import Cost

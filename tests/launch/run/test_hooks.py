@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Mean, auc, mean
+from crankshaft import Mean, auc, mean
 from crankshaft.engine.hooks import Hook
 from crankshaft.launch.failures import UsageError
 from tests import runs

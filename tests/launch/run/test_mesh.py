@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import load_model, mean, run
-from crankshaft.engine import Averaged
+from crankshaft import Averaged, load_model, mean, run
 from crankshaft.engine.layers.parallel import Attention, Dense, Embedding, RMSNorm
 from tests.engine.trainers import Columns, Squares
 from tests.launch.modes.test_generation import RUN, text

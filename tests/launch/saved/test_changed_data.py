@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.checkpoints.manifest import with_digest
 from crankshaft.engine.hooks import every_epoch, every_steps
 from tests import runs

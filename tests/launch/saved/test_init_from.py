@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import Averaged
+from crankshaft import Averaged
 from tests import runs
 from tests.engine.trainers import Squares
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import learning_rate, optimizers
+from crankshaft import learning_rate
+from crankshaft.engine import optimizers
 from crankshaft.engine.checkpoints import load_weights
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers.embeddings import Embedding

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer, mean
+from crankshaft import Trainer, mean
 from crankshaft.engine.layers.parallel import Attention, current_mesh
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.shards import Sharding

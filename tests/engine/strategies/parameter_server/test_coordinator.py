@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import Trainer
+from crankshaft import Trainer
 from crankshaft.engine.data.feed import CallInput
 from crankshaft.engine.errors import LostPeerError, SaveError
 from crankshaft.engine.inventory import Inventory

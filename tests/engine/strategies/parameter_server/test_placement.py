@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import StepOptions, Trainer, mean
+from crankshaft import StepOptions, Trainer, mean
 from crankshaft.engine.build import prepare
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
