@@ -19,7 +19,6 @@ from .inventory import Freezing, Inventory
 from .machine.threads import PROCESS
 from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
-from .optimizers.schedules import Constant
 from .reduction import Reduction
 from .reduction.aggregation import declared
 from .step.options import RunContext
@@ -199,5 +198,4 @@ def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRate
       >>> def build_optimizer(self):  # in a Trainer
       ...     return tf.keras.optimizers.Nadam(learning_rate(self), beta_2=0.99)
     """
-    rate = optimizers.schedule_from_options(trainer.run_context.options)
-    return rate.learning_rate if isinstance(rate, Constant) else rate
+    return optimizers.schedule_from_options(trainer.run_context.options)

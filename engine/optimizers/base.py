@@ -39,7 +39,6 @@ from ..reduction.per_replica import components
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
 from .averaging import Shadows
-from .schedules import Constant
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -219,8 +218,7 @@ class Optimizer(tf.Module):
         Raises:
           UsageError: the rate is a schedule.
         """
-        rate = self._learning_rate
-        constant = rate.learning_rate if isinstance(rate, Constant) else rate
+        constant = self._learning_rate
         if callable(constant) or not constant:
             raise UsageError(
                 f"the learning rate of {self.name} is a schedule, or 0, so it can't be set to {value:g}; use "

@@ -333,13 +333,13 @@ NAMES = tuple(_RULES)
 _CLOSE = 1e-6  # relative: rates are float32
 
 
-def schedule_from_options(options: StepOptions) -> tf.keras.optimizers.schedules.LearningRateSchedule:
-    """Makes the schedule of a run's learning rate, including its warm-up."""
+def schedule_from_options(options: StepOptions) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
+    """Makes the schedule of a run's learning rate, including its warm-up; a number if it is constant."""
     name, arguments = options.learning_rate_schedule, options.learning_rate_schedule_arg
     schedule = schedules.build(
         name, options.learning_rate, options.total_steps, warmup_steps=options.warmup_steps, **arguments
     )
-    is_constant = options.rate_by is None or isinstance(schedule, schedules.Constant)
+    is_constant = options.rate_by is None or not callable(schedule)
     return schedule if is_constant else schedules.ByExamples(schedule, options.rate_by)
 
 
@@ -384,8 +384,8 @@ def _equal_rates(rate: Any, options: StepOptions) -> set[str]:
     unequal = set()
     for step in (0, warm // 2, warm, (warm + total) // 2, total - 1):
         at = tf.constant(step, tf.int64)
-        difference = float(rate(at) if callable(rate) else rate) - float(ours(at))
-        if abs(difference) > _CLOSE * options.learning_rate:
+        theirs, mine = (float(each(at) if callable(each) else each) for each in (rate, ours))
+        if abs(theirs - mine) > _CLOSE * options.learning_rate:
             unequal.add(step)
     if not unequal:
         return set(RATE_OPTIONS)

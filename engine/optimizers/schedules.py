@@ -3,14 +3,12 @@
 Made on the host, called in replica code with the number of updates applied so far.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from ..arguments import COUNT, FROM_ZERO, INT32, POSITIVE, Interval, check_arguments, parameters, unknown
-from ..data.order import Order, Origin, PerWorkerOrder
 from ..errors import UsageError
 from ..step.options import SCHEDULES
 
@@ -24,21 +22,8 @@ ARGUMENTS = {
 }
 
 
-class Constant(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """The same learning rate at every step."""
-
-    def __init__(self, learning_rate):
-        self.learning_rate = learning_rate
-
-    def __call__(self, step):
-        return tf.constant(self.learning_rate, tf.float32)
-
-    def get_config(self):
-        return {"learning_rate": self.learning_rate}
-
-
 class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A linear rise to `schedule(0)` over `warmup_steps`, then `schedule` from its own step 0.
+    """A linear rise to `schedule(0)` over `warmup_steps`, then `schedule` from its own step 0; it may be a number.
 
     Step s of the warm-up has `schedule(0) * (s + 1) / (warmup_steps + 1)`: no step is wasted on a rate of zero, and the
     rise meets the schedule exactly at step `warmup_steps`. See Goyal et al., https://arxiv.org/abs/1706.02677, section
@@ -54,15 +39,8 @@ class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
         step = tf.cast(step, tf.int64)
         fraction = tf.cast(step + 1, tf.float32) / (self.warmup_steps + 1)
         after = tf.maximum(step - self.warmup_steps, 0)
-        rate = tf.cast(self.schedule(after), tf.float32)
-        return rate * tf.minimum(fraction, 1.0)
-
-    def get_config(self):
-        return {"schedule": _keras.serialize(self.schedule), "warmup_steps": self.warmup_steps}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(_deserialized(config["schedule"]), config["warmup_steps"])
+        rate = self.schedule(after) if callable(self.schedule) else self.schedule
+        return tf.cast(rate, tf.float32) * tf.minimum(fraction, 1.0)
 
 
 class ByExamples(tf.keras.optimizers.schedules.LearningRateSchedule):
@@ -74,20 +52,6 @@ class ByExamples(tf.keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         return self.schedule(self.order.rate_step(tf.cast(step, tf.int64)))
-
-    def get_config(self):
-        return {"schedule": _keras.serialize(self.schedule), "order": dataclasses.asdict(self.order)}
-
-    @classmethod
-    def from_config(cls, config):
-        values = {**config["order"], "origin": Origin(**config["order"]["origin"])}
-        kind = PerWorkerOrder if "shares" in values else Order
-        order = kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
-        return cls(_deserialized(config["schedule"]), order)
-
-
-def _deserialized(config):
-    return _keras.deserialize(config, custom_objects={kind.__name__: kind for kind in (Constant, WarmUp, ByExamples)})
 
 
 def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
@@ -111,7 +75,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
           with learning_rate).
 
     Returns:
-      A Keras LearningRateSchedule: (integer scalar step) -> float32 scalar.
+      A Keras LearningRateSchedule: (integer scalar step) -> float32 scalar; a number if the rate is constant.
 
     Raises:
       UsageError: an unknown name or argument (with the nearest known one), or no step left for the schedule.
@@ -140,7 +104,7 @@ def named() -> dict[str, Callable]:
 
 
 def _constant(learning_rate, remaining_steps):
-    return Constant(learning_rate)
+    return learning_rate
 
 
 def _cosine(learning_rate, remaining_steps, alpha=0.0, decay_steps=None):
