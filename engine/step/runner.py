@@ -74,48 +74,38 @@ class StepRunner:
         self,
         batch,
         batch_number: tf.Tensor,
-        step: tf.Tensor,
+        state,
+        compute: Callable | None,
+        returns_rows: bool,
         readings: Readings | None = None,
-        returns_predictions: bool = False,
     ) -> dict | tuple[dict, Any]:
-        """Runs `Trainer.eval_step` on this replica's share of a batch, which may have no examples.
+        """Runs `Trainer.eval_step`, or `compute`, on this replica's share of a batch, which may have no examples.
 
         Returns:
-          The metrics; with `returns_predictions` (metrics, the predictions for `compute_metrics`).
+          The metrics; with `returns_rows` (metrics, each example's outputs): the predictions for `compute_metrics`, or
+            `compute(features)`. Of replicas with the same examples, only the first one's have rows.
 
         Raises:
-          UsageError: the step returns no predictions, and they are asked for.
+          UsageError: the step returns no predictions, and they are asked for; or it writes what no checkpoint has.
         """
+        step, owner = tf.identity(state.step_variable), type(self._trainer).__name__
         batch, has_examples = pad_empty_batch(batch)
-        with self._evaluation(step, has_examples, batch_number, readings):
-            result, owner = self._trainer.eval_step(batch), type(self._trainer).__name__
-            metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
-            counted = self._counts(has_examples)
-            metrics = zero_unless(counted, check_weighed(metrics, batch, self._trainer))
-            if not returns_predictions:
-                return metrics
-            if not isinstance(predictions, dict) or not predictions:
-                raise UsageError(
-                    f"{owner}.compute_metrics: {owner}.eval_step returns no predictions for it; return (metrics, "
-                    "predictions), the latter tensors [examples, ...] by name"
-                )
-            return metrics, _rows(predictions, batch, counted, f"{owner}.predictions")
-
-    def outputs(
-        self,
-        compute: Callable,
-        batch,
-        batch_number: tf.Tensor,
-        step: tf.Tensor,
-        readings: Readings | None = None,
-    ):
-        """Returns `compute(features)` for this replica's share of a batch, which may have no examples.
-
-        Of replicas with the same examples, only the first one's have rows.
-        """
-        batch, has_examples = pad_empty_batch(batch)
-        with self._evaluation(step, has_examples, batch_number, readings):
-            return _rows(compute(form.features(batch)), batch, self._counts(has_examples), "predict")
+        with self._context(step, has_examples, None, batch_number, readings) as context:
+            context.seed_layers(assigns=not context.readings.replaces_variables)
+            with keras.computing_with(context.values):
+                result = ({}, compute(form.features(batch))) if compute else self._trainer.eval_step(batch)
+                metrics, rows = result if type(result) is tuple and len(result) == 2 else (result, None)
+                counted = self._counts(has_examples)
+                metrics = zero_unless(counted, check_weighed(metrics, batch, self._trainer))
+                if returns_rows and not compute and (not isinstance(rows, dict) or not rows):
+                    raise UsageError(
+                        f"{owner}.compute_metrics: {owner}.eval_step returns no predictions for it; return (metrics, "
+                        "predictions), the latter tensors [examples, ...] by name"
+                    )
+                if returns_rows:
+                    rows = _rows(rows, batch, counted, "predict" if compute else f"{owner}.predictions")
+        state.check_written(tf.compat.v1.get_default_graph())
+        return (metrics, rows) if returns_rows else metrics
 
     def _state_restorer(self, has_examples: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
@@ -180,13 +170,6 @@ class StepRunner:
                 pairs = zip(table.shards, table.admissions, strict=False)
                 readings.freed.update((id(s), freed) for s, admission in pairs if (freed := admission.read_freed()))
             yield context
-
-    @contextlib.contextmanager
-    def _evaluation(self, step, has_examples, batch_number, readings) -> Iterator[None]:
-        with self._context(step, has_examples, None, batch_number, readings) as context:
-            context.seed_layers(assigns=not context.readings.replaces_variables)
-            with keras.computing_with(context.values):
-                yield
 
     @contextlib.contextmanager
     def _context(self, step, has_examples, collect_norm, batch_number=None, readings=None) -> Iterator[StepContext]:

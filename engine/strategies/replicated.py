@@ -193,16 +193,11 @@ class Replicated(Strategy):
     def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:
         runner, state = self._runner, self.state
         if step == "eval" or isinstance(step, Prediction):
-            returns_rows = step != "eval" or computes_metrics(state.trainer)
+            compute = step.compute if isinstance(step, Prediction) else None
+            returns_rows = bool(compute) or computes_metrics(state.trainer)
 
             def evaluate(batch, number, _):
-                done = number, tf.identity(state.step_variable)
-                if isinstance(step, Prediction):
-                    result: Any = {}, runner.outputs(step.compute, batch, *done)
-                else:
-                    result = runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
-                state.check_written(tf.compat.v1.get_default_graph())
-                return result
+                return runner.evaluate_batch(batch, number, state, compute, returns_rows)
 
             return self._inner_loop(evaluate, feed, returns_rows=returns_rows)
 

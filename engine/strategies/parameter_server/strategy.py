@@ -289,16 +289,12 @@ class ParameterServer(Strategy):
         inventory, runner, state = self._inventory, self._runner, self.state
         if step == "eval" or isinstance(step, Prediction):
             pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
-            returns_rows = step != "eval" or computes_metrics(state.trainer)
+            compute = step.compute if isinstance(step, Prediction) else None
+            returns_rows = bool(compute) or computes_metrics(state.trainer)
 
             def evaluate(batch, number, _, pulled):
-                done = feed.batch_number(number), tf.identity(state.step_variable), pull.readings(pulled)
-                if isinstance(step, Prediction):
-                    result: Any = {}, runner.outputs(step.compute, batch, *done)
-                else:
-                    result = runner.evaluate_batch(batch, *done, returns_predictions=returns_rows)
-                state.check_written(tf.compat.v1.get_default_graph())
-                return result
+                number, readings = feed.batch_number(number), pull.readings(pulled)
+                return runner.evaluate_batch(batch, number, state, compute, returns_rows, readings)
 
             return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows)
 
