@@ -95,12 +95,18 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
     return None
 
 
+def nearest(misspelt: str, names, otherwise: str | None = None) -> str:
+    """Suggests 'did you mean X?' if one of `names` is similar, else returns `otherwise`, or lists all of them."""
+    names = list(names) if isinstance(names, (list, tuple)) else sorted(names)  # a list begins with the most frequent
+    word = misspelt.lower()
+    whole = [name for name in names if f"_{name}".endswith(f"_{word}")]  # batch_size: global_batch_size
+    near = list(dict.fromkeys([*whole, *difflib.get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
+    return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(names)}"
+
+
 def unknown(kind, name, names):
     """Returns a ValueError that names an unknown `kind` and the nearest of the `names` that there are."""
-    names = sorted(names)
-    nearest = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    fix = f"did you mean {' or '.join(nearest)}?" if nearest else f"use {', '.join(names) or '-'}"
-    return UsageError(f"unknown {kind} {name!r}; {fix}")
+    return UsageError(f"unknown {kind} {name!r}; {nearest(name, names)}")
 
 
 @functools.lru_cache(maxsize=256)

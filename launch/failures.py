@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import signal
 import sys
 
+from ..engine.arguments import nearest
 from ..engine.errors import (
     EXIT_DIVERGED,
     EXIT_FAILED,
@@ -29,21 +29,13 @@ __all__ = [  # the engine's, which the rest of launch imports from here
     "CrankshaftError",
     "RunError",
     "UsageError",
+    "nearest",
 ]
 
 EXIT_REGROUP = 76  # the attempt's workers change: it has saved, and its agents begin the next one
 EXIT_HUNG_UP = 129  # SIGHUP, a terminal that closed, after saving
 EXIT_INTERRUPTED = 130  # Ctrl-C, after saving
 EXIT_TERMINATED = 143  # SIGTERM, after saving; Kubernetes restarts on 128 and above
-
-
-def nearest(misspelt: str, names, otherwise: str | None = None) -> str:
-    """Suggests 'did you mean X?' if one of `names` is similar, else returns `otherwise`, or lists all of them."""
-    names = list(names) if isinstance(names, (list, tuple)) else sorted(names)  # a list begins with the most frequent
-    word = misspelt.lower()
-    whole = [name for name in names if f"_{name}".endswith(f"_{word}")]  # batch_size: global_batch_size
-    near = list(dict.fromkeys([*whole, *difflib.get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
-    return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(names)}"
 
 
 def signal_name(number: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ... import input as inputs
 from ... import models
-from ...engine.arguments import HUGE, Expression, Interval, outside
+from ...engine.arguments import COUNT, DECAY, FROM_ZERO, Expression, Interval, outside
 from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
 from ..failures import UsageError, nearest
@@ -157,18 +157,14 @@ def schedules() -> Mapping[str, Entry]:
     }
 
 
-_COUNT = Interval(lower=1, upper=2**31 - 1, whole=True)
-_LEAST = {
-    "patience": _COUNT,
-    "min_delta": Interval(lower=0, upper=HUGE),
-}
+_LEAST = {"patience": COUNT, "min_delta": FROM_ZERO}
 # The arguments of flags that name nothing else; required ones are required if any is set.
 ENTRIES = {
     "outer_arg": Entry(
         "the step of local SGD",
         "",
         {"learning_rate": 0.7, "momentum": 0.9},
-        intervals={"learning_rate": Interval(lower=0, upper=HUGE), "momentum": Interval(lower=0, below=1)},
+        intervals={"learning_rate": FROM_ZERO, "momentum": DECAY},
     ),
     "early_stopping": Entry("early stopping", "", {"min_delta": 0.0}, ("patience",), _LEAST),
     "reduce_lr": Entry(
@@ -183,9 +179,9 @@ ENTRIES = {
         "",
         {"steps": None, "seconds": None, "rounds": 3, "profile": False, "fail_below": None},
         intervals={
-            "steps": _COUNT,
+            "steps": COUNT,
             "seconds": Interval(above=0, upper=1e6),
-            "rounds": _COUNT,
+            "rounds": COUNT,
             "fail_below": Interval(lower=0, upper=1e6),
         },
     ),
@@ -194,7 +190,7 @@ ENTRIES = {
         "",
         {"tokens": 200, "temperature": 0.8, "top_k": 40},
         intervals={
-            "tokens": _COUNT,
+            "tokens": COUNT,
             "temperature": Interval(lower=0, upper=1000),
             "top_k": Interval(lower=0, upper=2**31 - 1, whole=True),
         },
