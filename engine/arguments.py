@@ -111,19 +111,20 @@ def unknown(kind, name, names):
 
 @functools.lru_cache(maxsize=256)
 def parameters(function):
-    """Returns the keyword parameters of `function`, or of a class and its bases' constructors, by name."""
-    functions = (
-        [vars(base)["__init__"] for base in reversed(function.__mro__[:-1]) if "__init__" in vars(base)]
-        if inspect.isclass(function)
-        else [function]
-    )
-    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {
-        name: parameter
-        for function in functions
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in named and name != "self"
-    }
+    """Returns the keyword parameters of `function`, or of a class, by name.
+
+    A constructor with `**arguments` passes them to its base's.
+    """
+    classes = function.__mro__[:-1] if inspect.isclass(function) else ()
+    named: dict[str, inspect.Parameter] = {}
+    for makes in [vars(c)["__init__"] for c in classes if "__init__" in vars(c)] if classes else [function]:
+        taken = inspect.signature(makes).parameters.values()
+        for one in taken:
+            if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD) and one.name != "self":
+                named.setdefault(one.name, one)
+        if not any(one.kind is one.VAR_KEYWORD for one in taken):
+            break
+    return named
 
 
 def check_arguments(owner, arguments, names, intervals):

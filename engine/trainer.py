@@ -46,6 +46,9 @@ class Trainer(tf.Module):
     reduction = Reduction()
     predictions_memory_mb = 1024
 
+    def __init__(self):
+        super().__init__()
+
     # -- to override --------------------------------------------------------------------------------------------------
 
     def build_model(self) -> tf.keras.Model:

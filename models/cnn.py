@@ -17,8 +17,8 @@ class Model(Classifier):
       class_weight: see `Classifier`.
     """
 
-    def __init__(self, batch_norm: bool = False, dropout: float = 0.0, class_weight: tuple[float, ...] | None = None):
-        super().__init__(class_weight)
+    def __init__(self, batch_norm: bool = False, dropout: float = 0.0, **arguments):
+        super().__init__(**arguments)
         self.batch_norm = batch_norm
         self.dropout = dropout
 

@@ -31,13 +31,9 @@ class Model(Tabular):
         width: int = 16,
         bottom_units: tuple[int, ...] = (64,),
         top_units: tuple[int, ...] = (128, 64),
-        task: str = "auto",
-        hash_buckets: int = 0,
-        table_capacity: int = 0,
-        admit_after: int = 1,
-        evict_after: int = 0,
+        **arguments,
     ):
-        super().__init__(task, hash_buckets, table_capacity, admit_after, evict_after)
+        super().__init__(**arguments)
         self.width = width
         self.bottom_units = bottom_units
         self.top_units = top_units

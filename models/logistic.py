@@ -14,9 +14,6 @@ class Model(Classifier):
       class_weight: see `Classifier`.
     """
 
-    def __init__(self, class_weight: tuple[float, ...] | None = None):
-        super().__init__(class_weight)
-
     def build_model(self) -> tf.keras.Model:
         layers = [tf.keras.layers.Flatten(), tf.keras.layers.Dense(self.run_context.num_classes, name="logits")]
         return tf.keras.Sequential(layers, name="logistic")

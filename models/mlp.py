@@ -17,13 +17,8 @@ class Model(Classifier):
       class_weight: see `Classifier`.
     """
 
-    def __init__(
-        self,
-        hidden_units: tuple[int, ...] = (128,),
-        dropout: float = 0.0,
-        class_weight: tuple[float, ...] | None = None,
-    ):
-        super().__init__(class_weight)
+    def __init__(self, hidden_units: tuple[int, ...] = (128,), dropout: float = 0.0, **arguments):
+        super().__init__(**arguments)
         self.hidden_units = hidden_units
         self.dropout = dropout
 

@@ -40,9 +40,9 @@ class Model(Classifier):
         depth: int = 20,
         sync_batch_norm: bool = False,
         batch_norm_momentum: float = 0.9,
-        class_weight: tuple[float, ...] | None = None,
+        **arguments,
     ):
-        super().__init__(class_weight)
+        super().__init__(**arguments)
         if depth not in _SMALL | _LARGE:
             raise UsageError(f"depth={depth} is unknown; use one of {', '.join(map(str, _SMALL | _LARGE))}")
         self.depth = depth

@@ -39,13 +39,9 @@ class Model(Tabular):
         hidden_units: tuple[int, ...] = (128, 64),
         crosses: tuple[str, ...] = (),
         cross_buckets: int = 100000,
-        task: str = "auto",
-        hash_buckets: int = 0,
-        table_capacity: int = 0,
-        admit_after: int = 1,
-        evict_after: int = 0,
+        **arguments,
     ):
-        super().__init__(task, hash_buckets, table_capacity, admit_after, evict_after)
+        super().__init__(**arguments)
         self.width = width
         self.hidden_units = hidden_units
         self.crosses = crosses

@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -114,7 +114,7 @@ def _input(module, path: str | None) -> Entry:
     load = getattr(module, "load", None)
     if not callable(load):
         raise user_files.missing_error("input", path)
-    parameters = _parameters(load)
+    parameters = [*parameters_of(load).values()]
     if sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters) < 2:
         raise user_files.missing_error("input", path, "a load without the arguments data_dir and seed")
     arguments = [parameter for parameter in parameters[2:] if parameter.name not in _FROM_FLAGS]
@@ -125,11 +125,8 @@ def _input(module, path: str | None) -> Entry:
 
 def class_entry(trainer_class: type) -> Entry:
     """Makes the entry of a Trainer."""
-    constructor = trainer_class.__init__  # type: ignore[misc]
-    parameters = _parameters(constructor)[1:]
-    if constructor.__qualname__.split(".")[0] == "Module":
-        parameters = []  # tf.Module's own `name` is not an argument of the model's
-    return Entry(trainer_class.__name__, _summary(trainer_class), *_arguments(parameters), make=trainer_class)
+    arguments = _arguments(parameters_of(trainer_class).values())
+    return Entry(trainer_class.__name__, _summary(trainer_class), *arguments, make=trainer_class)
 
 
 def optimizers() -> Mapping[str, Entry]:
@@ -152,7 +149,7 @@ def schedules() -> Mapping[str, Entry]:
     from ...engine.optimizers import schedules as engine
 
     return {
-        name: Entry(name, "", _arguments(_parameters(make)[2:])[0], intervals=engine.ARGUMENTS)
+        name: Entry(name, "", _arguments([*parameters_of(make).values()][2:])[0], intervals=engine.ARGUMENTS)
         for name, make in engine.named().items()
     }
 
@@ -278,13 +275,7 @@ def _coerce(kind: type | None, value: Any) -> Any:
     return guessed(value.strip())
 
 
-def _parameters(function: Callable) -> list[inspect.Parameter]:
-    """Lists the parameters that can be passed by name."""
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in by_name]
-
-
-def _arguments(parameters: Sequence[inspect.Parameter]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _arguments(parameters: Collection[inspect.Parameter]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns (defaults by name, names without a default)."""
     return (
         {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
