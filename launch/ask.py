@@ -15,15 +15,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import visible
 from ..engine.machine import events, requests
-from . import explanations, failures
-from .command_line import command_flags, help
+from .command_line import command_flags
 from .command_line.rules import Number, Text, flag
 from .failures import RunError, UsageError, nearest
 from .host import process
@@ -43,30 +41,23 @@ class AskFlags:
     )
 
 
-def main(argv: list[str]) -> None:
-    """Sends the command line's request, prints the answer, and exits the process."""
-    process.prepare_streams()
-    try:
-        values, words = command_flags.read(argv, AskFlags, help.module_doc(__name__), _USAGE, takes_words=True)
-        if len(words) != 2:
-            raise UsageError(f"{len(words)} arguments; use {_USAGE}")
-        flags, (run_dir, kind) = AskFlags(**values), words
-        if kind not in requests.KINDS:
-            raise UsageError(f"{kind!r} is not a request; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
-        _check_runs(run_dir, flags.task)
-        answer = requests.ask(RunDir(run_dir).requests, kind, flags.task, flags.wait_seconds)
-        if answer is None:
-            raise RunError(
-                f"{run_dir}: no answer in {flags.wait_seconds:g} s; a call or a compilation may take longer "
-                "(--wait_seconds), or the task is stopped"
-            )
-        print(visible(answer))  # whoever may write to the run's folder may have answered
-        code = 0
-    except KeyboardInterrupt:
-        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted; the request is taken back")
-    except Exception as error:  # the border of the program
-        code = failures.fail(*explanations.explain(error, has_debug=False))
-    sys.exit(code)
+def main(argv: list[str]) -> int:
+    """Sends the command line's request, and prints the answer."""
+    flags, words = command_flags.read(argv, AskFlags, _USAGE, takes_words=True)
+    if len(words) != 2:
+        raise UsageError(f"{len(words)} arguments; use {_USAGE}")
+    run_dir, kind = words
+    if kind not in requests.KINDS:
+        raise UsageError(f"{kind!r} is not a request; {nearest(kind, requests.KINDS, f'use {_USAGE}')}")
+    _check_runs(run_dir, flags.task)
+    answer = requests.ask(RunDir(run_dir).requests, kind, flags.task, flags.wait_seconds)
+    if answer is None:
+        raise RunError(
+            f"{run_dir}: no answer in {flags.wait_seconds:g} s; a call or a compilation may take longer "
+            "(--wait_seconds), or the task is stopped"
+        )
+    print(visible(answer))  # whoever may write to the run's folder may have answered
+    return 0
 
 
 def _check_runs(run_dir: str, task: str | None) -> None:

@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
-from . import failures
+from . import explanations, failures
 from .command_line import help
 from .host import process
+from .host.signals import interruptible
 
-# name -> the module whose `main(argv)` runs it and exits the process, and what it is for.
+
+class Command(NamedTuple):
+    """A subcommand.
+
+    Attributes:
+      module: name of the module whose `main(argv)` runs it, and returns the exit code.
+      purpose: what it is for.
+      kept: what holds after Ctrl-C or an error of the system; "" if there is nothing to say.
+    """
+
+    module: str
+    purpose: str
+    kept: str = ""
+
+
 COMMANDS = {
-    "train": ("crankshaft.launch.train", "Train, evaluate, time or export a model."),
-    "local": ("crankshaft.launch.local", "Run a whole cluster on this machine, one process per task."),
-    "plan": ("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
-    "prepare": ("crankshaft.launch.prepare", "Write an input's examples into shards of files."),
-    "ask": ("crankshaft.launch.ask", "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop."),
-    "monitor": ("crankshaft.launch.monitor.server", "Show running and finished runs on a page."),
-    "report": ("crankshaft.launch.monitor.report", "Print a benchmark's result as Markdown, or write the page."),
+    "train": Command("crankshaft.launch.train", "Train, evaluate, time or export a model."),
+    "local": Command("crankshaft.launch.local", "Run a whole cluster on this machine, one process per task."),
+    "plan": Command("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
+    "prepare": Command(
+        "crankshaft.launch.prepare",
+        "Write an input's examples into shards of files.",
+        "complete shards are kept, and the same command continues",
+    ),
+    "ask": Command(
+        "crankshaft.launch.ask",
+        "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop.",
+        "the request is taken back",
+    ),
+    "monitor": Command("crankshaft.launch.monitor.server", "Show running and finished runs on a page."),
+    "report": Command("crankshaft.launch.monitor.report", "Print a benchmark's result as Markdown, or write the page."),
 }
 
 
@@ -26,12 +51,32 @@ def run() -> None:
     name, *arguments = process.arguments()[1:] or [""]
     if name in ("", "help", "--help", "-h"):
         lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
-        lines += [f"  {command:<10} {purpose}" for command, (_, purpose) in COMMANDS.items()]
+        lines += [f"  {command:<10} {purpose}" for command, (_, purpose, _) in COMMANDS.items()]
         help.show("\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."]))
     if name not in COMMANDS:
         hint = "flags stand after it" if name.startswith("-") else failures.nearest(name, COMMANDS)
         sys.exit(
             failures.fail(failures.EXIT_USAGE, f"crankshaft {name} is not a command of {', '.join(COMMANDS)}; {hint}")
         )
-    module = importlib.import_module(COMMANDS[name][0])
-    module.main(argv=[f"crankshaft {name}", *arguments])
+    execute(name, arguments)
+
+
+def execute(name: str, arguments: Sequence[str]) -> NoReturn:
+    """Runs a subcommand, whose failures become one line each here, and exits the process."""
+    command, argv = COMMANDS[name], [f"crankshaft {name}", *arguments]
+    main = importlib.import_module(command.module).main
+    if name == "train":  # which scripts call too: it exits by itself
+        main(argv=argv)
+    process.prepare_streams()
+    kept = command.kept and f"; {command.kept}"
+    try:
+        with interruptible():
+            code = main(argv)
+    except KeyboardInterrupt:
+        code = failures.fail(failures.EXIT_INTERRUPTED, f"interrupted{kept}")
+    except Exception as error:  # the border of the program
+        explained = explanations.explain(error, has_debug=False)
+        if kept and isinstance(error, OSError):
+            explained = failures.EXIT_FAILED, f"{explanations.explain_system_error(error)}{kept}"
+        code = failures.fail(*explained)
+    sys.exit(code)

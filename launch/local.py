@@ -23,14 +23,12 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import counted
 from ..engine.machine import cpus
 from ..engine.machine.files import temporary_folder
-from . import explanations, failures
 from .cluster import children, listeners, resources, restarts
 from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
-from .command_line import command_flags, help, parsing
+from .command_line import command_flags, parsing
 from .command_line.rules import Boolean, Integer, Number, flag
-from .failures import UsageError
-from .host import process
+from .failures import UsageError, print_line
 
 _PROGRAM = "crankshaft local"
 _TRAIN = ("-m", "crankshaft", "train")
@@ -91,30 +89,16 @@ class _Command:
     step_timeout_seconds: float | None = None
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Runs a cluster by the command line, and exits the process."""
-    process.prepare_streams()
-    argv = sys.argv if argv is None else argv
-    try:
-        code = _run(argv, os.environ)
-    except Exception as error:  # the border of the program
-        code = failures.fail(*explanations.explain(error, has_debug=False))
-    except KeyboardInterrupt:  # before the supervisor listens to signals, or after
-        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted")
-    sys.exit(code)
-
-
-def _run(argv: list[str], environment: Mapping[str, str]) -> int:
+def main(argv: list[str]) -> int:
+    """Runs a cluster by the command line."""
     cut = argv.index("--") if "--" in argv else len(argv)
-    values, _ = command_flags.read(
+    job, _ = command_flags.read(
         argv[:cut],
         LocalFlags,
-        help.module_doc(__name__),
         f"{_PROGRAM} [flags] -- [script.py | -m module] [flags of train]",
         words="the command of the tasks comes after --",
         has_tasks=True,
     )
-    job = LocalFlags(**values)
     if job.evaluator and not job.ps:
         raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
     if sys.platform != "linux":
@@ -125,7 +109,7 @@ def _run(argv: list[str], environment: Mapping[str, str]) -> int:
     command = _read_command(job, argv[cut + 1 :])
     if command.imports:
         temporary_folder()  # TensorFlow's import needs one in each task, and here the mistake is one line
-    supervisor = _supervisor(job, command, environment)
+    supervisor = _supervisor(job, command, os.environ)
     supervisor.print(_LISTENING[listeners.can_refuse_hosts()])
     return supervisor.run()
 
@@ -219,7 +203,7 @@ def _divide_gpus(job: LocalFlags, tasks: list[tuple[str, int]], gpus: int) -> di
         return {}
     without, workers = dict.fromkeys(tasks, "none"), [task for task in tasks if task[0] == "worker"]
     if len(workers) > gpus and not job.ps:
-        failures.print_line(
+        print_line(
             f"[local] {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}: all compute on the CPU; use "
             f"--workers={gpus} for one each"
         )

@@ -20,7 +20,6 @@ import functools
 import multiprocessing
 import shlex
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
@@ -28,18 +27,15 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UnavailableError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
-from . import explanations, failures
-from .command_line import command_flags, help, parsing, registry, user_files
+from .command_line import command_flags, parsing, registry, user_files
 from .command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
 from .failures import UsageError
 from .host import process
-from .host.signals import interruptible
 
 if TYPE_CHECKING:
     from .run.data.preparing import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_RESUMES = "complete shards are kept, and the same command continues"
 _task: list[Any] = []  # in a process of the pool: the request, and its loaded data
 _Written = Iterator[tuple[Shard, dict[str, int]]]
 
@@ -61,27 +57,11 @@ class PrepareFlags:
     processes: int | None = flag(Integer(1, 1000), None, "Processes that write shards; default: one per core.")
 
 
-def main(argv: list[str]) -> None:
-    """Writes shards by the command line, and exits the process."""
-    process.prepare_streams()
-    try:
-        usage = "crankshaft prepare --input=... --output_dir=... [flags]"
-        with interruptible():
-            values, _ = command_flags.read(argv, PrepareFlags, help.module_doc(__name__), usage)
-            flags = PrepareFlags(**values)
-            if not flags.output_dir:
-                raise UsageError("--output_dir is missing; name a folder for the shards")
-            code = _run(flags)
-    except KeyboardInterrupt:
-        code = failures.fail(failures.EXIT_INTERRUPTED, f"interrupted; {_RESUMES}")
-    except OSError as error:
-        code = failures.fail(failures.EXIT_FAILED, f"{explanations.explain_system_error(error)}; {_RESUMES}")
-    except Exception as error:  # the border of the program
-        code = failures.fail(*explanations.explain(error, has_debug=False))
-    sys.exit(code)
-
-
-def _run(flags: PrepareFlags) -> int:
+def main(argv: list[str]) -> int:
+    """Writes shards by the command line."""
+    flags, _ = command_flags.read(argv, PrepareFlags, "crankshaft prepare --input=... --output_dir=... [flags]")
+    if not flags.output_dir:
+        raise UsageError("--output_dir is missing; name a folder for the shards")
     entry = registry.find("input", flags.input)
     arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
     if flags.eval_data_dir and not entry.reads_eval_data:

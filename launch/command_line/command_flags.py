@@ -7,31 +7,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from ..failures import UsageError
 from . import help, parsing
 from .flags import FIELDS
 from .rules import fields
 
+T = TypeVar("T")
+
 
 def read(
     argv: list[str],
-    command: type,
-    doc: str,
+    command: type[T],
     usage: str,
     *,
     words: str = "write --NAME=VALUE",
     takes_words: bool = False,
     has_tasks: bool = False,
     takes_others: bool = False,
-) -> tuple[dict[str, Any], list[str]]:
-    """Reads the values that a command line gives a command's flags, and its words; for --help, shows them and exits.
+) -> tuple[T, list[str]]:
+    """Reads a command's flags from its command line, and its words; for --help, shows the flags and exits.
 
     Args:
       argv: the program's name and what follows.
-      command: dataclass whose fields are the command's own flags.
-      doc: text with which --help begins.
+      command: dataclass whose fields are the command's own flags; --help begins with its module's docstring.
       words: fix for a word that is not a flag, for the message.
       takes_words: whether the command takes such words, before its flags and after.
       has_tasks: whether it starts tasks, whose flags of crankshaft train follow --.
@@ -42,7 +42,7 @@ def read(
     """
     command_fields = fields(command)
     if {"--help", "-h", "-help", "--helpfull", "--helpshort"} & set(argv[1:]):
-        parts = [help.introduction(doc), "", f"usage: {usage}", ""]
+        parts = [help.introduction(help.module_doc(command.__module__)), "", f"usage: {usage}", ""]
         help.show("\n".join([*parts, *map(help.flag_help, command_fields.values())]))
     for name in parsing.names(argv[1:]) if has_tasks else ():
         if name not in command_fields and {name, name.removeprefix("no")} & FIELDS.keys():
@@ -51,7 +51,7 @@ def read(
     values, rest = parsing.parse_words(given, command_fields, known_only=takes_others, between=between)
     if rest and not (takes_words or takes_others):
         raise UsageError(f"{rest[0]!r} is not a flag; {words}, see --help")
-    return values, rest
+    return command(**values), rest
 
 
 def split_program(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:

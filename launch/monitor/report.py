@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 
-from .. import explanations, failures
 from ..benchmark import benchmark_report
 from ..command_line import command_flags, help
 from ..command_line.rules import Path, flag
 from ..failures import UsageError
-from ..host import process
 from ..host.files import write_user_file
 from . import page
 from .run import MonitoredRun
@@ -35,21 +32,11 @@ class ReportFlags:
     html: str | None = flag(Path(), None, "File of the page; an existing one is replaced.")
 
 
-def main(argv: list[str]) -> None:
-    """Prints or writes a report by the command line, and exits the process."""
-    process.prepare_streams()
-    try:
-        values, paths = command_flags.read(
-            argv,
-            ReportFlags,
-            help.module_doc(__name__),
-            "crankshaft report RESULT.json | crankshaft report RUN_DIR|RESULT.json ... --html=FILE",
-            takes_words=True,
-        )
-        text = _text(paths, ReportFlags(**values).html)
-    except Exception as error:  # the border of the program
-        sys.exit(failures.fail(*explanations.explain(error, has_debug=False)))
-    help.show(text)
+def main(argv: list[str]) -> int:
+    """Prints or writes a report by the command line."""
+    usage = "crankshaft report RESULT.json | crankshaft report RUN_DIR|RESULT.json ... --html=FILE"
+    flags, paths = command_flags.read(argv, ReportFlags, usage, takes_words=True)
+    help.show(_text(paths, flags.html))
 
 
 def _text(paths: list[str], html: str | None) -> str:

@@ -10,23 +10,21 @@ Only this machine reaches the page, unless --bind is set. Nothing is written, an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import ipaddress
 import json
 import secrets
 import socket
-import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .. import explanations, failures
-from ..command_line import command_flags, help, rules
+from ..command_line import command_flags, rules
 from ..command_line.rules import Integer, Text, flag
 from ..failures import UsageError
-from ..host import process
 from ..host.serving import Application, Server
 from . import page
 from .run import MonitoredRun
@@ -52,26 +50,11 @@ class MonitorFlags:
     )
 
 
-def main(argv: list[str]) -> None:
-    """Serves the page of the runs on the command line until Ctrl-C, and exits the process."""
-    process.prepare_streams()
-    try:
-        values, paths = command_flags.read(
-            argv,
-            MonitorFlags,
-            help.module_doc(__name__),
-            "crankshaft monitor [flags] RUN_DIR|RESULT.json ...",
-            takes_words=True,
-        )
-        _serve(paths, **vars(MonitorFlags(**values)))
-    except Exception as error:  # the border of the program
-        sys.exit(failures.fail(*explanations.explain(error, has_debug=False)))
-    except KeyboardInterrupt:
-        sys.exit(0)
-    sys.exit(0)
-
-
-def _serve(paths: list[str], bind: str, port: int) -> None:
+def main(argv: list[str]) -> int:
+    """Serves the page of the runs on the command line until Ctrl-C."""
+    usage = "crankshaft monitor [flags] RUN_DIR|RESULT.json ..."
+    flags, paths = command_flags.read(argv, MonitorFlags, usage, takes_words=True)
+    bind, port = flags.bind, flags.port
     if not paths:
         raise UsageError("the run's folder is missing; name it: crankshaft monitor RUN_DIR")
     address = ipaddress.ip_address(bind)
@@ -86,8 +69,9 @@ def _serve(paths: list[str], bind: str, port: int) -> None:
     host = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else address
     query = f"?token={token}" if token else ""
     print(f"http://{host}:{server.port}/{query}   (Ctrl-C ends it)", flush=True)
-    with server:
+    with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
+    return 0
 
 
 def application(runs: list[MonitoredRun], token: str = "") -> Application:

@@ -18,20 +18,18 @@ import contextlib
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .. import explanations, failures, terminal
+from .. import terminal
 from ..cluster import tf_config
-from ..command_line import checks, command_flags, help, parsing, paths
+from ..command_line import checks, command_flags, parsing, paths
 from ..command_line import config as configs
 from ..command_line.rules import Boolean, Number, Text, flag
 from ..failures import UsageError
 from ..host import process
 from ..host.files import write_json
-from ..host.signals import interruptible
 from . import hardware, plan_report, simulation
 from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
@@ -70,23 +68,10 @@ class PlanFlags:
     )
 
 
-def main(argv: list[str]) -> None:
-    """Plans by the command line, and exits the process."""
-    process.prepare_streams()
-    try:
-        with interruptible():
-            code = _run(argv)
-    except KeyboardInterrupt:
-        code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted")
-    except Exception as error:  # the border of the program
-        code = failures.fail(*explanations.explain(error, has_debug=False))
-    sys.exit(code)
-
-
-def _run(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
+    """Plans by the command line."""
     cut = argv.index("--") if "--" in argv else len(argv)
-    values, words = command_flags.read(argv[:cut], PlanFlags, help.module_doc(__name__), _USAGE, takes_others=True)
-    flags = PlanFlags(**values)
+    flags, words = command_flags.read(argv[:cut], PlanFlags, _USAGE, takes_others=True)
     program, arguments = command_flags.split_program(argv[cut + 1 :]) if argv[cut + 1 :] else ((), [])
     words += arguments
     if program:

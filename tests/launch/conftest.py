@@ -31,15 +31,16 @@ _WITHOUT_TENSORFLOW = "raise ImportError('TensorFlow was started')\n"
 # Runs a command of `crankshaft` with each of some lists of arguments, each in a fork that begins where it is imported.
 _EACH = """
 import importlib, json, os, sys
-from crankshaft.launch.command import COMMANDS
+from crankshaft.launch.command import COMMANDS, execute
 
 name, folder, lines = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-command, codes = importlib.import_module(COMMANDS[name][0]), []
+importlib.import_module(COMMANDS[name].module)
+codes = []
 for index, arguments in enumerate(lines):
     if not (child := os.fork()):
         for number, stream in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{folder}/{index}.{stream}", os.O_CREAT | os.O_WRONLY), number)
-        command.main(argv=[f"crankshaft {name}", *arguments])
+        execute(name, arguments)
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(json.dumps(codes))
 """

@@ -13,7 +13,7 @@ import tensorflow as tf
 from crankshaft.input import array_record, tfrecord
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import tokens
-from crankshaft.launch import prepare
+from crankshaft.launch import command
 from tests.input.test_tfrecord import example
 from tests.limits import files_no_larger_than
 from tests.runs import assert_equal_bits
@@ -43,7 +43,7 @@ def prepared(capfd):
 
     def run(*arguments):
         with pytest.raises(SystemExit) as exit:
-            prepare.main(["crankshaft prepare", "--processes=1", *map(str, arguments)])
+            command.execute("prepare", ["--processes=1", *map(str, arguments)])
         out, err = capfd.readouterr()
         errors = [line for line in err.splitlines() if line.startswith("error: ")]
         assert len(errors) == (1 if exit.value.code else 0), err

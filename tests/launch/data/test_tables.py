@@ -16,7 +16,7 @@ import tensorflow as tf
 from crankshaft import Embedding, UsageError, load_model, run
 from crankshaft.input import csv as csv_input
 from crankshaft.input import tfrecord
-from crankshaft.launch import prepare
+from crankshaft.launch import command
 from tests import runs
 from tests.engine.trainers import Squares
 
@@ -169,7 +169,7 @@ def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
     shards = tmp_path / "shards"
     flags = ["--processes=1", "--input=csv", f"--data_dir={tmp_path}/a.csv", f"--output_dir={shards}"]
     with pytest.raises(SystemExit) as ended:
-        prepare.main(["crankshaft prepare", *flags])
+        command.execute("prepare", flags)
     assert not ended.value.code
     for source in ({"input": "csv", "data_dir": tmp_path / "a.csv"}, {"input": "tfrecord", "data_dir": shards}):
         how |= {**source, "run_dir": tmp_path / source["input"]}

@@ -144,9 +144,9 @@ def test_no_tensorflow_is_imported_before_mistakes_are_found():
     code = """
 import importlib, sys
 from crankshaft.launch import command
-for name, _ in command.COMMANDS.values():
-    importlib.import_module(name)
-    assert "tensorflow" not in sys.modules, name
+for each in command.COMMANDS.values():
+    importlib.import_module(each.module)
+    assert "tensorflow" not in sys.modules, each
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -283,8 +283,8 @@ def test_help_names_every_flag(ended):
 def test_another_system_than_linux_is_told_in_one_line():
     """After the imports, which would need that system's library."""
     code = (
-        "import sys; from crankshaft.launch import local; sys.platform = 'darwin'\n"
-        "local.main(['crankshaft local', '--workers=2', '--', '--model=mlp', '--input=digits'])"
+        "import sys; from crankshaft.launch import command, local; sys.platform = 'darwin'\n"
+        "command.execute('local', ['--workers=2', '--', '--model=mlp', '--input=digits'])"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2

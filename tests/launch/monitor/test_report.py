@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from benchmarks.monitor_page import events, write
+from crankshaft.launch import command
 from crankshaft.launch.benchmark import result
-from crankshaft.launch.monitor import report, server
 from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
 from tests.waiting import PATIENCE
 
@@ -21,7 +21,7 @@ def reported(capsys):
 
     def run(*arguments):
         with pytest.raises(SystemExit) as end:
-            report.main(["crankshaft report", *map(str, arguments)])
+            command.execute("report", [*map(str, arguments)])
         out, err = capsys.readouterr()
         return end.value.code or 0, out, err.splitlines()
 
@@ -30,7 +30,7 @@ def reported(capsys):
 
 def test_a_page_at_another_hosts_address_names_the_cure(capsys, tmp_path):
     with pytest.raises(SystemExit) as end:  # 192.0.2.1 is for documentation (RFC 5737)
-        server.main(["crankshaft monitor", "--bind=192.0.2.1", str(tmp_path)])
+        command.execute("monitor", ["--bind=192.0.2.1", str(tmp_path)])
     assert end.value.code == 2
     assert "(Cannot assign requested address); --bind=ADDRESS takes another of this host's" in capsys.readouterr().err
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from crankshaft.launch import command
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.plan import hardware, saved
-from crankshaft.launch.plan import main as command
+from crankshaft.launch.plan import hardware, main, saved
 from tests.launch.plan.test_estimate import FIGURES
 
 pytestmark = pytest.mark.thorough
@@ -24,7 +24,7 @@ def plan(capfd, tmp_path):
         path = tmp_path / "machine.json"
         path.write_text(json.dumps(FIGURES | {"kind": "cpu", "devices_per_host": 1} | figures))
         with pytest.raises(SystemExit) as ended:
-            command.main(["crankshaft plan", f"--on={path}", *arguments])
+            command.execute("plan", [f"--on={path}", *arguments])
         out, err = capfd.readouterr()
         return ended.value.code, out, [line for line in err.splitlines() if line.startswith("error: ")]
 
@@ -53,7 +53,7 @@ def test_a_mistake_is_one_line(plan, arguments, line):
 
 def test_a_plan_needs_a_machine(capfd):
     with pytest.raises(SystemExit) as ended:
-        command.main(["crankshaft plan", *MLP])
+        command.execute("plan", MLP)
     assert ended.value.code == 2
     assert "error: --on is missing; give h100, a100, l4, tpu-v5e, or a file" in capfd.readouterr().err
 
@@ -208,7 +208,7 @@ def test_advice_applied_fits(flags, advice):
 
     def planned(machine, *more):
         passed = parsing.from_argv(["crankshaft train", *flags, *more])
-        return command.plan(passed, [1], hardware.from_figures(FIGURES | {"host_memory_gb": 1e3} | machine, "mine"))
+        return main.plan(passed, [1], hardware.from_figures(FIGURES | {"host_memory_gb": 1e3} | machine, "mine"))
 
     (needed,) = planned({}, *advice.split())["hosts"]
     device, host = needed["memory"]["total"], needed["host_bytes"]

@@ -17,7 +17,7 @@ import pytest
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine.events import SCHEMA, EventLog, read
 from crankshaft.engine.machine.requests import Requests, ask
-from crankshaft.launch import ask as launch_ask
+from crankshaft.launch import command
 from tests.launch.conftest import MLP
 from tests.processes import Outcome
 from tests.runs import newest
@@ -161,7 +161,7 @@ def asked(capfd):
     def asked(*arguments) -> Outcome:
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
-            launch_ask.main(["crankshaft ask", *map(str, arguments)])
+            command.execute("ask", [*map(str, arguments)])
         return Outcome(end.value.code or 0, *capfd.readouterr())
 
     return asked
