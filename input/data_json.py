@@ -15,7 +15,6 @@ from ..engine.data.preprocessing import KINDS, UNCHANGED, ColumnPreprocessing, P
 from .files import tokens
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]
-_EARLIER = ("words", "treatments", "array_columns")  # keys that an earlier version wrote instead of "preprocessing"
 
 
 def as_json(data: Data) -> dict[str, Any]:
@@ -40,15 +39,13 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
     """Restores data without examples from the properties in the file at `path`; ignores other keys.
 
     Raises:
-      KeyError, TypeError: the argument was not made by `as_json`, or by an earlier version's.
+      KeyError, TypeError: the argument was not made by `as_json`.
     """
     restored = {name: content[name] for name in _NAMES if content.get(name) is not None}
     if "tokens" in restored:
         restored["tokens"] = tokens.from_saved(restored["tokens"], path)
     if "classes" in restored:
         restored["classes"] = tuple(map(_text, restored["classes"]))
-    if earlier := [key for key in _EARLIER if key in content]:
-        raise TypeError(f"{earlier[0]} is of an earlier version")
     if "preprocessing" in restored:
         restored["preprocessing"] = _preprocessing(**restored["preprocessing"])
     return Data(None, **restored)

@@ -33,15 +33,12 @@ class Origin:
 
     Attributes:
       step: the first step of this size.
-      place: the order index of its first example. Not 0 only in checkpoints of earlier versions, which changed the size
-        within an epoch; the name is that in checkpoints.
       rate_step: the schedule's position there.
       rate_steps, rate_examples: numbers of its steps and their examples; 0 if it counts the run's steps.
     """
 
     step: int = 0
     epoch: int = 0
-    place: int = 0
     rate_step: int = 0
     rate_steps: int = 0
     rate_examples: int = 0
@@ -105,7 +102,7 @@ class Order:
     def shift(self) -> int:
         """The difference between a batch's number in a run that always had this batch size and its step here."""
         origin = self.origin
-        return origin.epoch * self.steps_per_epoch + origin.place // self.batch_size - origin.step
+        return origin.epoch * self.steps_per_epoch - origin.step
 
     def position(self, step: int) -> tuple[int, int]:
         """Returns the position of a step: (epoch, order index of its first example)."""
@@ -143,7 +140,7 @@ class Order:
         if step == 0 or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):
             return dataclasses.replace(self, origin=before.origin)
         if has_other_data and index:
-            epoch, index = epoch + 1, 0
+            epoch += 1
         # From here on the learning-rate schedule counts examples, so many of them as this number of its steps:
         if before.origin.rate_steps:
             unit = before.origin.rate_steps, before.origin.rate_examples
@@ -153,7 +150,7 @@ class Order:
             unit = before.steps_per_epoch, before.epoch_examples
         else:
             unit = 1, before.batch_size
-        return dataclasses.replace(self, origin=Origin(step, epoch, index, before.rate_step(step), *unit))
+        return dataclasses.replace(self, origin=Origin(step, epoch, before.rate_step(step), *unit))
 
     def _check_same_order(self, epoch: int, step: int, reordered: Mapping[str, Any]) -> None:
         """Raises UsageError if settings, in `reordered` with their values before a step, are others within an epoch."""
@@ -173,8 +170,7 @@ class Order:
         if not steps:
             return step
         epoch, in_epoch = divmod(origin.step + self.shift, self.steps_per_epoch)
-        already_trained = in_epoch * self.batch_size + origin.place % self.batch_size  # of this epoch
-        done = self.examples_before(step) - self._examples_at(epoch, already_trained)
+        done = self.examples_before(step) - self._examples_at(epoch, in_epoch * self.batch_size)
         return origin.rate_step + done // examples * steps + done % examples * steps // examples
 
     @property

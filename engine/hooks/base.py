@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -142,9 +141,6 @@ class Period:
         return self.position(step)[1] == 0
 
 
-_FORMER_NAMES = {"settle": "before_save", "compare": "check_together"}  # of Hook's methods
-
-
 class Hook:
     """A hook that does nothing and is never due. Override methods as needed.
 
@@ -171,13 +167,6 @@ class Hook:
     ends_last = False
     is_pending = False
     needs_epochs = False
-
-    def __init_subclass__(cls, **keywords) -> None:
-        super().__init_subclass__(**keywords)
-        for former, name in _FORMER_NAMES.items():
-            if former in vars(cls):
-                warnings.warn(f"{cls.__name__}.{former} is now called {name}", FutureWarning, stacklevel=2)
-                setattr(cls, name, vars(cls)[former])
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         """Adds to the state (`TrainState.of_hooks`), and creates windows. Called once, before a restore."""

@@ -15,8 +15,8 @@ from ..host import process
 from . import config as configs
 from . import conflicts, paths, registry, rules, saved_config
 from .config import KERAS_FILES, Config
-from .flags import ARGUMENTS, REPLACED
-from .values import differences, plain, shown
+from .flags import ARGUMENTS
+from .values import differences, plain
 
 
 def check(config: Config) -> None:
@@ -299,11 +299,6 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
         then, now = ({**values, "train_steps": None, "train_epochs": None} for values in (then, now))
     if config.mode == "predict":  # which needs no labels
         then, now = ({**values, "input_arg": {**values["input_arg"], "label": None}} for values in (then, now))
-    for name in then.keys() & REPLACED.keys():
-        raise UsageError(
-            f"{source} is a run with {name}={shown(then[name])}, a flag that is gone: {REPLACED[name]}, in another "
-            "run_dir; allow_changed_config continues without it"
-        )
     if changed := differences(then, now):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); use another run_dir, the same flags, "

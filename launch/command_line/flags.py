@@ -40,11 +40,6 @@ _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", *registry.CLUSTERED)
 _MESHES = ("strategy", "mirrored", "multi_worker")
 _REPLICAS = ("strategy", "mirrored", "multi_worker", "tpu")
-REPLACED = {  # flags that are gone, and what to use
-    "init_map": "set weights of other code by run.set_weights, see docs/from_keras.md",
-    "init_optimizer": "begin with the weights alone, by init_from, or resume the run itself",
-    "powersgd_rank": "use reduce_dtype=bfloat16, or sync_every_steps",
-}
 EITHER = (("train_steps", "train_epochs"),)  # two ways to set a length
 _LOCAL_SGD = ("sync_every_steps",)
 _NEEDS_RUN_DIR = ("run_dir",)

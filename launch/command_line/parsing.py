@@ -15,7 +15,7 @@ from absl import flags
 from ...engine.errors import importing
 from ..failures import UsageError, nearest
 from . import paths, user_files
-from .flags import ARGUMENTS, FIELDS, GROUPS, REPLACED, USES, replaced_by
+from .flags import ARGUMENTS, FIELDS, GROUPS, USES, replaced_by
 from .rules import UntypedText, coerce
 
 # Flags that --config=RUN/config.json, which begins another run like that one, does not take from it. A call that reads
@@ -120,8 +120,7 @@ def parse_words(
 
 
 def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> UsageError:
-    fix = REPLACED.get(name) or nearest(name, names, otherwise)
-    return UsageError(f"{name} is unknown; {fix}")
+    return UsageError(f"{name} is unknown; {nearest(name, names, otherwise)}")
 
 
 def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
@@ -250,7 +249,6 @@ def _flags_from_file(path: str, given_names: Collection[str]) -> Values:
     user_files.refuse_unnamed_code(f"config={path}", in_run, given_names)
     script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
     in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
-    in_run = {name: value for name, value in in_run.items() if value or name not in REPLACED}  # off: without effect
     left_out = {*_LEFT_OUT_OF_RUN_CONFIG, *(() if "run_dir" in given_names else _RUN_DIR_FLAGS)}
     return {name: value for name, value in in_run.items() if name not in left_out}
 

@@ -62,8 +62,6 @@ def check(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(saved.get(part), dict):
             problem = f"has {part}={shown(saved[part])}, which is not an object" if part in saved else f"has no {part}"
             raise UsageError(f"{source} {problem}; {FIX}")
-    if str(saved["deciding"].get("on_nonfinite")).startswith("rollback"):  # is gone, and changed no step
-        saved = {**saved, **{part: {**saved[part], "on_nonfinite": "raise"} for part in ("flags", "deciding")}}
     # A flag that is gone decides nothing if it was off or had today's behavior. A flag that did not decide
     # when the run began keeps the value that it had; one that did not exist has its default.
     is_off = {name: not value or value == WEIGHT_DECAY_EXCLUDE for name, value in saved["deciding"].items()}

@@ -32,7 +32,6 @@ def test_what_is_known_comes_back_from_a_file():
     [
         {"classes": [1]},
         {"classes": 3},
-        {"words": {"city": ["a"]}},  # an earlier version's
         {"preprocessing": {"columns": {"city": {"kind": "category", "words": [None]}}, "array": []}},
         {"preprocessing": {"columns": {"city": {"kind": "none"}}, "array": []}},
         {"preprocessing": {"columns": {"city": {"kind": "number", "fill": "x"}}, "array": []}},

@@ -155,9 +155,7 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_
                 "run_dir, the same data, or allow_changed_config"
             )
         before, now = (data["data"]["train"] for data in (manifest.about, about))
-        has_sample = isinstance(before, dict) and "sample" in before  # earlier versions kept none
-        is_other = has_sample and differs(before["sample"], now["sample"])
-        if is_complete and is_other and not config.allow_changed_config:
+        if is_complete and differs(before["sample"], now["sample"]) and not config.allow_changed_config:
             raise UsageError(
                 f"run_dir={config.run_dir} is a complete run, of step {manifest.step:,}, of other training data, so "
                 "nothing would be trained on this; use another run_dir, or allow_changed_config to get that run"

@@ -179,12 +179,10 @@ def check_same_run(run: BaseRun, manifest: Manifest) -> None:
 def check_position(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` if training can't continue from a checkpoint, since its batches had another size."""
     order = run.strategy.training.feed.order
-    # Earlier versions changed the size within an epoch, with a smaller first batch, which no feed can read again.
-    first = order.origin.step + (1 if order.origin.place else 0)
-    if manifest.step < first:
+    if manifest.step < (first := order.origin.step):
         raise UsageError(
-            f"{manifest.name} was written before batches of {order.batch_size} began, at step {order.origin.step}, and "
-            f"this process continues from there; use a checkpoint of step {first} or later"
+            f"{manifest.name} was written before batches of {order.batch_size} began, at step {first}, and this "
+            f"process continues from there; use a checkpoint of step {first} or later"
         )
 
 

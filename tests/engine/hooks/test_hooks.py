@@ -438,21 +438,3 @@ def test_check_numerics_finds_the_first_op_of_a_training_step(mlp, check_numeric
 def test_sums_are_read_once_however_many_hooks_keep_them():
     sums = LoopSums([RowSpec("loss", Mean)], tf.constant([[6.0, 3.0]], tf.float64))
     assert sums.read() is sums.read()
-
-
-def test_a_hook_with_the_former_names_of_its_methods_is_called_and_warned_of(mlp, tmp_path):
-    values = []
-    with pytest.warns(FutureWarning, match="Odd.settle is now called before_save"):
-
-        class Odd(Hook):
-            def settle(self, status):
-                return status.step
-
-            def compare(self, status, returned):
-                values.extend(returned)
-
-    bench, hooks = mlp(), [Odd()]
-    saved = bench.saves(tmp_path, hooks, 2)
-    bench.loop(hooks, 4)
-    saved.wait()
-    assert set(values) == {2, 4}

@@ -135,15 +135,6 @@ def test_a_run_with_a_flag_that_is_gone_goes_on_where_the_flag_was_off(run_dir, 
         parsing.from_argv(["crankshaft train", "--model=mlp", f"--config={path}"])
 
 
-def test_a_run_that_returned_to_checkpoints_by_itself_goes_on_as_one_that_raises(run_dir):
-    path = run_dir / "config.json"
-    before = json.loads(path.read_text())
-    before["flags"]["on_nonfinite"] = before["deciding"]["on_nonfinite"] = "rollback:2"
-    path.write_text(json.dumps(before))
-    checked(*OF_THE_RUN, f"--run_dir={run_dir}")
-    assert asked("--mode=eval", f"--run_dir={run_dir}").on_nonfinite == "raise"
-
-
 def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
     class Line:
         def __init__(self, units=3):
