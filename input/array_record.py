@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..engine.data.data import Data
-from ..engine.errors import BadRecordError, UnavailableError
+from ..engine.errors import BadRecordError, UnavailableError, reason
 from .checks import InputError, check_at_least
 from .data_json import as_bytes
 from .files import listing
@@ -135,7 +135,7 @@ class ArrayRecords(ExampleSource):
                     index = int(self._starts[shard] + number)
                     raise BadRecordError(
                         index,
-                        f"{self.locate(index)} can't be read ({_first_line(problem)}); restore the file, or leave such "
+                        f"{self.locate(index)} can't be read ({reason(problem)}); restore the file, or leave such "
                         "records out by max_bad_records",
                     ) from None
             raise error
@@ -154,7 +154,7 @@ class _Shard:
         except UnavailableError:
             raise
         except RuntimeError as error:
-            raise InputError(f"{path} can't be read ({_first_line(error)}); restore the file") from None
+            raise InputError(f"{path} can't be read ({reason(error)}); restore the file") from None
         if not is_whole:
             try:  # the library confuses a file that can't be opened with a damaged one
                 open(path, "rb").close()
@@ -175,7 +175,3 @@ class _Shard:
         if len(records) != len(numbers):
             raise RuntimeError(f"{len(records)} of {len(numbers)} records were found")
         return records
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

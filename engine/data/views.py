@@ -82,12 +82,8 @@ def _convert(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, tup
         is_whole = isinstance(examples, tuple) and not isinstance(examples, Padded)
         return join(convert(fields(examples).features), examples[1:] if is_whole else ())
 
-    def row(*components):
-        rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
-        return tf.nest.map_structure(lambda x: x[0], convert_examples(rows))
-
     if not split.by_index:
-        return _PipedStream(split, lambda dataset: dataset.map(row))
+        return _mapped(split, convert_examples)
     before = split.element_spec
     converted = tf.nest.map_structure(np.asarray, convert(fields(example(split)).features))
     specs = tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), converted)
@@ -203,22 +199,28 @@ def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: st
       tag: identifies the function, for the identity of a source.
     """
 
-    def convert_examples(x, *components):
+    def convert_examples(examples):
+        x, *components = examples
         return x, *function(*tf.nest.map_structure(tf.convert_to_tensor, components))
 
-    def row(*components):
-        rows = tf.nest.map_structure(lambda x: tf.convert_to_tensor(x)[tf.newaxis], components)
-        return tf.nest.map_structure(lambda x: x[0], convert_examples(*rows))
-
     if not split.by_index:
-        return _PipedStream(split, lambda dataset: dataset.map(row))
+        return _mapped(split, convert_examples)
     if (arrays := split.as_arrays()) is not None:
-        x, *components = convert_examples(*arrays)
+        x, *components = convert_examples(arrays)
         return ArraySource((x, *tf.nest.map_structure(np.asarray, components)))
-    others = convert_examples(*example(split))[1:]
+    others = convert_examples(example(split))[1:]
     specs = tf.nest.map_structure(lambda x: Spec(x.shape[1:], np.asarray(x).dtype), others)
-    element_spec = (split.element_spec[0], *specs)  # features may be of any length
-    return _DecodedSource(split, lambda examples: convert_examples(*examples), element_spec, tag)
+    return _DecodedSource(split, convert_examples, (split.element_spec[0], *specs), tag)  # features of any length
+
+
+def _mapped(stream: Stream, convert: Callable[[Any], Any]) -> Stream:
+    """Returns a stream of converted examples; `convert` maps a nest of tensors [n, ...]."""
+
+    def row(*components):
+        rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
+        return tf.nest.map_structure(lambda x: x[0], convert(rows))
+
+    return _PipedStream(stream, lambda dataset: dataset.map(row))
 
 
 class _DecodedSource(WrappedSource):

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ...engine import logging
 from ...engine.data.source import is_transient
-from ...engine.errors import CrankshaftError, SourceError, UnavailableError
+from ...engine.errors import CrankshaftError, SourceError, UnavailableError, reason
 from ...engine.machine import files
 from ..checks import InputError
 
@@ -85,7 +85,7 @@ def retried(path: str, read: Callable[[], Any], before: Callable[[], None] | Non
         except Exception as error:
             if isinstance(error, CrankshaftError) or not is_transient(error):
                 raise
-            why = getattr(error, "strerror", None) or _first_line(error)
+            why = getattr(error, "strerror", None) or reason(error)
             if seconds is None:
                 tries = len(_TRY_AGAIN_SECONDS) + 1
                 raise UnavailableError(
@@ -341,12 +341,7 @@ def _block(file: Any, number: int) -> bytes:
         file.seek(number * _REMOTE_BLOCK_BYTES)
         return file.read(_REMOTE_BLOCK_BYTES)
     except Exception as error:  # of TensorFlow
-        raise OSError(errno.EIO if is_transient(error) else None, _first_line(error)) from None
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the first line of an error of TensorFlow, whose text may be empty."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise OSError(errno.EIO if is_transient(error) else None, reason(error)) from None
 
 
 def read_remote(path: str, function: str) -> Any:
@@ -361,7 +356,7 @@ def read_remote(path: str, function: str) -> Any:
     except CrankshaftError:
         raise
     except Exception as error:  # TensorFlow's, which is imported only here
-        raise InputError(f"{path} can't be read ({_first_line(error)}); see that it is there") from None
+        raise InputError(f"{path} can't be read ({reason(error)}); see that it is there") from None
 
 
 def gfile(path: str) -> Any:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ...engine.machine import events
 from ..failures import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
-from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS
+from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 from . import rendezvous, resources
 from .children import Child, Children, wait
 from .keeper import EXIT_STOPPED
@@ -363,19 +363,14 @@ class Supervisor:
     def _signals(self):
         """Makes signals and deaths of children, received within, wake the loop, and do nothing else."""
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        numbers = [signal.SIGCHLD, signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        handlers = Handlers([signal.SIGCHLD, *(signal.Signals[name] for name in EXIT_CODES)], lambda *_: None)
+        handlers.install(writing)
         self._selector.register(reading, selectors.EVENT_READ, lambda: self._handle_signals(os.read(reading, 4096)))
         try:
             yield
         finally:
             self._selector.unregister(reading)
-            signal.set_wakeup_fd(wakeup_before)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            handlers.remove()
             os.close(reading)
             os.close(writing)
 

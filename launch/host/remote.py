@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from ...engine import logging
 from ...engine.checkpoints.manifest import SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
+from ...engine.errors import reason
 from ...input.files import storage
 from ..failures import CrankshaftError, RunError, UsageError
 from . import process
@@ -102,7 +103,7 @@ class RemoteFolder:
                 warned = False
             except Exception as error:  # of TensorFlow's file systems; tried again
                 if not warned:
-                    logging.warning("run_dir=%s can't be written now (%s); tried again", self.url, _first_line(error))
+                    logging.warning("run_dir=%s can't be written now (%s); tried again", self.url, reason(error))
                 warned = True
 
     def push(self) -> None:
@@ -169,8 +170,4 @@ def _explained(kind: type[Exception], action: str) -> Iterator[None]:
     except CrankshaftError:
         raise
     except Exception as error:  # TensorFlow's, by file system
-        raise kind(f"{action} ({_first_line(error)}); {_FIX}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise kind(f"{action} ({reason(error)}); {_FIX}") from None
