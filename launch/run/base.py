@@ -28,7 +28,7 @@ from .. import terminal
 from ..command_line.config import Config, whole_periods
 from ..host.signals import Signals
 from .data.inputs import Inputs
-from .history import History, TrainMetrics
+from .history import History
 from .saved import model_file
 from .saved.preprocessor import Names
 
@@ -52,8 +52,8 @@ class BaseRun:
       is_from_memory: whether that checkpoint is a snapshot that the attempt before has left in memory.
       is_ready: whether the run's steps were checked and their compiler was chosen.
       signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
-      stop_request, rows, metrics, final: hooks: the requested stop, the run's history, its newest means, and whether
-        the weights have changed since they were evaluated.
+      stop_request, rows, final: hooks: the requested stop, the run's history, and whether the weights have changed
+        since they were evaluated.
     """
 
     config: Config
@@ -75,7 +75,6 @@ class BaseRun:
     signals: Signals = dataclasses.field(init=False)
     stop_request: StopRequest = dataclasses.field(init=False)
     rows: History = dataclasses.field(init=False)
-    metrics: TrainMetrics = dataclasses.field(init=False)
     final: FinalWeights = dataclasses.field(init=False)
 
     @functools.cached_property

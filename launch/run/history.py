@@ -1,4 +1,4 @@
-"""A run's history, a row for each window of training metrics or evaluation, and its newest means."""
+"""A run's history, a row for each window of training metrics or evaluation."""
 
 from __future__ import annotations
 
@@ -62,6 +62,10 @@ class History(Windowed):
         self._record = record
         self._seconds = 0.0
 
+    def attach(self, state: TrainState, meter: Meter) -> None:
+        super().attach(state, meter)
+        self._run = meter.window(leaves_out_first=True)
+
     def begin(self, status: Status) -> None:
         if self._record is not None:
             self.rows[:] = self._record.past.rows
@@ -94,33 +98,17 @@ class History(Windowed):
         if self._record is not None:
             self._record.write("row", **{name: value for name, value in row.items() if name != "step"})
 
-
-class TrainMetrics(Windowed):
-    """The means of the last window (an epoch, or the time between evaluations), and the run's rate."""
-
-    name = "train_metrics"
-
-    def __init__(self, every_steps: int | Period):
-        super().__init__(every_steps, at_end=True)
-        self.means: dict[str, float] = {}
-
-    def attach(self, state: TrainState, meter: Meter) -> None:
-        super().attach(state, meter)
-        self._run = meter.window(leaves_out_first=True)
-
-    def act(self, status: Status) -> None:
-        self.means = self.window.take().steady_means()
+    def means(self) -> dict[str, float | None]:
+        """Returns the training metrics' means of the newest row that has them; before one, of the steps so far."""
+        for row in reversed(self.rows):
+            if means := {name[6:]: value for name, value in row.items() if name.startswith("train_")}:
+                return means
+        return self.window.totals.steady_means()
 
     def rates(self) -> dict[str, float | None]:
         """Returns the run's rates after the first call; of the first if it was all, None without a step."""
         totals = self._run.totals
         return {"steps_per_sec": None, "examples_per_sec": None, **totals.speeds, **totals.input}
-
-    def host_state(self) -> dict:
-        return {"means": self.means}
-
-    def restore_host_state(self, values: dict) -> None:
-        self.means = values.get("means", {})
 
 
 class Means(Mapping[str, float]):

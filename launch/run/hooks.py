@@ -35,7 +35,7 @@ from ..command_line import checks
 from ..command_line.config import Config
 from ..failures import EXIT_REGROUP, UsageError
 from .base import BaseRun
-from .history import History, TrainMetrics
+from .history import History
 from .progress import Progress, duration, metrics_shown
 
 _POLL_SECONDS = 1.0
@@ -63,7 +63,6 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     if strategy.is_chief:
         run.record = _record(run, writer, poller, began, pauses)
     run.rows = History(run.record, row_periods)
-    run.metrics = TrainMetrics(eval_period)
     run.final = evaluation.FinalWeights(any(getattr(user, "given", ()) for user in user_hooks))
     run.stop_request = StopRequest(config.stop_at_step)
     if strategy.num_replicas > 1:
@@ -73,7 +72,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
 
     hooks: list[Hook] = []  # which those that save keep, for the state of all of them
     hooks += _judges(run, callbacks, eval_period, hooks)
-    hooks += [run.metrics, run.final, run.rows, *user_hooks]
+    hooks += [run.final, run.rows, *user_hooks]
     if run.sync_check:
         hooks.append(run.sync_check)
     if config.run_dir:

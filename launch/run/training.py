@@ -282,9 +282,7 @@ def _exit_code(run: BaseRun) -> int:
 
 def _training_result(run: BaseRun) -> dict[str, Any]:
     """Returns the part of a run's result that its training decides, before an evaluation reads more of the data."""
-    metrics = run.metrics
-    means = metrics.means or metrics.window.totals.steady_means()
-    result = run_result(run, train=means, resumed_from=run.resumed_from, **metrics.rates())
+    result = run_result(run, train=run.rows.means(), resumed_from=run.resumed_from, **run.rows.rates())
     if bad_records := run.bad_records():
         result["bad_records"] = bad_records
     if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
