@@ -86,7 +86,7 @@ def check_same_features(train: list[str], evaluation: list[str]) -> None:
     contents = {folder: features.read_json(paths)[1] or {} for folder, paths in folders.items()}
     names = {folder: content.get("classes") or [] for folder, content in contents.items()}
     first, *others = contents
-    ignored = {"classes", "num_classes", "columns", "splits", "prepared_from", "ids" if any(names.values()) else ""}
+    ignored = {"classes", "num_classes", "columns", "splits", "ids" if any(names.values()) else ""}
     for folder in others:
         both = contents[first] and contents[folder]
         keys = (contents[first].keys() | contents[folder].keys()) - ignored if both else ()

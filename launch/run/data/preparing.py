@@ -1,7 +1,7 @@
 """Writes an input's examples into shards; an interrupted call leaves the complete ones.
 
-A shard that exists is complete: it is written under another name and renamed. While shards are written, `prepare.json`
-in the folder describes their data; at the end it becomes features.json, by which `input.tfrecord` and
+A shard that exists is complete: it is written under another name and renamed. `prepare.json` in the folder describes
+the data that all are of; once they are complete there is features.json, by which `input.tfrecord` and
 `input.array_record` read.
 """
 
@@ -118,7 +118,7 @@ def prepare(
         left = [shard for shard in planned if shard.file not in figures]
         for shard, counts in _with_progress(write_all(loaded, left), left, log):
             figures[shard.file] = counts
-        _finish(request, loaded, plan, [(shard, figures[shard.file]) for shard in planned])
+        _finish(request, loaded, [(shard, figures[shard.file]) for shard in planned])
     parts = []
     for name, examples in loaded.by_name.items():
         shards = sum(shard.split == name for shard in planned)
@@ -167,34 +167,26 @@ def _locked(
     """
     path = os.path.join(folder, _PLAN)
     others = [name for name in os.listdir(folder) if not name.startswith(".")]
-    manifest = _read_json(os.path.join(folder, features.NAME))
-    if others and manifest is None and not os.path.exists(path):
+    if others and not os.path.exists(path):
         raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
     with open(path, "a+", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
         begun = _read_json(path) or {}  # empty if that call was killed at once, or is this one
-        before = begun.get("plan")
-        differs_in_data = isinstance(before, dict) and before != plan
-        differs_in_data = differs_in_data and {**before, "examples": None} == {**plan, "examples": None}
-        if manifest is None and differs_in_data:
+        manifest = _read_json(os.path.join(folder, features.NAME))
+        was = begun.get("plan", plan)
+        if names := [name for name in {**plan, **was} if was.get(name) != plan.get(name)]:
+            if manifest is not None or names != ["examples"]:
+                raise UsageError(
+                    f"--output_dir={folder} has shards of something else (of other {', '.join(names)}); give another "
+                    "folder, or remove that one"
+                )
             log("the data has changed since the last call, which was ended: all shards are written again")
             for shard in begun["shards"]:
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(os.path.join(folder, shard))
             begun = {}
-        was = begun["plan"] if begun else (manifest or {}).get("prepared_from")
-        if (begun or manifest is not None) and was != plan:
-            if not begun:
-                os.remove(path)
-            names = [name for name in plan if not isinstance(was, dict) or was.get(name) != plan[name]]
-            is_ours = isinstance(was, dict) and names
-            difference = f"of other {', '.join(names)}" if is_ours else "not written by crankshaft prepare"
-            raise UsageError(
-                f"--output_dir={folder} has shards of something else ({difference}); give another folder, "
-                "or remove that one"
-            )
         if not begun:
             with naming(path):
                 file.truncate(0)
@@ -240,15 +232,12 @@ def _with_progress(
             log(f"{examples:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
 
 
-def _finish(
-    request: ShardRequest, loaded: Loaded, plan: dict[str, Any], shards: list[tuple[Shard, dict[str, int]]]
-) -> None:
-    """Writes features.json and removes the plan."""
+def _finish(request: ShardRequest, loaded: Loaded, shards: list[tuple[Shard, dict[str, int]]]) -> None:
+    """Writes features.json."""
     splits: dict[str, Any] = {}
     for shard, counts in shards:
         split = splits.setdefault(shard.split, {"examples": 0, "shards": []})
         split["examples"] += counts["examples"]
         split["shards"].append({"file": shard.file, **counts})
-    content = {**loaded.features.as_json(), "format": request.format, "splits": splits, "prepared_from": plan}
+    content = {**loaded.features.as_json(), "format": request.format, "splits": splits}
     files.write_json(os.path.join(request.output_dir, features.NAME), content)
-    os.remove(os.path.join(request.output_dir, _PLAN))

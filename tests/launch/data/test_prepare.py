@@ -138,7 +138,7 @@ def test_call_that_failed_is_taken_up_again(prepared, own_input, in_the_way, tmp
     assert code == 0
     assert "2 of 6 shards are there and whole" in said
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert sorted(path.name for path in out.iterdir()) == ["eval", "features.json", "train"]
+    assert sorted(path.name for path in out.iterdir()) == ["eval", "features.json", "prepare.json", "train"]
     assert not [*out.rglob("*.tmp")]
 
 
