@@ -45,6 +45,7 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
+    reports_loss = True  # whether its step has to return a loss
 
     def __init__(self):
         super().__init__()

@@ -8,6 +8,7 @@ They find layers' state other than trained weights, and their additions to the l
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -439,6 +440,59 @@ def with_attributes(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]
         for name in attributes:
             instance_attributes.pop(name, None)
         instance_attributes.update(before)
+
+
+class TakenOver:
+    """A context in which methods of some Keras objects are others.
+
+    Replicas are traced in turns, each in a thread of its own: the objects have their own methods again after the last
+    thread has left the context.
+
+    Args:
+      methods: functions of an object and the method's arguments, by the method's name.
+    """
+
+    def __init__(self, methods: Mapping[str, Callable], objects: Iterable = ()):
+        self._methods, self._objects, self._depth = methods, list(objects), 0
+
+    def add(self, taken: Any) -> None:
+        """Adds an object, in the context or before it."""
+        self._objects.append(taken)
+        if self._depth:
+            self._take(taken)
+
+    def _take(self, taken: Any) -> None:
+        # Not by setattr, by which Keras would track them.
+        vars(taken).update((name, functools.partial(call, taken)) for name, call in self._methods.items())
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        for taken in self._objects:
+            self._take(taken)
+
+    def __exit__(self, *_) -> None:
+        self._depth -= 1
+        for taken in () if self._depth else self._objects:
+            for name in self._methods:
+                vars(taken).pop(name, None)
+
+
+def optimizers_in(model: tf.keras.Model) -> dict[str, tf.keras.optimizers.Optimizer]:
+    """Finds the optimizers in the attributes of a model and its layers, also in lists and dictionaries, by path."""
+    found: dict[int, tuple[str, tf.keras.optimizers.Optimizer]] = {}
+
+    def visit(path: str, value: Any) -> None:
+        if isinstance(value, tf.keras.optimizers.Optimizer):
+            found.setdefault(id(value), (path, value))
+        elif isinstance(value, (dict, list, tuple)):
+            for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+                visit(f"{path}.{name}", item)
+
+    for layer in layers_in(model):
+        for name, value in [*vars(layer).items()]:
+            if name not in KEPT_IN_LISTS:
+                visit(name if layer is model else f"{layer.name}.{name}", value)
+    return dict(found.values())
 
 
 def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:

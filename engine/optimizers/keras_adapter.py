@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..internals import keras
-from ..internals.variables import tf_variable
+from ..internals.variables import read_local, tf_variable
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
 from .base import Optimizer, plain_settings
@@ -35,12 +35,23 @@ class KerasOptimizer(Optimizer):
       weight_decay: None keeps the optimizer's decay and exclusions.
       as_compiled: whether the trainer applies its clipping as the engine's, and its average of the weights is used as
         in Keras's `fit`: not in evaluations.
+      counts_alike: whether a variable's number of updates is the optimizer's, as in Keras, also if it was not updated.
     """
 
     _use_locking = False
 
-    def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
+    def __init__(
+        self,
+        optimizer,
+        learning_rate=None,
+        *,
+        weight_decay=None,
+        as_compiled=False,
+        counts_alike=False,
+        **arguments,
+    ):
         self.keras_optimizer = None
+        self._counts_alike = counts_alike
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
         self._slots_by_id: Callable = {}.get  # of an optimizer that the program has built, none are known
         self._refused = _ENGINE_OPTIONS.keys() - (_COMPILE_OPTIONS if as_compiled else ())
@@ -165,6 +176,8 @@ class KerasOptimizer(Optimizer):
 
     def _update(self, pairs, learning_rate, counts):
         optimizer = self.keras_optimizer
+        if self._counts_alike:
+            counts = tf.fill(tf.shape(counts), tf.cast(read_local(optimizer.iterations.value), counts.dtype))
         is_muon = self._weight_decay is None and isinstance(optimizer, tf.keras.optimizers.Muon)
         if is_muon and (optimizer.adam_weight_decay or 0) != (optimizer.weight_decay or 0):
             raise UsageError(

@@ -210,7 +210,7 @@ class Replicated(Strategy):
             batch = doubts.examples(batch)
             with updates_explained(self.num_replicas):
                 metrics = runner.train_batch(batch, number, collect_norm, jit=jit)
-            graph = metrics["loss"].total.graph
+            graph = tf.compat.v1.get_default_graph()
             state.check_saved(graph)
             if self.num_replicas > 1:
                 state.check_assigned(graph, batch, state.trainer.reduction.averaged, self.num_replicas, doubts)

@@ -307,7 +307,7 @@ class ParameterServer(Strategy):
             def update(batch, number, collect_norm, pulled):
                 readings = pull.readings(pulled)
                 metrics = runner.train_batch(batch, number, collect_norm, readings)
-                graph = metrics["loss"].total.graph
+                graph = tf.compat.v1.get_default_graph()
                 state.check_saved(graph)
                 state.check_added(graph, readings if len(self.cluster.workers) > 1 else None)
                 return metrics
