@@ -20,6 +20,7 @@ from ..data import form
 from ..errors import UsageError, reason
 from ..internals import graphs, keras, keras_compile
 from ..internals.patches import undivided_losses
+from ..internals.tensorflow import eager_variables
 from ..metrics.means import weighable
 from ..metrics.pairs import KerasSums, Mean, Pair
 from ..optimizers import KerasOptimizer
@@ -143,7 +144,11 @@ class OwnSteps:
             with context, undivided_losses(), keras.unseeded_samples(context.keras_seed):
                 self._call(method, batch, apply)
 
-        function = tf.function(lambda *batch: strategy.run(step, batch), autograph=False)
+        def trace(*batch) -> None:
+            with eager_variables():
+                strategy.run(step, batch)
+
+        function = tf.function(trace, autograph=False)
         arguments = tf.nest.map_structure(lambda spec: spec and form.batch_spec(spec), specs)
         function.get_concrete_function(*(arguments if isinstance(specs, tuple) else (arguments,)))
 
