@@ -58,12 +58,14 @@ class _Step:
 
     Attributes:
       examples: the examples of this replica's share of the batch, scalar float32.
-      total: those of the global batch; None until they are summed.
+      share: of the examples of the global batch, scalar float32; None until a metric needs it.
+      has_summed: whether replicas have met, with which moving statistics are averaged.
       ended: the metrics of each `Update.end`.
     """
 
     examples: tf.Tensor
-    total: tf.Tensor | None = None
+    share: tf.Tensor | None = None
+    has_summed: bool = False
     ended: list[dict[str, Mean]] = dataclasses.field(default_factory=list)
 
 
@@ -229,11 +231,10 @@ class OwnSteps:
                     f"{self._name}.train_step applies {optimizer.name} within tf.cond, a loop or a tf.function, where "
                     "replicas can't meet; apply gradients at each step, zeros where there are none, or use one device"
                 )
-            # Moving statistics are averaged with the first sum.
-            averages = None if step.total is None else ()
+            averages, step.has_summed = () if step.has_summed else None, True
             local = Gradients(gradients, (step.examples,))
-            gradients, step.total = reduction.sum(local, step.examples, averages, variables)
-            gradients = gradients.over(step.total)
+            gradients, examples = reduction.sum(local, step.examples, averages, variables)
+            gradients = gradients.over(examples)
         else:
             step_context().applied.mark("Reduction.sum")
             gradients = Gradients(gradients)
@@ -278,9 +279,9 @@ class OwnSteps:
             state = self._sums[metric].update(*arguments)
             if not self._trainer.reduction.alone() and not _counts_examples(arguments, metric, step):
                 # A number of the batch counts once, however many replicas there are.
-                if step.total is None:
-                    step.total = self._trainer.reduction.sum_counts(step.examples)
-                state = type(state)(state.total * (step.examples / step.total), state.count)
+                if step.share is None:
+                    step.share = step.examples / self._trainer.reduction.sum_counts(step.examples)
+                state = type(state)(state.total * step.share, state.count)
             states.append(state)
         return type(states[0])(*(tf.add_n(parts) for parts in zip(*states, strict=True)))
 
