@@ -201,7 +201,8 @@ class KerasTrainer(Trainer):
         else:
             self._own_steps = own_step.OwnSteps(self, self._to_data)
             self._own_steps.build(self._adopt)
-            self.own_optimizers = self._own_steps.optimizers
+            # As attributes, so that checkpoints have them.
+            self.own_optimizers, self.own_loss_scales = self._own_steps.optimizers, self._own_steps.loss_scales
         self.compiled_state = keras_compile.CompiledState(self.model)
 
     def _adopt(self, optimizer: tf.keras.optimizers.Optimizer, variables: Sequence) -> KerasOptimizer:

@@ -78,6 +78,7 @@ class OwnSteps:
 
     Attributes:
       optimizers: the engine's optimizers, by the path of the attribute that has Keras's; set by `build`.
+      loss_scales: the loss scales of those that are within a `LossScaleOptimizer`.
     """
 
     def __init__(self, trainer: Any, to_data: Callable[[Any], Any]):
@@ -90,6 +91,7 @@ class OwnSteps:
         self._metrics = keras_compile.NotedMetrics()
         self._sums: dict[tf.keras.metrics.Metric, KerasMetric] = {}
         self.optimizers: dict[str, KerasOptimizer] = {}
+        self.loss_scales: dict[str, DynamicLossScale] = {}
 
     def build(self, adopt: Callable[[tf.keras.optimizers.Optimizer, Sequence], KerasOptimizer]) -> None:
         """Makes the variables of the model, its optimizers and its metrics, as a trace of its steps does in Keras.
@@ -164,6 +166,7 @@ class OwnSteps:
             options = dataclasses.replace(options, precision="float16")
             scale = DynamicLossScale(optimizer.initial_scale, optimizer.dynamic_growth_steps)
             scale.value, scale.good_steps = optimizer.dynamic_scale.value, optimizer.step_counter.value
+            self.loss_scales[path] = scale
         self.optimizers[path] = engines
         self._applied[id(optimizer)] = _Applied(engines, options, scale)
 

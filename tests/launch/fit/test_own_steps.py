@@ -74,3 +74,30 @@ def test_replicas_compute_what_kerass_fit_computes(name, replicas):
     for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(ours, other, rtol=2e-5, atol=2e-5)
     assert_same_metrics(name, run.history.history, expected, 2e-5)
+
+
+class Stops(keras.callbacks.Callback):
+    """Ends the training after the second batch of the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= (self.epoch, batch) == (1, 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_resume_in_mid_epoch_has_the_same_bits(name, tmp_path):
+    make, data, _ = CASES[name]
+    whole, expected, _ = trained(fit, make, data, jit="off")
+    keras.utils.set_random_seed(1)
+    first = fit(make(), *data, run_dir=tmp_path, jit="off", callbacks=[Stops()], **HOW)
+    assert first.result["step"] == 6
+    keras.utils.set_random_seed(1)
+    run = fit(resumed := make(), *data, run_dir=tmp_path, jit="off", **HOW)
+    assert run.result["step"] == 12
+    for ours, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    for ours, other in zip(optimizer_values(resumed), optimizer_values(whole), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    assert run.history.history == expected
