@@ -95,10 +95,12 @@ class Notes(NamedTuple):
     Attributes:
       updates: the arguments of each update, by metric.
       results: each tensor that a metric's `result` returned, its metric, and its key if the result is a dictionary.
+      graph: the graph of the step itself, not of a branch or loop in it.
     """
 
     updates: dict[tf.keras.metrics.Metric, list[tuple]]
     results: list[tuple[tf.Tensor, tf.keras.metrics.Metric, str | None]]
+    graph: tf.Graph
 
 
 class NotedMetrics:
@@ -130,7 +132,7 @@ class NotedMetrics:
     @contextlib.contextmanager
     def noting(self) -> Iterator[Notes]:
         """Yields the notes of what is done in this context."""
-        token = _notes.set(notes := Notes({}, []))
+        token = _notes.set(notes := Notes({}, [], tf.compat.v1.get_default_graph()))
         try:
             with self._taken:
                 yield notes
@@ -208,6 +210,11 @@ def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):
     update = type(metric).update_state
     if (notes := _notes.get()) is None:
         return update(metric, *arguments, **keywords)
+    if tf.compat.v1.get_default_graph() is not notes.graph:
+        raise UsageError(
+            f"the step updates the metric {metric.name} within tf.cond, a loop or a tf.function, from where its sums "
+            "can't be taken; update it at each step, with a weight of 0 where it does not count"
+        )
     given = inspect.signature(update).bind(metric, *arguments, **keywords).args[1:]
     tensors = tuple(tf.convert_to_tensor(tensor) for tensor in given if tensor is not None)
     notes.updates.setdefault(metric, []).append(tensors)

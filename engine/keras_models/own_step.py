@@ -256,7 +256,7 @@ class OwnSteps:
         if not isinstance(returned, Mapping):
             kind = type(returned).__name__
             raise UsageError(f"{owner} returned a {kind}; return numbers by name, such as metrics' results")
-        states = {metric: self._state(metric, updates, step, owner) for metric, updates in notes.updates.items()}
+        states = {metric: self._state(metric, updates, step) for metric, updates in notes.updates.items()}
         pairs: dict[str, Pair] = {}
         for name, value in _flat(returned).items():
             found = _find_result(value, notes.results)
@@ -270,15 +270,10 @@ class OwnSteps:
                 pairs[name] = kind(*(sums.nothing() if state is None else state))
         return {name: weighable(pair, None, has_weights=True) for name, pair in pairs.items()}
 
-    def _state(self, metric, updates: Sequence[tuple], step: _Step, owner: str) -> KerasSums:
+    def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:
         """Adds up what the updates of a metric with a batch, or with this replica's share of it, contribute."""
         states = []
         for arguments in updates:
-            if any(x.graph is not tf.compat.v1.get_default_graph() for x in arguments):
-                raise UsageError(
-                    f"{owner} updates the metric {metric.name} within tf.cond, a loop or a tf.function; update it at "
-                    "each step, with a weight of 0 where it does not count"
-                )
             state = self._sums[metric].update(*arguments)
             if not self._trainer.reduction.alone() and not _counts_examples(arguments, metric, step):
                 # A number of the batch counts once, however many replicas there are.

@@ -95,7 +95,11 @@ class Vae(keras.Model):
 
     def __init__(self, scale=1.0):
         super().__init__()
-        self.encoder, self.decoder, self.scale = dense(8, 4, name="encoder"), dense(8, 6, width=2, name="decoder"), scale
+        self.encoder, self.decoder, self.scale = (
+            dense(8, 4, name="encoder"),
+            dense(8, 6, width=2, name="decoder"),
+            scale,
+        )
         self.seeds = keras.random.SeedGenerator(3)
         self.trackers = [keras.metrics.Mean(name=name) for name in ("total", "reconstruction", "kl")]
 
@@ -150,7 +154,9 @@ class Distiller(keras.Model):
         with tf.GradientTape() as tape:
             y_pred = self.student(x, training=True)
             learnt = self.compute_loss(x=x, y=y, y_pred=y_pred)
-            near = keras.ops.mean(keras.losses.kl_divergence(keras.ops.softmax(taught / 2), keras.ops.softmax(y_pred / 2)))
+            near = keras.ops.mean(
+                keras.losses.kl_divergence(keras.ops.softmax(taught / 2), keras.ops.softmax(y_pred / 2))
+            )
             loss = 0.1 * learnt + 0.9 * near
         weights = self.student.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
