@@ -172,7 +172,7 @@ class KerasTrainer(Trainer):
                 self.model.compile(**keras_compile.arguments(source))
                 if not source.built:
                     keras_copy.complete(source, self.model)
-        _build(self, self.model)
+        build_layers(self, self.model)
         if is_copy and source.built:
             with _by_configuration(source):
                 keras_copy.complete(source, self.model)
@@ -300,7 +300,8 @@ class KerasTrainer(Trainer):
                 self.forward(features, training=False)
             outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
         labels, weights = self._weighed(labels)
-        _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
+        if self._own_loss is None or compiled["metrics"] or compiled["weighted_metrics"]:
+            _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
         is_masked = False
         if self._own_loss is not None:
             weights = example_weights if weights is None else weights
@@ -518,9 +519,17 @@ class KerasTrainer(Trainer):
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
 
-    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
-        whole = super()._with_penalties(loss)
+    def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
+        whole = super()._with_penalties(loss, batch)
         return None if self._own_loss else whole  # it has added what layers add, or left it out
+
+    def _check_sums(self) -> None:
+        super()._check_sums()
+        if self._own_loss and not self.reduction.alone():
+            raise UsageError(
+                f"{type(self.model).__name__} has its own compute_loss, and a layer adds an array to the loss (add_loss),"
+                " of which each replica has a part; add its mean, or use one device"
+            )
 
     def _gathered(self, nest):
         """Gathers a nest of tensors [examples, ...] from all replicas, outputs with their masks."""
@@ -583,16 +592,6 @@ def _check_names(compiled: Mapping[str, Any], labels: Any, outputs: Any, output_
         )
 
 
-def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:
-    """Makes a model's variables; does nothing if they exist."""
-    features = form.features(trainer.run_context.example)
-    specs = form.values(form.element_spec(features))
-    if model.built or not any(spec.is_ragged for spec in tf.nest.flatten(specs)):
-        build_layers(trainer, model)
-    else:
-        keras.build_for(model, tf.nest.map_structure(form.batch_spec, specs))
-
-
 @contextlib.contextmanager
 def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
@@ -622,7 +621,7 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
     """
     vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
     if not model.built:
-        _build(trainer, model)
+        build_layers(trainer, model)
     if trained is not model:
         for theirs, mine in zip(model.weights, trained.weights, strict=True):
             theirs.assign(mine)
