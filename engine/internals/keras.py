@@ -117,10 +117,10 @@ def build(model: tf.keras.layers.Layer, specs: Any, **training: bool) -> None:
     except Exception as error:  # of any class: methods that only symbols call may be wrong
         if "returned a non-tensor" in str(error):  # Keras has called it, and only has no node for such outputs
             return
-        try:
+        with contextlib.suppress(Exception):
             trace()
-        except Exception:
-            raise error from None
+            return
+        raise
 
 
 def overrides(model: tf.keras.layers.Layer, method: str) -> bool:

@@ -254,18 +254,27 @@ class KerasTrainer(Trainer):
         """Makes the losses and metrics that the model is compiled with, by a trace of both on one batch."""
         compiled = keras_compile.arguments(self.model)
         fields = form.fields(form.values(form.element_spec(self.run_context.example)))
-        specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), fields)
         self._kept = keras_compile.KeptMetrics(self.model)
         is_own = keras.overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
-        self._losses = None if is_own else self._compiled_losses(compiled, specs.labels is not None)
+        self._losses = None if is_own else self._compiled_losses(compiled, fields.labels is not None)
         traces: list[_Trace] = []
 
         def trace(*batch):
             traces.append(self._trace(compiled, *batch))
             return traces[-1].outputs
 
-        outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+        def traced(size: int | None = None) -> tuple[Any, Any]:
+            specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
+            try:
+                return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+            except Exception:  # of any class: `squeeze` has a rank only in a batch of known size, as a step's is
+                with contextlib.suppress(Exception):
+                    if size is None:
+                        return traced(2)
+                raise
+
+        specs, outputs = traced()
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`

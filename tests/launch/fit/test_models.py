@@ -258,24 +258,33 @@ class WrongShape(keras.Model):
         return input_shape[0], 1
 
 
+def of_squeezed_labels(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(tf.squeeze(y_true), y_pred, from_logits=True)
+
+
+def with_three():
+    return keras.Sequential([keras.Input([3]), layers.Dense(3, kernel_initializer="ones")])
+
+
+A, B = X[:44], Y[:44]  # the last batch is smaller
 AS_KERAS = {
-    "added array": (with_endpoint, X, Y),
-    "call without training": (WithoutTraining, X, Y),
-    "labels of its own loss": (OtherNames, X, {"rating": Y, "clicked": 2 * Y}),
-    "wrong output shape": (WrongShape, {"x": X}, Y),
+    "added array": (with_endpoint, "mse", A, B),
+    "call without training": (WithoutTraining, "mse", A, B),
+    "labels of its own loss": (OtherNames, None, A, {"rating": B, "clicked": 2 * B}),
+    "wrong output shape": (WrongShape, "mse", {"x": A}, B),
+    "loss of squeezed labels": (with_three, of_squeezed_labels, X, np.arange(48)[:, None] % 3),
 }
 
 
 @pytest.mark.parametrize("how", [{}, pytest.param(TWO, marks=pytest.mark.thorough)], ids=["one device", "two replicas"])
 @pytest.mark.parametrize("case", AS_KERAS)
 def test_a_model_is_built_called_and_penalized_as_by_keras(case, how):
-    make, *data = AS_KERAS[case]
-    x, y = (tf.nest.map_structure(lambda array: array[:44], values) for values in data)  # the last batch is smaller
+    make, loss, x, y = AS_KERAS[case]
 
     def trained(fit, **more):
         keras.utils.set_random_seed(1)
         model = make()
-        model.compile(keras.optimizers.SGD(0.002), None if make is OtherNames else "mse")
+        model.compile(keras.optimizers.SGD(0.002), loss)
         return model, fit(model, x, y, validation_data=(x, y), **HOW, **more)
 
     theirs, (ours, run) = trained(keras.Model.fit), trained(crankshaft.fit, jit="off", **how)
