@@ -270,8 +270,8 @@ class Trainer(tf.Module):
         options = self.run_context.options
         if max(options.accumulate_steps, options.parallel_micro_batches) > 1:
             raise UsageError(
-                f"{type(self).__name__}: a layer adds an array to the loss (add_loss), which Keras sums over the batch, "
-                "and micro-batches are computed apart; add its mean, or use accumulate_steps=1 and no splits_batch"
+                f"{type(self).__name__}: a layer adds an array to the loss (add_loss), which Keras sums over a "
+                "batch, and micro-batches are computed apart; add its mean, or use no accumulate_steps or splits_batch"
             )
 
     def _with_metrics(self, losses: dict, outputs, batch) -> dict[str, Any]:

@@ -536,8 +536,8 @@ class KerasTrainer(Trainer):
         super()._check_sums()
         if self._own_loss and not self.reduction.alone():
             raise UsageError(
-                f"{type(self.model).__name__} has its own compute_loss, and a layer adds an array to the loss (add_loss),"
-                " of which each replica has a part; add its mean, or use one device"
+                f"{type(self.model).__name__} has its own compute_loss, and a layer adds an array to the loss "
+                "(add_loss), of which each replica has a part; add its mean, or use one device"
             )
 
     def _gathered(self, nest):

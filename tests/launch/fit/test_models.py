@@ -224,7 +224,8 @@ class WithoutTraining(keras.Model):
 
     def __init__(self, **more):
         super().__init__(**more)
-        self.norm, self.drop, self.dense = layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(1, kernel_initializer="ones")
+        self.norm, self.drop = layers.BatchNormalization(), layers.Dropout(0.5)
+        self.dense = layers.Dense(1, kernel_initializer="ones")
 
     def call(self, inputs):
         return self.dense(self.drop(self.norm(inputs)))
