@@ -41,12 +41,12 @@ def check(model) -> None:
     name = type(model).__name__
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
-    for method, instead in _INSTEAD.items():
-        if keras.overrides(model, method):
-            raise UsageError(
-                f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
-                f"with build_model and {instead}"
-            )
+    if overridden := [method for method in _INSTEAD if keras.overrides(model, method)]:
+        instead = dict.fromkeys(_INSTEAD[method] for method in overridden)
+        raise UsageError(
+            f"{name} overrides {', '.join(overridden)}, which only Keras's loop would call; write a crankshaft.Trainer "
+            f"with build_model and {', '.join(instead)} (docs/from_keras.md)"
+        )
     if model.run_eagerly:
         logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
     if model.optimizer is None:
