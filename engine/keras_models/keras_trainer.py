@@ -218,6 +218,7 @@ class KerasTrainer(Trainer):
         if inner is not compiled and compiled.built:
             self.loss_scale.copy_from(compiled)
         if inner.built:
+            self.optimizer.iterations.assign(inner.iterations)
             self.optimizer.update_counts.assign(
                 tf.fill([len(self.optimizer.all_variables)], tf.cast(inner.iterations, tf.int64))
             )

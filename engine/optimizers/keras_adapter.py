@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..internals import keras
-from ..internals.variables import tf_variable
+from ..internals.variables import read_local, tf_variable
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
 from .base import Optimizer, plain_settings
@@ -147,6 +147,11 @@ class KerasOptimizer(Optimizer):
             slots = keras.build_with_slots(optimizer, [target.original for target in targets])
             self._slots_by_id = slots.get  # not a dictionary, which checkpoints would track
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
+
+    def _read_counts(self):
+        # Keras has one count for all variables, which a callback may assign, as it resets or restores their slots.
+        count = read_local(tf_variable(self.keras_optimizer.iterations))
+        return tf.where(tf.equal(count, read_local(self.iterations)), super()._read_counts(), count)
 
     def _row_slots(self, target):
         optimizer = self.keras_optimizer
