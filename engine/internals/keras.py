@@ -94,18 +94,34 @@ def with_optional(model: tf.keras.layers.Layer, features: Any) -> Any:
     return {**dict.fromkeys(names), **features} if isinstance(names, dict) and isinstance(features, dict) else features
 
 
-def build_for(model: tf.keras.Model, specs: Any) -> None:
-    """Makes a model's variables by tracing a call; Keras's symbols, which its own `build` uses, are dense."""
-    tf.function(lambda inputs: model(inputs), autograph=False).get_concrete_function(specs)
+def call(model: tf.keras.layers.Layer, inputs: Any, **training: bool) -> Any:
+    """Calls a model as Keras's `fit` does: one whose `call` has no `training` computes as in inference."""
+    return model(inputs, **(training if model._call_has_training_arg else {}))
 
 
-def call_symbolically(model: tf.keras.Model, inputs: Any, **options: Any) -> None:
-    """Calls a model with symbolic inputs, which makes its variables; outputs may be None."""
+def build(model: tf.keras.layers.Layer, specs: Any, **training: bool) -> None:
+    """Makes a model's variables by a call with symbols or, if that fails, as in Keras's `fit` by tracing one.
+
+    Args:
+      specs: nest of specifications of a batch's features.
+    """
+
+    def trace() -> None:
+        tf.function(lambda inputs: call(model, inputs, **training), autograph=False).get_concrete_function(specs)
+
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
+        trace()  # symbols are dense
+        return
+    inputs = tf.nest.map_structure(lambda spec: tf.keras.Input(tuple(spec.shape[1:]), dtype=spec.dtype), specs)
     try:
-        model(inputs, **options)
-    except ValueError as error:
-        if "returned a non-tensor" not in str(error):  # Keras has called it, and only has no node for such outputs
-            raise
+        call(model, inputs, **training)
+    except Exception as error:  # of any class: methods that only symbols call may be wrong
+        if "returned a non-tensor" in str(error):  # Keras has called it, and only has no node for such outputs
+            return
+        with contextlib.suppress(Exception):
+            trace()
+            return
+        raise
 
 
 def overrides(model: tf.keras.layers.Layer, method: str) -> bool:

@@ -36,11 +36,12 @@ def check(model) -> None:
     name = type(model).__name__
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
-    for method, instead in _INSTEAD.items():
-        if keras.overrides(model, method):
-            raise UsageError(
-                f"{name} overrides {method}, which only Keras's loop would call; override {instead} (docs/keras.md)"
-            )
+    if overridden := [method for method in _INSTEAD if keras.overrides(model, method)]:
+        instead = dict.fromkeys(_INSTEAD[method] for method in overridden)
+        raise UsageError(
+            f"{name} overrides {', '.join(overridden)}, which only Keras's loop would call; "
+            f"override {', '.join(instead)} (docs/keras.md)"
+        )
     if model.run_eagerly:
         logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
     if model.optimizer is None and not keras.overrides(model, "train_step"):

@@ -177,7 +177,7 @@ class KerasTrainer(Trainer):
                 self.model.compile(**keras_compile.arguments(source))
                 if not source.built:
                     keras_copy.complete(source, self.model)
-        _build(self, self.model)
+        build_layers(self, self.model)
         if is_copy and source.built:
             with _by_configuration(source):
                 keras_copy.complete(source, self.model)
@@ -197,7 +197,7 @@ class KerasTrainer(Trainer):
             )
         self.wants_jit = bool(self.model.jit_compile)
         if self.run_context.only_predicts:
-            _build(self, self.model)
+            build_layers(self, self.model)
         else:
             self._own_steps = own_step.OwnSteps(self, self._to_data)
             self._own_steps.build(self._adopt)
@@ -210,7 +210,7 @@ class KerasTrainer(Trainer):
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if inner.built:
             variables = keras_copy.updated_by(inner)
-        engines = make_optimizer(self, variables, KerasOptimizer(inner, as_compiled=True, counts_alike=True))
+        engines = make_optimizer(self, variables, KerasOptimizer(inner, as_compiled=True))
         if not optimizer.built:  # a LossScaleOptimizer
             optimizer.build(variables)
         return engines
@@ -258,6 +258,7 @@ class KerasTrainer(Trainer):
         if inner is not compiled and compiled.built:
             self.loss_scale.copy_from(compiled)
         if inner.built:
+            self.optimizer.iterations.assign(inner.iterations)
             self.optimizer.update_counts.assign(
                 tf.fill([len(self.optimizer.all_variables)], tf.cast(inner.iterations, tf.int64))
             )
@@ -297,18 +298,27 @@ class KerasTrainer(Trainer):
         """Makes the losses and metrics that the model is compiled with, by a trace of both on one batch."""
         compiled = keras_compile.arguments(self.model)
         fields = form.fields(form.values(form.element_spec(self.run_context.example)))
-        specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), fields)
         self._kept = keras_compile.KeptMetrics(self.model)
         is_own = keras.overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
-        self._losses = None if is_own else self._compiled_losses(compiled, specs.labels is not None)
+        self._losses = None if is_own else self._compiled_losses(compiled, fields.labels is not None)
         traces: list[_Trace] = []
 
         def trace(*batch):
             traces.append(self._trace(compiled, *batch))
             return traces[-1].outputs
 
-        outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+        def traced(size: int | None = None) -> tuple[Any, Any]:
+            specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
+            try:
+                return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+            except Exception:  # of any class: `squeeze` has a rank only in a batch of known size, as a step's is
+                with contextlib.suppress(Exception):
+                    if size is None:
+                        return traced(2)
+                raise
+
+        specs, outputs = traced()
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
@@ -343,7 +353,8 @@ class KerasTrainer(Trainer):
                 self.forward(features, training=False)
             outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
         labels, weights = self._weighed(labels)
-        _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
+        if self._own_loss is None or compiled["metrics"] or compiled["weighted_metrics"]:
+            _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
         is_masked = False
         if self._own_loss is not None:
             weights = example_weights if weights is None else weights
@@ -570,9 +581,17 @@ class KerasTrainer(Trainer):
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
 
-    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
-        whole = super()._with_penalties(loss)
+    def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
+        whole = super()._with_penalties(loss, batch)
         return None if self._own_loss else whole  # it has added what layers add, or left it out
+
+    def _check_sums(self) -> None:
+        super()._check_sums()
+        if self._own_loss and not self.reduction.alone():
+            raise UsageError(
+                f"{type(self.model).__name__} has its own compute_loss, and a layer adds an array to the loss "
+                "(add_loss), of which each replica has a part; add its mean, or use one device"
+            )
 
     def _gathered(self, nest):
         """Gathers a nest of tensors [examples, ...] from all replicas, outputs with their masks."""
@@ -635,16 +654,6 @@ def _check_names(compiled: Mapping[str, Any], labels: Any, outputs: Any, output_
         )
 
 
-def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:
-    """Makes a model's variables; does nothing if they exist."""
-    features = form.features(trainer.run_context.example)
-    specs = form.values(form.element_spec(features))
-    if model.built or not any(spec.is_ragged for spec in tf.nest.flatten(specs)):
-        build_layers(trainer, model)
-    else:
-        keras.build_for(model, tf.nest.map_structure(form.batch_spec, specs))
-
-
 @contextlib.contextmanager
 def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
@@ -676,7 +685,7 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
     if trained is model:
         return
     if not model.built:
-        _build(trainer, model)
+        build_layers(trainer, model)
     for theirs, mine in zip(model.weights, trained.weights, strict=True):
         theirs.assign(mine)
     if not model.optimizer.built:

@@ -34,24 +34,15 @@ class KerasOptimizer(Optimizer):
       learning_rate: None keeps the optimizer's rate or schedule.
       weight_decay: None keeps the optimizer's decay and exclusions.
       as_compiled: whether the trainer applies its clipping as the engine's, and its average of the weights is used as
-        in Keras's `fit`: not in evaluations.
-      counts_alike: whether a variable's number of updates is the optimizer's, as in Keras, also if it was not updated.
+        in Keras's `fit`: not in evaluations; and a variable's number of updates is the optimizer's, as in Keras, also
+        if some of them were of other variables.
     """
 
     _use_locking = False
 
-    def __init__(
-        self,
-        optimizer,
-        learning_rate=None,
-        *,
-        weight_decay=None,
-        as_compiled=False,
-        counts_alike=False,
-        **arguments,
-    ):
+    def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
         self.keras_optimizer = None
-        self._counts_alike = counts_alike
+        self._counts_alike = as_compiled
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
         self._slots_by_id: Callable = {}.get  # of an optimizer that the program has built, none are known
         self._refused = _ENGINE_OPTIONS.keys() - (_COMPILE_OPTIONS if as_compiled else ())
@@ -159,6 +150,13 @@ class KerasOptimizer(Optimizer):
             self._slots_by_id = slots.get  # not a dictionary, which checkpoints would track
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
 
+    def _read_counts(self):
+        # Keras has one count for all variables, which a callback may assign, as it resets or restores their slots.
+        count = read_local(tf_variable(self.keras_optimizer.iterations))
+        if self._counts_alike:
+            return tf.fill(self.update_counts.shape, count)
+        return tf.where(tf.equal(count, read_local(self.iterations)), super()._read_counts(), count)
+
     def _row_slots(self, target):
         optimizer = self.keras_optimizer
         slots = {id(slot) for other in self._targets for slot, _ in self._slots_by_id(id(other.variable), ())}
@@ -176,8 +174,6 @@ class KerasOptimizer(Optimizer):
 
     def _update(self, pairs, learning_rate, counts):
         optimizer = self.keras_optimizer
-        if self._counts_alike:
-            counts = tf.fill(tf.shape(counts), tf.cast(read_local(optimizer.iterations.value), counts.dtype))
         is_muon = self._weight_decay is None and isinstance(optimizer, tf.keras.optimizers.Muon)
         if is_muon and (optimizer.adam_weight_decay or 0) != (optimizer.weight_decay or 0):
             raise UsageError(
