@@ -21,7 +21,7 @@ from .metrics.pairs import Mean, SumOfMeans
 from .metrics.predictions import Predictions
 from .reduction import Reduction
 from .step import batches, diagnosis
-from .step.context import step_context
+from .step.context import TracedLoss, step_context
 from .step.gradients import Gradients, Update, differentiate
 from .step.options import RunContext
 
@@ -223,7 +223,6 @@ class Trainer(tf.Module):
         """
         features = form.features(batch)
         outputs = self.forward(features, training)
-        diagnosis.check_looked_up(features, self)
         outputs = keras.halves_in_float32(outputs)  # so that a loss keeps small probabilities
         losses = self._losses_by_name(outputs, batch, training)
         penalized = self._with_penalties(losses["loss"])
@@ -231,10 +230,11 @@ class Trainer(tf.Module):
         return outputs, losses, lambda: self._with_metrics(losses, outputs, batch)
 
     def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
-        """Computes the loss and its means by name, weighted by examples' weights; refuses losses over pairs."""
+        """Computes the loss and its means by name, weighted by examples' weights."""
         compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
         with diagnosis.labels_as_numbers(batch, self):
-            loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+            loss = compute(outputs, counted := batches.counted(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, counted, loss))
         return as_losses(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
 
     def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
@@ -253,7 +253,8 @@ class Trainer(tf.Module):
 
     def _with_metrics(self, losses: dict, outputs, batch) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"
-        pairs = diagnosis.without_pairs(self.metrics, owner, outputs, form.without_weights(batch))
+        pairs = self.metrics(outputs, unweighted := form.without_weights(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, unweighted, pairs))
         metrics = checked(pairs, owner, form.fields(batch).weights)
         if both := sorted(losses.keys() & metrics):
             raise UsageError(f"{owner}: {both[0]!r} is a mean of the loss; use another name, or leave it out")

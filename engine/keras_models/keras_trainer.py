@@ -21,7 +21,7 @@ from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
 from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
-from ..step.context import StepContext, step_context
+from ..step.context import StepContext, TracedLoss, step_context
 from ..step.gathering import gather_together
 from ..trainer import Trainer
 from . import trials
@@ -392,7 +392,8 @@ class KerasTrainer(Trainer):
         compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
         with diagnosis.labels_as_numbers(batch, self):
             owner = f"{type(self).__name__}.{_OWN}"
-            total, pairs = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+            total, pairs = compute(outputs, counted := batches.counted(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, counted, (total, pairs)))
         return {**pairs, "loss": Mean(total, _size(batch))}
 
     def loss(self, outputs, batch) -> Mean:

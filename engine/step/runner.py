@@ -30,7 +30,13 @@ class StepRunner:
         self._counts_ids = counts_ids
         self._inventory = trainer.inventory
         self._mesh = mesh or Mesh()
-        self._applied = Applied()
+        self.applied = Applied()
+        self._contexts: list[StepContext] = []
+
+    def pop_contexts(self) -> list[StepContext]:
+        """Returns the contexts of the steps that were traced since it was called last, one for each replica."""
+        contexts, self._contexts = self._contexts, []
+        return contexts
 
     def train_batch(
         self, batch, step: tf.Tensor, collect_norm: tf.Tensor, readings: Readings | None = None, jit: bool = False
@@ -48,8 +54,9 @@ class StepRunner:
         Raises:
           UsageError: there is no loss among them.
         """
-        batch, has_examples = pad_empty_batch(batch)
+        padded, has_examples = pad_empty_batch(batch)
         with self.training(step, collect_norm, has_examples, readings) as context:
+            context.batch, batch = batch, padded
             context.counts_ids |= jit
             if (probe := self._inventory.probe) is not None:
                 probe.note_examples(batch, collect_norm)
@@ -64,10 +71,6 @@ class StepRunner:
             restore(metrics)
             for averaged in self._inventory.averaged.values():
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
-            graph = metrics["loss"].total.graph
-            if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
-                self._applied.mark("precision")
-            self._applied.check(self._trainer, self._mesh.shard_optimizer)
             return zero_unless(self._counts(has_examples), metrics)
 
     def evaluate_batch(
@@ -86,7 +89,7 @@ class StepRunner:
             `compute(features)`. Of replicas with the same examples, only the first one's have rows.
 
         Raises:
-          UsageError: the step returns no predictions, and they are asked for; or it writes what no checkpoint has.
+          UsageError: the step returns no predictions, and they are asked for.
         """
         step, owner = tf.identity(state.step_variable), type(self._trainer).__name__
         batch, has_examples = pad_empty_batch(batch)
@@ -104,7 +107,6 @@ class StepRunner:
                     )
                 if returns_rows:
                     rows = _rows(rows, batch, counted, "predict" if compute else f"{owner}.predictions")
-        state.check_written(tf.compat.v1.get_default_graph())
         return (metrics, rows) if returns_rows else metrics
 
     def _state_restorer(self, has_examples: tf.Tensor | None) -> Callable[[dict], None]:
@@ -192,13 +194,13 @@ class StepRunner:
             readings=readings or Readings(),
             generators=self._inventory.seed_generators,
             frozen=self._inventory.freezing.frozen,
-            applied=self._applied,
+            applied=self.applied,
             counts_ids=self._counts_ids,
         )
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
         with context, undivided_losses(), seeds:
+            self._contexts.append(context)
             yield context
-        self._inventory.note_traced_values()
 
 
 def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):

@@ -33,9 +33,8 @@ from ..internals.tensorflow import (
 )
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..reduction import Reduction
-from ..reduction.aggregation import Doubts
 from ..state import TrainState
-from ..step.diagnosis import warn_of_step
+from .checks import StepChecks
 
 # A loop of small steps is unrolled by this factor: TensorFlow's executor completes an iteration before it starts the
 # next; within one, a step's first operations overlap the updates of the step before. Steps with more operations than
@@ -320,7 +319,7 @@ class InnerLoop(Program):
       returns_rows: steps return (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
       batch_shares: number of shares of a batch: one per replica, or per group that computes the same examples.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
-      doubts: what a trace of the step has left open, for a second one to decide.
+      checks: traces the step, and checks it (`engine.strategies.checks`).
 
     Attributes:
       programs: the compiled loops, by the values on which a traced step depends (`Inventory.step_form`), the form of
@@ -340,13 +339,13 @@ class InnerLoop(Program):
         returns_rows: bool = False,
         batch_shares: int = 1,
         arrivals: Arrivals | None = None,
-        doubts: Doubts | None = None,
+        checks: StepChecks,
     ):
         super().__init__(feed, state)
         is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         self._strategy, self._step_function = strategy, step_function
         self.pace, self.jit = pace, jit
-        self._syncs, self._doubts, self._batch_shares = syncs, doubts, batch_shares
+        self._syncs, self._checks, self._batch_shares = syncs, checks, batch_shares
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._sums_dtype = tf.float32 if is_tpu else tf.float64  # which TPUs lack
         self._keeps_scores = state is None and not is_tpu
@@ -589,16 +588,8 @@ class InnerLoop(Program):
             one_step = tf.function(functools.partial(self._replicated_step, trace), autograph=False)
             return one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
 
-        one_step = traced()
-        if self._doubts:
-            with self._doubts.deciding():
-                traced()
+        one_step = self._checks.traced(traced)
         trace.graph = one_step.graph
-        if self.jit and (op := graphs.lacked_by_xla(one_step.graph)):  # before XLA prints pages
-            where = f", at {line}" if (line := graphs.program_line(op)) else ""
-            fix = "give the loop maximum_iterations, or use" if op.type == "EmptyTensorList" else "use"
-            raise NotCompilableError(f"XLA can't compile {op.type}{where}; {fix} jit=auto or off")
-        warn_of_step(one_step.graph, self._strategy.num_replicas_in_sync)
         zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
         for here, metrics in zip(self._replica_contexts(), results, strict=True):
             metrics, *rows = metrics if self._returns_rows else (metrics,)
