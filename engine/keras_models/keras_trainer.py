@@ -23,6 +23,7 @@ from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
 from ..step.context import StepContext, TracedLoss, step_context
 from ..step.gathering import gather_together
+from ..step.gradients import BatchLosses
 from ..trainer import Trainer
 from . import trials
 from .compiled_model import check, step_options
@@ -377,16 +378,15 @@ class KerasTrainer(Trainer):
             return super().train_step(batch)
         # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
-            _, _, metrics = self._forward_losses(batch, training=True)
-            return metrics()
+            return self._forward_losses(batch, training=True).metrics()
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
         # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.
         return padded.tensor if isinstance(padded, form.Ragged) else padded.values
 
-    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Any]:
+    def _model_losses(self, outputs, batch) -> dict[str, Any] | None:
         if self._own_loss is None:
-            return super()._losses_by_name(outputs, batch, training)
+            return None
         batch = form.map_padded(self._unwrap_padded, batch)
         # Called once per step, with the weights: layers that it calls may change their state.
         compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
@@ -509,12 +509,10 @@ class KerasTrainer(Trainer):
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
         return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
-    def _forward_losses(
-        self, batch, training: bool
-    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+    def _forward_losses(self, batch, training: bool) -> BatchLosses:
         with self._kept.noted() as updates:
-            outputs, losses, metrics = super()._forward_losses(batch, training)
-        return outputs, losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
+            losses = super()._forward_losses(batch, training)
+        return losses._replace(metrics=lambda: {**self._layer_pairs(updates, batch), **losses.metrics()})
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
