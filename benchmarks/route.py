@@ -4,9 +4,9 @@ What is followed is what Python runs, so for a compiled step it is its trace. Fo
 
     python -m benchmarks.route
 
-follows the trace of one step of mlp on the first of two replicas, `--start=InnerLoop.__call__ --number=2 train
+follows the trace of one step of mlp on two replicas, `--start=InnerLoop.__call__ --number=2 train
 --model=cnn --input=synthetic --train_steps=2` the second call of that name. Everything after the flags is the command
-line of `crankshaft`. Functions that only the checks of a step reach, those of `CHECKS`, are listed after the others.
+line of `crankshaft`. Functions that only the checks of a step reach, `CHECKS`, are listed after the others.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import crankshaft
 ROOT = pathlib.Path(crankshaft.__file__).resolve().parent
 FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("engine", "launch", "models", "input"))
 CHECKS = ("engine/strategies/checks.py", "engine/step/diagnosis.py")
-STEP = "InnerLoop._replicated_step.<locals>.run"
+TRACE = "StepChecks.traced"  # which traces a step, and then checks it
 TWO_REPLICAS = (
     "train --model=mlp --input=synthetic --strategy=mirrored --num_virtual_devices=2 --jit=off --train_steps=1 "
     "--mode=train --progress=off"
@@ -78,10 +78,10 @@ class Route:
         while frame is not self._frame and (frame := frame.f_back) is not None:
             if frame.f_code.co_filename.startswith(FOLDERS):
                 around.append(_function(frame))
+        is_check = any(one.file in CHECKS and one.name != TRACE for one in (function, *around))
         if function not in self.calls:
-            is_check = any(one.file in CHECKS for one in (function, *around))
             (self.checks if is_check else self.entered)[function] = function._replace(depth=len(around))
-        elif function in self.checks and not any(one.file in CHECKS for one in (function, *around)):
+        elif function in self.checks and not is_check:
             del self.checks[function]
             self.entered[function] = function._replace(depth=len(around))
         self.calls[function] += 1
@@ -112,7 +112,7 @@ def follow(start: str, number: int, words: list[str]) -> Route:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--start", default=STEP, help="the function's qualified name, or its end")
+    parser.add_argument("--start", default=TRACE, help="the function's qualified name, or its end")
     parser.add_argument("--number", type=int, default=1, help="which call of it, from 1 on")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command line of crankshaft")
     args = parser.parse_args()

@@ -215,8 +215,8 @@ class Trainer(tf.Module):
         By name the losses are `loss`, its means if it is several, and `loss_with_penalties` if layers add to it: that,
         or else `loss`, is minimized.
         """
-        outputs = self.forward(form.features(batch), training)
-        outputs = keras.halves_in_float32(outputs)  # so that a loss keeps small probabilities
+        outputs = self.forward(form.fields(batch).features, training)
+        outputs = tf.nest.map_structure(keras.in_float32, outputs)  # so that a loss keeps small probabilities
         if (losses := self._model_losses(outputs, batch)) is None:
             owner, counted = f"{type(self).__name__}.loss", batches.counted(batch)
             with diagnosis.labels_as_numbers(batch, self):

@@ -102,7 +102,8 @@ def assign(
 ) -> None:
     """Assigns each variable its aggregated value on all replicas, from the sums of `terms` and of the counts.
 
-    The values of those to which replicas add are then the ones in `before`.
+    The values of those to which replicas add are then the ones in `before`. The step's readings note which ops have
+    written the variables so far, for `assigned_since_sum`.
     """
     for (variable, by), total in zip(state, totals, strict=True):
         variable = tf_variable(variable)
@@ -118,6 +119,9 @@ def assign(
             before[id(variable)] = value
         with tf.name_scope(ENGINE_SCOPE):
             assign_local(variable, value)
+    counts = writes() if state else {}
+    noted = step_context().readings.aggregated
+    noted.update((id(variable), counts[id(tf_variable(variable).handle)]) for variable, _ in state)
 
 
 def assigned_since_sum(

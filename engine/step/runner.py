@@ -29,6 +29,9 @@ class StepRunner:
         self._trainer = trainer
         self._counts_ids = counts_ids
         self._inventory = trainer.inventory
+        # Found here, before a step is traced, so that a trace has a step's own calls alone.
+        self._generators = self._inventory.seed_generators
+        self._per_replica_variables = self._inventory.per_replica_variables
         self._mesh = mesh or Mesh()
         self.applied = Applied()
         self._contexts: list[StepContext] = []
@@ -67,7 +70,7 @@ class StepRunner:
                     f"{type(self._trainer).__name__}.train_step returned {', '.join(metrics) or 'no metrics'}, without "
                     "'loss', which a run shows and checks; name one of the losses so"
                 )
-            self._trainer.reduction.aggregate_again(batch, metrics["loss"].count, self._inventory.per_replica_variables)
+            self._trainer.reduction.aggregate_again(batch, metrics["loss"].count, self._per_replica_variables)
             restore(metrics)
             for averaged in self._inventory.averaged.values():
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
@@ -122,10 +125,10 @@ class StepRunner:
             self._trainer.run_context.options.may_skip,
         )
         state = [aggregated.variable for aggregated in inventory.aggregated]
-        local = [*inventory.per_replica_variables, *(state if reduction.restores_statistics else ())]
+        local = [*self._per_replica_variables, *(state if reduction.restores_statistics else ())]
         if is_only_replica():  # each computes the same examples, which sums of all replicas' values have once
             first = tf.equal(self._mesh.data.rank, 0)
-            sums = [v for v in inventory.per_replica_variables if v.aggregation == tf.VariableAggregation.SUM]
+            sums = [v for v in self._per_replica_variables if v.aggregation == tf.VariableAggregation.SUM]
             computes = {id(v): first for v in sums}
         else:
             computes = {} if has_examples is None else {id(v): has_examples for v in local}
@@ -192,7 +195,7 @@ class StepRunner:
             updates_before=self._trainer.run_context.updates_before,
             mesh=self._mesh,
             readings=readings or Readings(),
-            generators=self._inventory.seed_generators,
+            generators=self._generators,
             frozen=self._inventory.freezing.frozen,
             applied=self.applied,
             counts_ids=self._counts_ids,
