@@ -27,8 +27,11 @@ from ..step.runner import StepRunner
 from ..trainer import computes_metrics
 from .base import Prediction, Step, Strategy
 from .checks import StepChecks
-from .inner_loop import InnerLoop, LoopResult, Pace, Syncs
+from .inner_loop import InnerLoop
+from .loop_result import LoopResult
 from .options import StrategyOptions
+from .pace import Pace
+from .syncs import Syncs
 
 # Size of a streamed block, by device. On a CPU larger ones leave the last-level cache before they are used. A GPU
 # receives each as a whole, and a call ends with it, so it must last: at PCIe's 10 GB/s, 64 MiB take 7 ms.

@@ -31,8 +31,9 @@ from ...step.runner import StepRunner
 from ...trainer import computes_metrics
 from ..base import Interrupted, Prediction, Step, Strategy
 from ..checks import StepChecks
-from ..inner_loop import LoopResult, Pace
+from ..loop_result import LoopResult
 from ..options import StrategyOptions
+from ..pace import Pace
 from ..workers import WorkerRows
 from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
