@@ -317,18 +317,14 @@ def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
 
 
-def halves_in_float32(outputs):
-    """Returns a nest of a layer's outputs, 16-bit ones as float32, with Keras's masks."""
-
-    def converted(x):
-        if getattr(x, "dtype", None) not in (tf.bfloat16, tf.float16):
-            return x
-        wide = tf.cast(x, tf.float32)
-        if (mask := backend.get_keras_mask(x)) is not None:
-            backend.set_keras_mask(wide, mask)
-        return wide
-
-    return tf.nest.map_structure(converted, outputs)
+def in_float32(output):
+    """Returns an output of a layer, as float32 if it is of 16 bits, with Keras's mask."""
+    if getattr(output, "dtype", None) not in (tf.bfloat16, tf.float16):
+        return output
+    wide = tf.cast(output, tf.float32)
+    if (mask := backend.get_keras_mask(output)) is not None:
+        backend.set_keras_mask(wide, mask)
+    return wide
 
 
 def with_mask(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

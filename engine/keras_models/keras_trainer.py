@@ -21,8 +21,9 @@ from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
 from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
-from ..step.context import StepContext, step_context
+from ..step.context import StepContext, TracedLoss, step_context
 from ..step.gathering import gather_together
+from ..step.gradients import BatchLosses
 from ..trainer import Trainer
 from . import own_step, trials
 from .compiled_model import check, step_options
@@ -440,22 +441,22 @@ class KerasTrainer(Trainer):
             return super().train_step(batch)
         # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
-            _, _, metrics = self._forward_losses(batch, training=True)
-            return metrics()
+            return self._forward_losses(batch, training=True).metrics()
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
         # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.
         return padded.tensor if isinstance(padded, form.Ragged) else padded.values
 
-    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Any]:
+    def _model_losses(self, outputs, batch) -> dict[str, Any] | None:
         if self._own_loss is None:
-            return super()._losses_by_name(outputs, batch, training)
+            return None
         batch = form.map_padded(self._unwrap_padded, batch)
         # Called once per step, with the weights: layers that it calls may change their state.
         compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
         with diagnosis.labels_as_numbers(batch, self):
             owner = f"{type(self).__name__}.{_OWN}"
-            total, pairs = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+            total, pairs = compute(outputs, counted := batches.counted(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, counted, (total, pairs)))
         return {**pairs, "loss": Mean(total, _size(batch))}
 
     def loss(self, outputs, batch) -> Mean:
@@ -571,12 +572,10 @@ class KerasTrainer(Trainer):
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
         return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
-    def _forward_losses(
-        self, batch, training: bool
-    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+    def _forward_losses(self, batch, training: bool) -> BatchLosses:
         with self._kept.noted() as updates:
-            outputs, losses, metrics = super()._forward_losses(batch, training)
-        return outputs, losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
+            losses = super()._forward_losses(batch, training)
+        return losses._replace(metrics=lambda: {**self._layer_pairs(updates, batch), **losses.metrics()})
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
