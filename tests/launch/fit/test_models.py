@@ -182,6 +182,28 @@ def test_a_model_with_more_outputs_in_training_is_trained_as_by_keras(by_name):
         crankshaft.fit(ours, X, labels, **HOW, jit="off", validation_data=(X, labels))
 
 
+@keras.utils.register_keras_serializable()
+class Moving(layers.Layer):
+    """Keeps a decaying average of its inputs, over the examples of all replicas."""
+
+    def build(self, shape):
+        self.average = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="only_first_replica")
+
+    def call(self, inputs, training=False):
+        if training:
+            sums = tf.stack([tf.reduce_sum(inputs), tf.cast(tf.size(inputs), tf.float32)])
+            total, count = tf.unstack(tf.distribute.get_replica_context().all_reduce("sum", sums))
+            self.average.assign(0.5 * self.average + 0.5 * total / count)
+        return inputs
+
+
+def test_a_layer_may_sum_across_replicas():
+    models = [compiled(keras.Input([3]), Moving(), layers.Dense(1)) for _ in "ab"]
+    for model, how in zip(models, ({}, TWO), strict=True):
+        crankshaft.fit(model, X, Y, **HOW, jit="off", **how)
+    np.testing.assert_allclose(models[1].layers[0].average, models[0].layers[0].average, rtol=1e-6)
+
+
 def compiled(*parts, loss="mse"):
     made = keras.Sequential(parts)
     made.compile("sgd", loss)
