@@ -262,18 +262,14 @@ class KerasTrainer(Trainer):
         traces: list[_Trace] = []
 
         def trace(*batch):
-            traces.append(self._trace(compiled, *batch))
-
-        def traced_outputs(*batch):
-            tf.distribute.get_strategy().run(trace, batch)  # layers may use their replica's context
+            # In replicas, as steps are: layers may exchange values.
+            tf.distribute.get_strategy().run(lambda *batch: traces.append(self._trace(compiled, *batch)), batch)
             return traces[-1].outputs
 
         def traced(size: int | None = None) -> tuple[Any, Any]:
             specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
             try:
-                return specs, tf.function(traced_outputs, autograph=False).get_concrete_function(
-                    *specs
-                ).structured_outputs
+                return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
             except Exception:  # of any class: `squeeze` has a rank only in a batch of known size, as a step's is
                 with contextlib.suppress(Exception):
                     if size is None:
