@@ -164,7 +164,10 @@ class TrainState:
             return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
 
         inventory = self.trainer.inventory
-        updated = handles(v for optimizer in inventory.optimizers.values() for v in optimizer.all_variables)
+        optimizers = inventory.optimizers.values()
+        updated = handles(v for optimizer in optimizers for v in optimizer.all_variables)
+        keras_optimizers = [each.keras_optimizer for each in optimizers if isinstance(each, KerasOptimizer)]
+        updated |= handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
         in_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
         weights = handles(v for v in inventory.all_weights if self.trainer.learning_rate_multiplier(v) != 0)
         done = self._named | updated | (in_layers - weights)
