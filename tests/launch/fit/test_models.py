@@ -76,11 +76,25 @@ def test_what_a_configuration_leaves_out_is_trained_in_a_model_and_its_copy(chan
     assert [each.path for each in run.model.weights] == [each.path for each in ours.weights]  # for --freeze
 
 
+class Scaled(layers.Layer):
+    """Needs an attribute that no configuration has."""
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
 def test_what_cannot_be_copied_is_one_line():
     factor = 3.0
     bound = model(lambda block: setattr(block, "function", lambda x: factor * x))  # its factor may be a weight
-    with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
-        crankshaft.fit(bound, X, Y, **HOW, **COPIES, jit="off")
+    before = bound.get_weights()
+    for how in (COPIES, {"ema_decay": 0.9}):  # of which the model gets the averages of a copy
+        with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
+            crankshaft.fit(bound, X, Y, **HOW, **how, jit="off")
+    np.testing.assert_equal(bound.get_weights(), before)  # before the first step
+    scaled = Scaled()
+    scaled.factor = 2.0
+    with pytest.raises(crankshaft.UsageError, match=r"can't recreate Sequential .* has no attribute 'factor'"):
+        crankshaft.fit(compiled(keras.Input([3]), scaled, layers.Dense(1)), X, Y, **HOW, ema_decay=0.9, jit="off")
     crankshaft.fit(bound, X, Y, **HOW, jit="off")
 
 
