@@ -167,22 +167,16 @@ class KerasTrainer(Trainer):
         self.run_context = dataclasses.replace(
             self.run_context, options=step_options(self.run_context.options, source, self.is_built)
         )
-        is_copy = self.is_built and not self.run_context.in_place
+        is_itself = self.run_context.in_place or not self.is_built
         self.model = source
         if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
-            self._build_own_steps(own[0], is_copy)
+            self._build_own_steps(own[0], not is_itself)
             return
-        if is_copy:
-            with _by_configuration(source):
-                self.model = keras_copy.copied(source)
-                self.model.compile(**keras_compile.arguments(source))
-                if not source.built:
-                    keras_copy.complete(source, self.model)
+        if not is_itself:
+            self.model = self._copied(source)
         build_layers(self, self.model)
-        if is_copy and source.built:
-            with _by_configuration(source):
-                keras_copy.complete(source, self.model)
-            keras_copy.copy_state(source, self.model)
+        if self.is_built and is_itself and self.run_context.options.ema_decay:
+            self._copied(source)  # as where the averages will be: what can't be copied is found before the first step
         self.wants_jit = bool(source.jit_compile)
         self._build_optimizer(source)
         if not self.run_context.only_predicts:
@@ -223,6 +217,20 @@ class KerasTrainer(Trainer):
         return tf.keras.utils.pack_x_y_sample_weight(
             fields.features, labels, fields.weights if weights is None else weights
         )
+
+    def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
+        """Returns a built copy of a compiled model, with its weights if it has any."""
+        with _by_configuration(source):
+            copy = keras_copy.copied(source)
+            copy.compile(**keras_compile.arguments(source))
+            if not source.built:
+                keras_copy.complete(source, copy)
+        build_layers(self, copy)
+        if source.built:
+            with _by_configuration(source):
+                keras_copy.complete(source, copy)
+            keras_copy.copy_state(source, copy)
+        return copy
 
     def _build_optimizer(self, source: tf.keras.Model) -> None:
         scaled = source.optimizer
@@ -306,7 +314,8 @@ class KerasTrainer(Trainer):
         traces: list[_Trace] = []
 
         def trace(*batch):
-            traces.append(self._trace(compiled, *batch))
+            # In replicas, as steps are: layers may exchange values.
+            tf.distribute.get_strategy().run(lambda *batch: traces.append(self._trace(compiled, *batch)), batch)
             return traces[-1].outputs
 
         def traced(size: int | None = None) -> tuple[Any, Any]:
@@ -658,11 +667,10 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
     try:
         yield
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"Keras can't recreate {type(model).__name__} from its configuration "
-            f"({' '.join(str(error).split())[:120]}); implement get_config, or pass a function that returns the "
-            "compiled model"
+            f"Keras can't recreate {type(model).__name__} from its configuration ({reason(error)[:120]}); implement "
+            "get_config, or pass a function that returns the compiled model"
         ) from error
 
 

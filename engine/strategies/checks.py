@@ -20,6 +20,7 @@ from ..errors import NotCompilableError, UsageError
 from ..internals import graphs
 from ..internals.tensorflow import variables_read
 from ..internals.variables import tf_variable, variable_path
+from ..optimizers import KerasOptimizer
 from ..reduction import per_replica
 from ..reduction.aggregation import ADD_ROWS, MEAN, SUM, described
 from ..state import TrainState
@@ -359,7 +360,10 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
         return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
 
     inventory = state.trainer.inventory
-    updated = handles(v for optimizer in inventory.optimizers.values() for v in optimizer.all_variables)
+    optimizers = inventory.optimizers.values()
+    updated = handles(v for optimizer in optimizers for v in optimizer.all_variables)
+    keras_optimizers = [each.keras_optimizer for each in optimizers if isinstance(each, KerasOptimizer)]
+    updated |= handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
     in_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
     weights = handles(v for v in inventory.all_weights if state.trainer.learning_rate_multiplier(v) != 0)
     done = state.named_idle | updated | (in_layers - weights)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from .. import logging
 from ..data.arrays import is_on_gpus
 from ..data.feed import CallInput
 from ..errors import NotCompilableError, reason
@@ -38,6 +40,7 @@ from .pace import Pace
 from .program import Program
 from .syncs import Syncs
 
+_FORMS = 8  # of a step, whose programs are kept
 # A loop of small steps is unrolled by this factor: TensorFlow's executor completes an iteration before it starts the
 # next; within one, a step's first operations overlap the updates of the step before. Steps with more operations than
 # this, or with convolutions, gain nothing and take long to trace: dlrm in two micro-batches has 681, resnet20 1,384
@@ -97,16 +100,38 @@ class _Call(NamedTuple):
         return self.first_step + tf.cast(offset - self.start, tf.int64)
 
 
+class Programs(dict[tuple, Any]):
+    """Compiled programs, by the values on which a traced step depends (`Inventory.step_form`), and by further ones.
+
+    Those of the newest forms of the step are kept: a callback may set another momentum before each step.
+    """
+
+    def add(self, key: tuple, program: Any) -> None:
+        """Adds a program, and frees those of the oldest form of too many."""
+        self[key] = program
+        if len(forms := [*dict.fromkeys(form for form, *_ in self)]) <= _FORMS:
+            return
+        for old in [old for old in self if old[0] == forms[0]]:
+            del self[old]
+        both = (itertools.chain.from_iterable(form[2:]) for form in forms[-2:])  # the optimizers' settings
+        changed = dict.fromkeys(name for (name, value), (_, other) in zip(*both, strict=True) if value != other)
+        logging.warning_once(
+            "%s changes again and again, and the step is compiled for each value, which takes as long as before the "
+            "first step; change it less often, such as once per epoch (a learning rate takes effect without)",
+            ", ".join(changed) or "what is trainable",
+        )
+
+
 class Compiled(NamedTuple):
     """The compiled programs of an `InnerLoop`, without its feed and its data."""
 
-    programs: dict[tuple, tf.types.experimental.ConcreteFunction]
+    programs: Programs
     trace: StepTrace
     arrivals: Arrivals | None
 
     def newest(self, programs: int) -> Compiled:
         """Returns those with no more than so many programs, the last ones that were compiled."""
-        return self._replace(programs=dict([*self.programs.items()][-programs:]))
+        return self._replace(programs=Programs([*self.programs.items()][-programs:]))
 
 
 class InnerLoop(Program):
@@ -173,7 +198,7 @@ class InnerLoop(Program):
         self._rows_device = "CPU:0" if returns_rows else ""
         self._trace = StepTrace(prediction_specs=None if returns_rows else ())  # the newest
         self._traced_input: tuple[int, int, CallInput] | None = None  # with its step and limit
-        self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
+        self.programs = Programs()
 
     def __call__(self, step: int, limit: int, *loop_inputs, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer if the operands end.
@@ -182,14 +207,14 @@ class InnerLoop(Program):
           *loop_inputs: the other arguments of `_loop`, in a subclass.
           due: the step after which metrics are read, if known.
         """
-        before, programs = time.perf_counter(), len(self.programs)
+        before, trace = time.perf_counter(), self._trace
         limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
         call_input = self._call_input(step, limit)
         input_seconds, steps = time.perf_counter() - before, call_input.stop - call_input.start
         arguments = self._arguments(step, call_input, step + steps == due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._compiled_loop(step, arguments), *arguments)
-        compiles = len(self.programs) > programs
+        compiles = self._trace is not trace
         with self.moving_to(step + steps), self._compilation_explained(compiles):
             if self._arrivals is None:
                 tensors = call()
@@ -240,7 +265,8 @@ class InnerLoop(Program):
             loop = functools.partial(self._loop, trace)
             compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
-                self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
+                program = compiled.get_concrete_function(operands, *arguments[1:])
+            self.programs.add(form, program)
             self._trace = trace
         return self.programs[form]
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Mean, mean
+from crankshaft.engine import logging
 from tests.launch.fit.test_fit import TWO
 from tests.launch.line import RUN, Line, data
 
@@ -250,6 +251,25 @@ def test_an_optimizer_that_a_callback_resets_or_restores_updates_as_in_keras(tmp
         for stop in ({"stop_at_step": 7}, {}):
             _, resumed = fitted("ours", adam(), [Assigning(count)], run_dir=tmp_path / "run", **stop)
         assert resumed == ours
+
+
+class Cycling(callbacks.Callback):
+    """Sets another momentum before each batch, as one-cycle policies do."""
+
+    step = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.momentum = 0.9 - 0.02 * self.step
+        self.step += 1
+
+
+def test_a_momentum_of_each_batch_is_used_named_and_keeps_few_programs(caplog):
+    logging.warning_once.cache_clear()
+    run, (kernel, _) = fitted("ours", tf.keras.optimizers.SGD(0.02, momentum=0.9), [Cycling()], epochs=2, eager=True)
+    _, (expected, _) = fitted("keras", tf.keras.optimizers.SGD(0.02, momentum=0.9), [Cycling()], epochs=2, eager=True)
+    np.testing.assert_allclose(kernel, expected, rtol=1e-5)
+    assert len(run.strategy.training.programs) == 8
+    assert [line for line in caplog.messages if "momentum changes again and again, and the step is compiled" in line]
 
 
 COSINE = tf.keras.optimizers.schedules.CosineDecay(0.1, 10)
