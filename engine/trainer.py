@@ -14,7 +14,7 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
 from .errors import UsageError
-from .internals import keras
+from .internals import graphs, keras
 from .inventory import Inventory
 from .metrics.means import as_losses, checked
 from .metrics.pairs import Mean, SumOfMeans
@@ -45,6 +45,7 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
+    reports_loss = True  # whether its step has to return a loss
 
     def __init__(self):
         super().__init__()
@@ -72,12 +73,13 @@ class Trainer(tf.Module):
     def forward(self, features, training: bool):
         """Returns the model's outputs for a batch of features. Override it to look up embeddings first.
 
-        Of features of varying length (`crankshaft.Padded`) the model gets the values, with their mask for its layers.
+        As in Keras's `fit`, a model whose `call` has no argument `training` computes as in inference. Of features of
+        varying length (`crankshaft.Padded`) the model gets the values, with their mask for its layers.
         """
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
         features = keras.with_optional(self.model, form.map_padded(self._unwrap_padded, features))
-        return self.model(features, training=training)
+        return keras.call(self.model, features, training=training)
 
     def _unwrap_padded(self, padded: form.Padded) -> tf.Tensor:
         """Converts an array of varying length to what the model takes."""
@@ -223,7 +225,7 @@ class Trainer(tf.Module):
                 loss = (self.training_loss if training else self.loss)(outputs, counted)
             step_context().losses.append(TracedLoss(owner, outputs, counted, loss))
             losses = as_losses(loss, owner, form.fields(batch).weights, self.run_context.options.debug)
-        if (penalized := self._with_penalties(losses["loss"])) is not None:
+        if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
             losses = {**losses, "loss_with_penalties": penalized}
         minimized = losses.get("loss_with_penalties", losses["loss"])
         return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, batch), outputs)
@@ -232,8 +234,12 @@ class Trainer(tf.Module):
         """Computes the losses by name if the model has a way of its own to; None if `loss` computes them."""
         return None
 
-    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
-        """Returns the loss with what layers add to it; None if they add nothing."""
+    def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
+        """Returns the loss with what layers add to it; None if they add nothing.
+
+        A number is added to the mean over the global batch. As in Keras, arrays are summed: over the examples of all
+        replicas, if they depend on the batch.
+        """
         layers = keras.affected_layers(self._inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.layers_may_mix_replicas:
@@ -244,7 +250,25 @@ class Trainer(tf.Module):
             )
         if not (added := [*added, *keras.regularization(layers)]):
             return None
-        return loss.plus(tf.add_n([tf.cast(x, tf.float32) for x in added]))
+        numbers, sums, inputs = [], [], tf.nest.flatten(batch, expand_composites=True)
+        for x in (tf.cast(x, tf.float32) for x in added):
+            is_array = x.shape.rank != 0
+            is_part = is_array and graphs.dependence(x, inputs) != graphs.FREE
+            (sums if is_part else numbers).append(tf.reduce_sum(x) if is_array else x)
+        totals = [loss.count * tf.add_n(numbers)] if numbers else []
+        if sums:
+            self._check_sums()
+            totals.append(self.reduction.sum_counts(loss.count) * tf.add_n(sums))
+        return loss.plus(tf.add_n(totals))
+
+    def _check_sums(self) -> None:
+        """Raises UsageError if what layers add to the loss may not be a sum over examples."""
+        options = self.run_context.options
+        if max(options.accumulate_steps, options.parallel_micro_batches) > 1:
+            raise UsageError(
+                f"{type(self).__name__}: a layer adds an array to the loss (add_loss), which Keras sums over a "
+                "batch, and micro-batches are computed apart; add its mean, or use no accumulate_steps or splits_batch"
+            )
 
     def _with_metrics(self, losses: dict, outputs, batch) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"

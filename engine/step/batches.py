@@ -255,6 +255,11 @@ def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count) -> list:
     ]
 
 
+def num_examples(batch) -> tf.Tensor:
+    """Returns the number of examples of a batch, scalar float32."""
+    return tf.cast(_size(batch), tf.float32)
+
+
 def _size(batch):
     """Returns the number of examples, of several inputs the least: an int if known when traced, else scalar int32."""
     if isinstance(batch, form.Batches):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -17,6 +17,10 @@ from ..metrics.sums import without_details
 from . import batches, diagnosis
 from .batches import zero_unless
 from .context import step_context
+from .options import StepOptions
+
+if TYPE_CHECKING:
+    from ..optimizers.loss_scale import DynamicLossScale
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
@@ -164,6 +168,8 @@ class Update:
       gradients: all gradients of the update, of the mean across replicas, unscaled. Those of frozen variables are left
         out.
       variables: the gradients' variables.
+      options: the options by which to clip and skip, if an optimizer has its own; None takes the trainer's.
+      loss_scale: the loss scale that adapts to the gradients; None takes the trainer's.
 
     Attributes:
       gradients: clipped by their global norm (Pascanu et al. 2013), by each variable's, or by value.
@@ -181,8 +187,15 @@ class Update:
       ...     return update.end(metrics)
     """
 
-    def __init__(self, trainer, gradients: Sequence, variables: Sequence):
-        options, collect_norm = trainer.run_context.options, step_context().collect_norm
+    def __init__(
+        self,
+        trainer,
+        gradients: Sequence,
+        variables: Sequence,
+        options: StepOptions | None = None,
+        loss_scale: DynamicLossScale | None = None,
+    ):
+        options, collect_norm = options or trainer.run_context.options, step_context().collect_norm
         gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates
         pairs = zip(gradients.values, variables, strict=True)
         gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
@@ -206,7 +219,7 @@ class Update:
             gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(table_identity, variables)))
         self.gradients = gradients
         self._positions = {id(tf_variable(variable)): position for position, variable in enumerate(variables)}
-        self._loss_scale = getattr(trainer, "loss_scale", None)  # float16's
+        self._loss_scale = loss_scale or getattr(trainer, "loss_scale", None)  # float16's
 
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""

@@ -17,7 +17,7 @@ from ..internals.tensorflow import TemporaryVariable, is_only_replica, replica_i
 from ..internals.variables import assign_local, read_local, server_device
 from ..mesh.mesh import Mesh
 from ..metrics.sums import without_details
-from .batches import check_weighed, dense, pad_empty_batch, zero_unless
+from .batches import check_weighed, dense, num_examples, pad_empty_batch, zero_unless
 from .context import Readings, StepContext, step_context
 from .options import Applied
 
@@ -65,12 +65,13 @@ class StepRunner:
                 probe.note_examples(batch, collect_norm)
             restore = self._state_restorer(has_examples)
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
-            if "loss" not in metrics:
+            if "loss" not in metrics and self._trainer.reports_loss:
                 raise UsageError(
                     f"{type(self._trainer).__name__}.train_step returned {', '.join(metrics) or 'no metrics'}, without "
                     "'loss', which a run shows and checks; name one of the losses so"
                 )
-            self._trainer.reduction.aggregate_again(batch, metrics["loss"].count, self._per_replica_variables)
+            count = metrics["loss"].count if self._trainer.reports_loss else num_examples(batch)
+            self._trainer.reduction.aggregate_again(batch, count, self._per_replica_variables)
             restore(metrics)
             for averaged in self._inventory.averaged.values():
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
