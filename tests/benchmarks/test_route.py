@@ -11,8 +11,6 @@ import pytest
 from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
-MOST_WITHOUT_CHECKS = 145
-
 
 @pytest.fixture(scope="module")
 def route() -> dict[str, list[tuple[int, str, str]]]:
@@ -28,9 +26,8 @@ def route() -> dict[str, list[tuple[int, str, str]]]:
     return found
 
 
-def test_a_step_is_few_functions_and_the_loss_is_near_it(route):
+def test_the_loss_and_the_all_reduce_are_near_the_step(route):
     step, checks = route.values()
-    assert len(step) <= MOST_WITHOUT_CHECKS
     depths = {name: depth for depth, _, name in step}
     assert depths["Classifier.training_loss"] - depths["Trainer.train_step"] <= 5
     assert depths["all_reduce"] - depths["Reduction.sum"] <= 4
@@ -40,8 +37,9 @@ def test_a_step_is_few_functions_and_the_loss_is_near_it(route):
 def test_the_page_names_a_steps_functions_in_the_order_of_its_trace(route):
     step, _ = route.values()
     heart = (ROOT / "BUILD.md").read_text(encoding="utf-8").split("## The heart")[1].split("What they rely on")[0]
-    counts = tuple(map(int, re.search(r"(\d+) functions in (\d+) files", heart).groups()))
-    assert counts == (len(step), len({file for _, file, _ in step}))
+    functions, files = map(int, re.search(r"at most (\d+) functions in (\d+) files", heart).groups())
+    assert 0.9 * functions < len(step) <= functions
+    assert len({file for _, file, _ in step}) <= files
     order = {(file, name): number for number, (_, file, name) in enumerate(step)}
     items = re.findall(r"^\d+\. `(\S+)`(.*?)(?=^\d+\. |\Z)", heart, re.M | re.S)
     firsts = []
