@@ -134,11 +134,13 @@ class Order:
         before = dataclasses.replace(before or self, **changes)
         is_same_size = before.batch_size == self.batch_size
         epoch, index = before.position(step)
+        # Within an epoch another batch size or order would train some of its examples twice and others never.
         if index or (step and not self.has_epochs):
             reordered = {} if is_same_size else {"global_batch_size": before.batch_size}
             before._check_same_order(epoch, step, reordered | resumed.get("reordered", {}))
         if step == 0 or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):
             return dataclasses.replace(self, origin=before.origin)
+        # Other data make another epoch: the rest of the old one is left out.
         if has_other_data and index:
             epoch += 1
         # From here on the learning-rate schedule counts examples, so many of them as this number of its steps:
