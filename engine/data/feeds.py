@@ -220,8 +220,7 @@ class ReadFeed(Feed):
             num_parallel_calls=2,
             deterministic=True,
         )
-        # TensorFlow's autotuning would take threads and memory from the steps, by what it measures: a run could differ
-        # from the next.
+        # TensorFlow's autotuning would take threads and memory from the steps.
         return untuned(blocks.prefetch(2 * len(replicas)))
 
 
