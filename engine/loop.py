@@ -148,7 +148,7 @@ class Loop:
         self._strategy.resume_work()
 
     def end(self) -> None:
-        """Ends the hooks."""
+        """Ends the hooks, those that save last; each has seen the latest call, unless one was interrupted in it."""
         if not any(hook.is_pending for hook in self._hooks):
             self._call_hooks()
         for hook in sorted(self._hooks, key=lambda hook: hook.ends_last):

@@ -177,7 +177,7 @@ class Order:
 
     @property
     def epoch_examples(self) -> int:
-        """Examples in the batches of an epoch."""
+        """Examples that an epoch trains on: without a last batch that is dropped since it would be smaller."""
         return self.whole_steps * self.batch_size + self.remainder
 
     def replicates_batch(self, step: int, shares: int) -> bool:
