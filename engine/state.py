@@ -226,6 +226,10 @@ class TrainState:
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
 
+    def next_change(self, step: int) -> int | None:
+        """Returns the next step that is traced in another way, where a call ends; None if there is none."""
+        return self.freezing.next_change(step)
+
     @property
     def freezing(self) -> Freezing:
         """The weights that are frozen at the run's step."""

@@ -56,6 +56,7 @@ class ResidentFeed(Feed):
         return self._indices.max_steps_per_call(step, limit)
 
     def call_input(self, step: int, limit: int) -> CallInput:
+        # Not in the constructor: a run that only predicts has a training feed, too, and would fill the device's memory.
         if self._arrays is None:
             self._arrays = self._devices.put_arrays(self._source.as_arrays())
         indices, start, stop = self._indices.call_input(step, limit)
@@ -64,6 +65,7 @@ class ResidentFeed(Feed):
     @property
     def form(self) -> Any:
         in_files = any(isinstance(array, Mapped) for array in tf.nest.flatten(self._source.as_arrays()))
+        # A program that reads by a function holds that function, and so its files: another feed can't take it over.
         plain = type(self._source) is ArraySource and not in_files  # others are read by functions in the program
         return (self._source.element_spec, self.order.batch_size) if plain else None
 
@@ -136,6 +138,7 @@ class ReadFeed(Feed):
             self._blocks.close()
             self.last_step = None
         limit = self.max_steps_per_call(step, limit)
+        # TensorFlow reports what a source raises as its own error, without the place in the user's code.
         with raising_source_error(self._reader):
             block, start, stop = self._blocks.call_input(step, limit)
         self._next_step = step + stop - start
@@ -153,11 +156,13 @@ class ReadFeed(Feed):
 
     def batch(self, block, offset: tf.Tensor):
         if self.order.block_steps == 1:  # the block is the batch, and large: no copy needed
+            # A slice copies a batch, a squeeze does not.
             return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
         return tf.nest.map_structure(lambda x: x[offset], block)
 
     def close(self) -> None:
         self._blocks.close()
+        # A PyDataset's own on_epoch_end is for epochs that were read to their end, as in Keras's fit.
         if self._next_step is not None and self.order.position(self._next_step)[1] == 0:
             self._source.end_epoch()
         self._next_step = None
@@ -189,6 +194,7 @@ class ReadFeed(Feed):
         if self._source.varies:  # to the epoch's end
             end = min(end, (order.block_epoch(first_block) + 1) * order.blocks_per_epoch)
 
+        # What is an argument here is not in the graph: one trace serves every epoch and every end.
         def gather(number, last_block, last_offset):
             block, replica = number // len(replicas), replicas.start + number % len(replicas)
             indices = order.examples(block)
@@ -209,8 +215,12 @@ class ReadFeed(Feed):
             with tf.device("CPU:0"):
                 return [traced(tf.constant(first_block, tf.int64), *last)]
         blocks = tf.data.Dataset.range(first_block * len(replicas), end * len(replicas)).map(
-            lambda number: traced(number, *last), num_parallel_calls=2, deterministic=True
+            # Two at a time: one block is read while the other waits; more would only hold memory.
+            lambda number: traced(number, *last),
+            num_parallel_calls=2,
+            deterministic=True,
         )
+        # TensorFlow's autotuning would take threads and memory from the steps.
         return untuned(blocks.prefetch(2 * len(replicas)))
 
 
@@ -299,6 +309,7 @@ class StreamedFeed(Feed):
             self._iterator = self._open(step)
         limit = self.max_steps_per_call(step, limit)
         self._next_step = step + limit
+        # The loop takes the batches itself, so what has been read is known by arithmetic alone.
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_read += (self._example_bytes or 0) * examples // len(self.part.counts)
         return CallInput((self._iterator,), 0, limit)
@@ -329,6 +340,8 @@ class StreamedFeed(Feed):
 
     def position(self, step: int) -> bytes | None:
         """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
+        # A position before the first step is the seeds' state: without it a resumed first epoch would have another
+        # order.
         if not self._was_opened and self.part.stream.shuffles:
             self._iterator, self._next_step = self._open(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
@@ -404,6 +417,7 @@ class StreamedFeed(Feed):
         if saved is not None and (index or is_again) and not has_order:
             self._check_order(step, replayed, is_first=not (epoch or is_again or state))
         if in_epoch:
+            # This may take as long as the epoch has, so it is shown, and the watchdog is told.
             with self._watch("reading the epoch again, batches", in_epoch) as done:
                 for number in range(in_epoch):
                     self.run_with_timeout(functools.partial(next, iterator), lambda: None)

@@ -76,7 +76,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restores the result of `random_state`."""
+    """Sets this thread's eager seed and generator to those of `random_state`."""
     vars(context.context()).update(state)
 
 

@@ -215,6 +215,8 @@ class InnerLoop(Program):
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._compiled_loop(step, arguments), *arguments)
         compiles = self._trace is not trace
+        # The host's step is that of the end already while the call is queued: what the host plans next must not wait
+        # for it.
         with self.moving_to(step + steps), self._compilation_explained(compiles):
             if self._arrivals is None:
                 tensors = call()
@@ -236,6 +238,7 @@ class InnerLoop(Program):
         """Returns the arguments of `_loop`; the last step collects the norm if something is due after it."""
         operands, start, stop = call_input
         number = step if self.state else step % self.feed.order.steps_per_epoch  # of an evaluation, its batch's
+        # One tensor instead of four: each argument of a call costs the host some microseconds.
         return operands, tf.constant((number, start, stop, stop - 1 if is_due else -1), tf.int64), *more
 
     @contextlib.contextmanager
@@ -259,6 +262,7 @@ class InnerLoop(Program):
         replicates_batch = self.feed.order.replicates_batch(step, self._batch_shares)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
+        # A trace keeps the writer that was the default as it was traced, so another writer needs another trace.
         writer = None if self.jit else summary_writer()  # XLA compiles no summaries
         if (form := (self._form(), shapes, replicates_batch, writer)) not in self.programs:
             trace = StepTrace(replicates_batch)
@@ -288,6 +292,7 @@ class InnerLoop(Program):
                 call = call._replace(**offsets)
         one_step, sums = self._trace_step(trace, operands, call.start, call.first_step)
         loops = [(1, one_step)]
+        # The rest of a call, fewer steps than are unrolled, is done one by one by the second loop.
         if self._is_unrolled(trace.graph, operands):
             # Inlined: calls of one graph would wait for each other, operations only for their inputs.
             loops.insert(0, (_UNROLLED_STEPS, functools.partial(self._replicated_step, trace)))
@@ -307,6 +312,8 @@ class InnerLoop(Program):
         `more` are specs of a step's arguments other than its batch, its number and whether it collects the norm.
         """
         one_batch = tf.function(self.feed.next_operands, autograph=False)
+        # The step is traced on the batch's specification alone, not in the loop's graph: the loop, its zeros and the
+        # checks need the step's graph before there is a loop.
         batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
 
         def traced():
@@ -351,6 +358,8 @@ class InnerLoop(Program):
                         batch = self._step_operands(call.operands, offset)
                         with tf.device(self._counter_device):
                             step, collect_norm = call.step(offset), tf.equal(offset, call.norm_offset)
+                        # Adding within the loop keeps the metrics on the device: a call returns one tensor however many
+                        # steps it had.
                         sums = self._add_step(sums, run_step(batch, step, collect_norm))
                         with tf.device(self._counter_device):
                             offset = offset + 1
@@ -397,6 +406,7 @@ class InnerLoop(Program):
             return self.feed.next_operands(operands, offset)
         before = timestamp()
         with tf.control_dependencies([before]):
+            # Behind the timestamp, or TensorFlow would start to read before it, and the wait would count as none.
             batch = self.feed.next_operands(operands, tf.identity(offset))
         self._arrivals.mark(batch, before)
         return batch
@@ -430,20 +440,25 @@ class InnerLoop(Program):
         def run(*batch):
             batch, replica = self.feed.batch(*batch), tf.cast(replica_id(), tf.int64)
             if trace.replicates_batch:
+                # A batch of fewer examples than replicas is computed by each as a whole; a layer that sums over
+                # replicas would count each example as often as there are replicas.
                 exchange = single_replica_context()
             elif why := self.feed.order.no_exchange_reason(self._batch_shares):
+                # Some replicas may have no batch left while others do: a sum in a layer would wait for them forever.
                 exchange = forbid_exchange(why)
             else:
                 exchange = contextlib.nullcontext()
             with exchange:  # other than the engine's
                 result = self._step_function(batch, step, collect_norm, *more)
             metrics, rows = result if self._returns_rows else (result, ())
+            # Known only now, since what a step returns is up to its code.
             trace.metric_specs = row_specs(metrics, self._keeps_scores)
             sums = stack(metrics, self._sums_dtype, self._keeps_scores)
             if not self._returns_rows:
                 return (sums,)
             trace.prediction_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), rows)
             rows = tf.nest.flatten(rows)
+            # Replicas and calls return rows in no common order; by its key each is put back into the data's order.
             sort_keys = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)
             return sums, sort_keys, *rows
 

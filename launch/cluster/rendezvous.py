@@ -192,6 +192,8 @@ class Rendezvous:
 
     def __enter__(self) -> Rendezvous:
         self._listener = _listen(self._cluster)
+        # A thread, since this one waits for others meanwhile; a daemon, so that an error here is not kept from ending
+        # the process.
         self._thread = threading.Thread(target=self._greet_callers, name="rendezvous", daemon=True)
         self._thread.start()
         return self
@@ -224,6 +226,7 @@ class Rendezvous:
         """
         if ready:
             self._greeting = _READY
+        # Two tasks with one index on one host would share the port, and each peer would reach either of them.
         elif answers(self._cluster.address) and not self.callers:  # this call itself would be one
             raise UsageError(
                 f"{self._cluster.source} says that this process, on {socket.gethostname()}, is {self._cluster.task} at "
@@ -246,6 +249,8 @@ class Rendezvous:
             now = time.monotonic()
             self._seen |= {peer: now for peer in peers if replies[peer]}
             seen = self._seen
+            # A peer that came and is silent has died: it would come back only by a restart of the whole job, so nobody
+            # waits for the timeout.
             if left := [peer for peer in peers if now - seen.get(peer, now) > _LEFT_SECONDS]:
                 raise ClusterError(missing_line(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
             awaited = describe_peers([peer for peer in peers if peer not in here])
@@ -260,6 +265,8 @@ class Rendezvous:
 
     def _is_ready(self, peer: tuple[str, str], answer: str | None) -> bool:
         """Whether this task may start its server, as far as a peer, with this answer, is concerned."""
+        # The chief's server is called by all others as they start theirs, so it starts first, and they wait for it a
+        # moment.
         if peer != self._cluster.addresses[0]:
             return answer in ("ready", "serving")
         now = time.monotonic()
@@ -297,6 +304,8 @@ def call(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> tuple[str |
             if sock.getsockname() == sock.getpeername():
                 return "", None
             with contextlib.suppress(OSError):
+                # Nine bytes of HTTP/2 are what a gRPC server sends first, unasked: whether it is one shows without
+                # speaking gRPC.
                 frame = sock.recv(9, socket.MSG_WAITALL)
                 reply = _ANSWERS.get(frame, "serving" if frame[3:] == _READY[3:] else None)
                 return reply, _note(sock) if frame == _STARTING else None

@@ -98,7 +98,7 @@ def short_help_text(program: str, doc: str) -> str:
 
 
 def flag_help(field: dataclasses.Field) -> str:
-    """Describes a flag for --help."""
+    """Returns a flag's lines of --help: how it is written, what it does, its default."""
     return described(f"--{usage(field)}", field.metadata["info"].help + _default(field))
 
 

@@ -17,6 +17,7 @@ from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, sav
 from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
+from ...engine.hooks.eviction import make_eviction
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
@@ -42,7 +43,7 @@ _POLL_SECONDS = 1.0
 
 
 def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
-    """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
+    """Makes a run's hooks, in the order in which they act: those that evict, judge, show, stop, and that save.
 
     Those that the run itself reads are set as its attributes: `record` to `sync_check`, see `BaseRun`.
 
@@ -70,7 +71,8 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         names = strategy.replica_names
         run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
 
-    hooks: list[Hook] = []  # which those that save keep, for the state of all of them
+    # Which those that save keep, for the state of all of them. What is evaluated and saved is without evicted rows.
+    hooks: list[Hook] = [*make_eviction(run.trainer.inventory)]
     hooks += _judges(run, callbacks, eval_period, hooks)
     hooks += [run.final, run.rows, *user_hooks]
     if run.sync_check:
