@@ -46,6 +46,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
+    inventory.captured.note(is_traced=False)
     if inventory.averaged and reduction.sync_every_steps:
         raise UsageError(
             f"Averaged: sync_every_steps={reduction.sync_every_steps} has replicas differ between syncs, and the "

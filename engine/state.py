@@ -120,9 +120,8 @@ class TrainState:
             first = min(trained, key=variable_path)
             raise UsageError(
                 f"{type(self.trainer).__name__}: its step uses a trainable variable, {variable_path(first)} "
-                f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; assign "
-                "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
-                "tf.Module), or set trainable=False"
+                f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; make it, "
+                f"or its model or layer, {self.trainer.SAVED_PLACES}, or set trainable=False"
             )
         self.check_written(graph)
         if type(self.trainer).train_step is Trainer.train_step and (idle := self._never_updated(variables_read(graph))):
@@ -137,10 +136,12 @@ class TrainState:
         """Raises UsageError if the program's part of a step, traced in a graph, writes what no checkpoint has."""
         states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
         held = {id(copy.handle) for v in (*self.variables(), *states) for copy in per_replica.components(v)}
-        others = {id(variable.handle): variable for variable in variables_read(graph)}
+        others = {id(variable.handle): variable for variable in variables_read(graph) if id(variable.handle) not in held}
         for handle, op in graphs.written(graph):
+            variable = others.pop(id(handle), None)
             if id(handle) not in held and (line := graphs.program_line(op)):
-                self._refuse_written(op, others.get(id(handle)), line)
+                self._refuse_written(op, variable, line)
+        self.trainer.inventory.captured.note_read(others.values())
 
     def _refuse_written(self, op: tf.Operation, variable: tf.Variable | None, line: str) -> None:
         """Raises UsageError for an op of a step that writes what no checkpoint has: a variable, if it is known."""

@@ -21,7 +21,7 @@ from .. import logging
 from ..errors import CheckpointError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
-from ..internals.variables import is_shard, state_key
+from ..internals.variables import VARIABLES, is_shard, state_key, tracked_variables
 from ..internals.variables import tracked as tracked_by_path
 from ..layers.embeddings import Embedding
 from ..layers.embeddings.rehash import FREE, MOVED, RowPlacement, rehash
@@ -409,7 +409,7 @@ def _breadth_first(root, start: int, find_child: Callable[[int, str], int | None
 
 def is_variable(node) -> bool:
     """Returns whether a trackable has a value that a checkpoint keeps."""
-    return isinstance(node, (tf.Variable, tf.keras.Variable))
+    return isinstance(node, VARIABLES)
 
 
 def tracked_children(node, is_root: bool) -> list[tuple[str, object]]:
@@ -425,16 +425,19 @@ def tracked_children(node, is_root: bool) -> list[tuple[str, object]]:
     tracked = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
     if isinstance(node, tf.Module):
         tracked += tracked_by_path(node, tf.keras.metrics.Metric).items()
-    return tracked + (_keras_children(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
+    return tracked + (_unseen(node, children.values()) if isinstance(node, (tf.Module, tf.keras.layers.Layer)) else [])
 
 
-def _keras_children(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
-    """Returns a layer's children that TensorFlow does not see.
+def _unseen(owner: Any, children: Iterable) -> list[tuple[str, object]]:
+    """Returns a layer's or a module's children that TensorFlow does not see.
 
     Keras 3 hides the layers and variables in a layer's list or dictionary, and TensorFlow's checkpoints would silently
-    leave out their weights.
+    leave out their weights. No one tracks the variables of its losses, constraints and regularizers.
     """
-    held = [(f"{store}_{n}", child) for store in KEPT_IN_LISTS for n, child in enumerate(getattr(layer, store, ()))]
+    stores = KEPT_IN_LISTS if isinstance(owner, tf.keras.layers.Layer) else ()
+    held = [(f"{store}_{n}", child) for store in stores for n, child in enumerate(getattr(owner, store, ()))]
+    listed = {id(child) for _, child in held}
+    held += [(path, variable) for path, variable in tracked_variables(owner).items() if id(variable) not in listed]
     reached = {id(child): child for child in children}
     if all(id(child) in reached for _, child in held):
         return []

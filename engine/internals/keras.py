@@ -8,6 +8,7 @@ They find layers' state other than trained weights, and their additions to the l
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -368,6 +369,16 @@ def initial_state(policy: str | None) -> dict[str, Any]:
 def new_state() -> dict[str, Any]:
     """Resets Keras's state in this thread to a new process's (names, policy, seed), and returns the former one."""
     return exchange_state({})
+
+
+@functools.cache
+def attributes() -> frozenset[str]:
+    """Returns the names of all attributes, methods among them, that Keras gives every layer and model."""
+    before = new_state()  # keeps the numbering of the user's layers
+    try:
+        return frozenset({"optimizer", *dir(tf.keras.Model())})
+    finally:
+        exchange_state(before)
 
 
 def exchange_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class StepRunner:
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
         with context, undivided_losses(), seeds:
             yield context
-        self._inventory.note_traced_values()
+        self._inventory.captured.note()
 
 
 def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):

@@ -324,19 +324,21 @@ def copy_trainer(run: BaseRun) -> Trainer:
 
 
 def _layer_variables(trainer: Trainer) -> list:
-    return [variable for _, layer in sorted(Inventory(trainer).layers.items()) for variable in layer.variables]
+    inventory = Inventory(trainer)
+    listed = [variable for _, layer in sorted(inventory.layers.items()) for variable in layer.variables]
+    return [*listed, *inventory.unlisted_variables]
 
 
 def _all_weights(trainer: Trainer) -> list:
     """Lists the variables of layers and of tables, which ids have their rows too, and the weights' averages.
 
-    Also those of a compiled model's optimizer, with which Keras can train a copy further.
+    Also those of a compiled model's optimizer and losses, with which Keras can train a copy further.
     """
     inventory = Inventory(trainer)
     table_variables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
-    compiled = trainer.optimizer_variables if isinstance(trainer, KerasTrainer) else []
+    compiled = [*trainer.optimizer_variables, *trainer.loss_variables] if isinstance(trainer, KerasTrainer) else []
     return _layer_variables(trainer) + table_variables + shadows + compiled
 
 
