@@ -136,7 +136,9 @@ class TrainState:
         """Raises UsageError if the program's part of a step, traced in a graph, writes what no checkpoint has."""
         states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
         held = {id(copy.handle) for v in (*self.variables(), *states) for copy in per_replica.components(v)}
-        others = {id(variable.handle): variable for variable in variables_read(graph) if id(variable.handle) not in held}
+        others = {
+            id(variable.handle): variable for variable in variables_read(graph) if id(variable.handle) not in held
+        }
         for handle, op in graphs.written(graph):
             variable = others.pop(id(handle), None)
             if id(handle) not in held and (line := graphs.program_line(op)):

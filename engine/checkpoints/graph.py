@@ -437,7 +437,8 @@ def _unseen(owner: Any, children: Iterable) -> list[tuple[str, object]]:
     stores = KEPT_IN_LISTS if isinstance(owner, tf.keras.layers.Layer) else ()
     held = [(f"{store}_{n}", child) for store in stores for n, child in enumerate(getattr(owner, store, ()))]
     listed = {id(child) for _, child in held}
-    held += [(path, variable) for path, variable in tracked_variables(owner).items() if id(variable) not in listed]
+    found = tracked_variables(owner).items()
+    held += [(path.replace(".", "/"), variable) for path, variable in found if id(variable) not in listed]
     reached = {id(child): child for child in children}
     if all(id(child) in reached for _, child in held):
         return []

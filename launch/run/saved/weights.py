@@ -205,8 +205,8 @@ class TrainerCopy:
     def __init__(self, run: BaseRun):
         self.trainer = copy_trainer(run)
         self._run = run
-        self._run_variables = [variables.tf_variable(variable) for variable in _layer_variables(run.trainer)]
-        self._variables = [variables.tf_variable(variable) for variable in _layer_variables(self.trainer)]
+        self._run_variables = [variables.tf_variable(variable) for variable in _model_variables(run.trainer)]
+        self._variables = [variables.tf_variable(variable) for variable in _model_variables(self.trainer)]
         self._note_weights()
 
     def refresh(self) -> None:
@@ -323,23 +323,23 @@ def copy_trainer(run: BaseRun) -> Trainer:
     return trainer
 
 
-def _layer_variables(trainer: Trainer) -> list:
+def _model_variables(trainer: Trainer) -> list:
     inventory = Inventory(trainer)
     listed = [variable for _, layer in sorted(inventory.layers.items()) for variable in layer.variables]
-    return [*listed, *inventory.unlisted_variables]
+    return [*listed, *inventory.unlisted_variables, *inventory.variables]
 
 
 def _all_weights(trainer: Trainer) -> list:
-    """Lists the variables of layers and of tables, which ids have their rows too, and the weights' averages.
+    """Lists the variables of layers, the trainer and tables, by which ids have their rows, and the weights' averages.
 
-    Also those of a compiled model's optimizer and losses, with which Keras can train a copy further.
+    Also those of a compiled model's optimizer, with which Keras can train a copy further.
     """
     inventory = Inventory(trainer)
     table_variables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
-    compiled = [*trainer.optimizer_variables, *trainer.loss_variables] if isinstance(trainer, KerasTrainer) else []
-    return _layer_variables(trainer) + table_variables + shadows + compiled
+    compiled = trainer.optimizer_variables if isinstance(trainer, KerasTrainer) else []
+    return _model_variables(trainer) + table_variables + shadows + compiled
 
 
 def fresh_trainer(run: BaseRun) -> Trainer:
@@ -359,9 +359,12 @@ def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool 
 
 
 def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
-    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place."""
+    """Loads all that predictions depend on from a checkpoint: layers, tables, the trainer's variables, and averages."""
     inventory = Inventory(trainer)
     _load_components(prefix, {**inventory.layers, **inventory.tables})
+    own = {id(variable) for variable in variables.tracked_variables(trainer).values()}
+    for path, variable in [(path, node) for path, node in graph.walk(trainer) if id(node) in own]:
+        load_weights(prefix, variable, ".".join(("trainer", *path)))
     for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")
