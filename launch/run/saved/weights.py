@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from ....engine.build import prepare
 from ....engine.checkpoints import Manifest, graph, load_weights, read_newest
 from ....engine.checkpoints import manifest as manifests
 from ....engine.checkpoints.run_dir import RunDir
+from ....engine.checkpoints.warm_start import averages
 from ....engine.data import form
-from ....engine.errors import reason
+from ....engine.errors import CheckpointError, reason
 from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
 from ....engine.internals import keras, variables
@@ -96,6 +98,21 @@ def load_init_from(run: BaseRun) -> None:
     run.log(f"{len(names)} weights taken from {source}{more}")
 
 
+def initial_loader(source: str | None) -> Callable[[str, Any], None]:
+    """Returns the `load_initial` of a run with --init_from; what it can't load, `load_init_from` reports."""
+
+    def load(path: str, model: tf.keras.layers.Layer) -> None:
+        if not source or not tf.executing_eagerly() or any(map(shards.variable_sharding, model.variables)):
+            return
+        with contextlib.suppress(CheckpointError, UsageError):
+            if source.endswith(KERAS_FILES):
+                load_keras_weights(source, model)
+            else:
+                load_weights(source, model, f"trainer.{path}")
+
+    return load
+
+
 def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | Averaged]]:
     """Loads a checkpoint's layers and tables; returns variables' names, and the averages that it did not load."""
     _check_source(run, prefix)
@@ -105,6 +122,8 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     names = _load_components(prefix, {**layers, **inventory.tables}, may_grow=True)
     loaded = {path: average for path, average in averaged.items() if graph.has(prefix, ("trainer", *path.split(".")))}
     names += _load_components(prefix, loaded)
+    if averages(prefix):
+        run.log(f"{prefix} is of a run with ema_decay, whose averages of weights are taken")
     if lacking := sorted(averaged.keys() - loaded.keys()):
         run.log(f"{', '.join(lacking)}: not in {prefix}, so the average begins at the model's weights")
     return names, [average for average in inventory.averages if average not in loaded.values()]
