@@ -19,6 +19,7 @@ from ..data.reader import example_bytes, in_memory
 from ..data.source import unknown_dimensions
 from ..data.streamed import Stream, divide, is_part, unwatched
 from ..errors import UsageError
+from ..internals.tensorflow import is_only_replica
 from ..mesh.mesh import Mesh
 from ..reduction.aggregation import Doubts, updates_explained
 from ..state import TrainState
@@ -212,7 +213,7 @@ class Replicated(Strategy):
                 metrics = runner.train_batch(batch, number, collect_norm, jit=jit)
             graph = metrics["loss"].total.graph
             state.check_saved(graph)
-            if self.num_replicas > 1:
+            if self.num_replicas > 1 and not is_only_replica():  # else each computes the same
                 state.check_assigned(graph, batch, state.trainer.reduction.averaged, self.num_replicas, doubts)
             return {**metrics, **self._local_figures()}
 
