@@ -170,7 +170,8 @@ class Inventory:
     @property
     def variables(self) -> list:
         """The variables among the attributes themselves, Keras's or TensorFlow's, of no layer or table."""
-        return [*(tracked(self.trainer, VARIABLES) | tracked_variables(self.trainer)).values()]
+        found = [*tracked(self.trainer, VARIABLES).values(), *tracked_variables(self.trainer).values()]
+        return [*{id(variable): variable for variable in found}.values()]
 
     @property
     def unlisted_variables(self) -> list:
