@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +20,6 @@ from .errors import UsageError
 from .internals import keras
 from .internals.variables import VARIABLES, items, own_copy, variable_path
 
-_KEPT = (
-    "%s: a step that reads it keeps %s, as it was traced, and it is %s now; have the step read a tf.Variable, which "
-    "checkpoints keep, and assign that"
-)
 _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _COLLECTIONS = (dict, list, tuple, tf.Module)
@@ -53,17 +49,6 @@ class _Reference:
         return self.text
 
 
-class _Attribute(NamedTuple):
-    """An attribute as a step was traced, with the values in it by path."""
-
-    title: str
-    owner: Any
-    name: str
-    value: Any
-    is_fixed: bool  # the value itself can't change
-    values: dict[str, Any]
-
-
 class Captured:
     """What traced steps have captured of a trainer, its layers, and variables.
 
@@ -73,7 +58,9 @@ class Captured:
 
     def __init__(self, trainer: tf.Module, layers: Callable[[], Iterable[tf.keras.layers.Layer]]):
         self._trainer, self._layers = trainer, layers
-        self._attributes: list[_Attribute] = []
+        # Of each attribute: its owner's title, the owner, its name and value, whether that can't change in itself, and
+        # the values in it by path.
+        self._attributes: list[tuple[str, Any, str, Any, bool, dict[str, Any]]] = []
         self._is_traced = False
         self._warned: set[str] = set()
         self._read: dict[int, tuple[tf.Variable, bytes]] = {}  # with their checksums, by `id`
@@ -82,7 +69,7 @@ class Captured:
         """Notes the attributes: once the trainer is built, and again after each trace."""
         self._is_traced |= is_traced
         self._attributes = [
-            _Attribute(title, owner, name, value, _is_fixed(value), values)
+            (title, owner, name, value, _is_fixed(value), values)
             for title, owner in ((type(self._trainer).__name__, self._trainer), *((x.name, x) for x in self._layers()))
             for name, value in _attributes(owner)
             if (values := dict(_values(value)))
@@ -118,7 +105,11 @@ class Captured:
             )
         if self._is_traced:
             self._warned.add(path)
-            logging.warning(_KEPT, path, *(f"{x!r:.60}" for x in (before, now)))
+            logging.warning(
+                "%s: a step that reads it keeps %s, as it was traced, and it is %s now; have the step read a "
+                "tf.Variable, which checkpoints keep, and assign that",
+                *(path, f"{before!r:.60}", f"{now!r:.60}"),
+            )
 
     def check_save(self) -> None:
         """Checks, as `check` does, that a checkpoint would have all with which the steps compute.
@@ -132,7 +123,7 @@ class Captured:
                 raise UsageError(
                     f"{type(self._trainer).__name__}: its step reads {variable_path(variable)} "
                     f"{variable.shape.as_list()}, which has changed since the step was traced, and no checkpoint would "
-                    f"have it: a resumed run would begin with other values; make it {self._trainer.SAVED_PLACES}"
+                    f"have it: a resumed run would begin with other values; make it {self._trainer.saved_places}"
                 )
 
 
@@ -148,9 +139,7 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
 
 
 def _is_fixed(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_fixed, value))
-    return not isinstance(value, (np.ndarray, *_COLLECTIONS))
+    return all(map(_is_fixed, value)) if type(value) is tuple else not isinstance(value, (np.ndarray, *_COLLECTIONS))
 
 
 def _function(value: Any) -> Any:
@@ -164,7 +153,7 @@ def _values(value: Any, path: str = "", within: tuple[int, ...] = ()) -> Iterato
         yield path, value
     elif isinstance(value, np.ndarray):
         is_checked = value.nbytes <= _CHECKED_BYTES and value.dtype != object
-        checksum = zlib.crc32(np.ascontiguousarray(value)) if is_checked else None
+        checksum = zlib.crc32(value.tobytes()) if is_checked else None
         form = f"{value.dtype}{[*value.shape]}"
         yield path, _Reference(value, f"{form} (checksum {checksum:x})" if is_checked else form, checksum)
     elif isinstance(value, _FUNCTIONS):

@@ -121,7 +121,7 @@ class TrainState:
             raise UsageError(
                 f"{type(self.trainer).__name__}: its step uses a trainable variable, {variable_path(first)} "
                 f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; make it, "
-                f"or its model or layer, {self.trainer.SAVED_PLACES}, or set trainable=False"
+                f"or its model or layer, {self.trainer.saved_places}, or set trainable=False"
             )
         self.check_written(graph)
         if type(self.trainer).train_step is Trainer.train_step and (idle := self._never_updated(variables_read(graph))):

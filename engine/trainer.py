@@ -45,7 +45,7 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
-    SAVED_PLACES = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"  # of variables
+    saved_places = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"  # of variables
 
     def __init__(self):
         super().__init__()

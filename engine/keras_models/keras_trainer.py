@@ -96,7 +96,7 @@ class KerasTrainer(Trainer):
     default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
-    SAVED_PLACES = "an attribute of the model, a layer, a constraint or a tf.keras.losses.Loss (also in a list)"
+    saved_places = "an attribute of the model, a layer, a constraint or a tf.keras.losses.Loss (also in a list)"
 
     def __init__(self, **arguments):
         super().__init__()

@@ -382,8 +382,8 @@ def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
     inventory = Inventory(trainer)
     _load_components(prefix, {**inventory.layers, **inventory.tables})
     own = {id(variable) for variable in variables.tracked_variables(trainer).values()}
-    for path, variable in [(path, node) for path, node in graph.walk(trainer) if id(node) in own]:
-        load_weights(prefix, variable, ".".join(("trainer", *path)))
+    for at, variable in [(at, node) for at, node in graph.walk(trainer) if id(node) in own]:
+        load_weights(prefix, variable, ".".join(("trainer", *at)))
     for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")

@@ -55,7 +55,7 @@ class Plain(layers.Dense):
 
     def __init__(self):
         super().__init__(1, kernel_constraint=Masked())
-        self.scale, self._scales = tf.Variable(1.0), [tf.Variable(1.0), tf.Variable([1.0, 2.0])]
+        self.scale, self.scales = tf.Variable(1.0), [tf.Variable(1.0), tf.Variable([1.0, 2.0])]
 
 
 def made(kind):
@@ -67,7 +67,7 @@ def made(kind):
 def unlisted(model):
     for layer in model.layers:
         if isinstance(layer, Plain):
-            return [layer.scale, *layer._scales, layer.kernel_constraint.masks["kernel"]]
+            return [layer.scale, *layer.scales, layer.kernel_constraint.masks["kernel"]]
     return []
 
 
