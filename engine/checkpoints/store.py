@@ -334,8 +334,8 @@ class Checkpoints:
 
     def _restore_verified(self, manifest: Manifest, matching: Matching, allow_changed: bool) -> None:
         why_not = (
-            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, or load only "
-            "its weights with init_from"
+            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, and load its "
+            "weights with init_from, if all fit, or those of layers in build_model, by crankshaft.load_model"
         )
         _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
         if differences and not self.writer.process:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ..build import build_layers, make_optimizer
 from ..data import form
 from ..errors import UsageError, counted, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
+from ..internals.variables import tracked_variables
 from ..metrics.means import FEW_CLASSES, confusion_matrix, weighable
 from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
@@ -95,6 +97,7 @@ class KerasTrainer(Trainer):
     default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
+    saved_places = "an attribute of the model, a layer, a constraint or a tf.keras.losses.Loss (also in a list)"
 
     def __init__(self, **arguments):
         super().__init__()
@@ -177,6 +180,9 @@ class KerasTrainer(Trainer):
         build_layers(self, self.model)
         if self.is_built and is_itself and self.run_context.options.ema_decay:
             self._copied(source)  # as where the averages will be: what can't be copied is found before the first step
+        in_losses = tracked_variables(types.SimpleNamespace(**keras_compile.arguments(source)))
+        listed = {id(variable) for variable in self.model.variables}
+        self.loss_variables = [variable for variable in in_losses.values() if id(variable) not in listed]
         self.wants_jit = bool(source.jit_compile)
         self._build_optimizer(source)
         if not self.run_context.only_predicts:

@@ -320,7 +320,7 @@ class InnerLoop(Program):
             one_step = tf.function(functools.partial(self._replicated_step, trace), autograph=False)
             return one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
 
-        one_step = self._checks.traced(traced)
+        one_step = self._checks.traced(traced, trace.replicates_batch)
         trace.graph = one_step.graph
         local_results = map(self._strategy.experimental_local_results, self._step_result(one_step.structured_outputs))
         zeros = []

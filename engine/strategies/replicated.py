@@ -242,7 +242,7 @@ class Replicated(Strategy):
         return {}
 
     def run(self, program: InnerLoop, limit: int, *loop_inputs) -> LoopResult:
-        self._inventory.warn_of_changed_values()
+        self._inventory.captured.check()
         if (pace := program.pace) is None:
             return program(program.step, limit)
         if self._syncs:

@@ -46,6 +46,7 @@ from .compiled_cache import CompiledCache
 from .data import inputs
 from .data.inputs import Inputs
 from .run import Run
+from .saved import weights
 
 # One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_PER_MICRO_BATCH = 16
@@ -198,6 +199,7 @@ def build_state(
     num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
+    context = dataclasses.replace(context, load_initial=weights.initial_loader(config.init_from))
 
     def make() -> TrainState:
         trainer, trainer_context = trainer_class(**config.configured_arguments("model_arg")), context

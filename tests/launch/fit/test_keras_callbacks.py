@@ -379,3 +379,67 @@ def test_a_resumed_run_neither_skips_nor_repeats_a_callback(tmp_path, fails):
     np.testing.assert_allclose(run.history.history["rate"], [0.2, 0.1, 0.05, 0.025])
     again = [11, 12] if fails else []
     assert batch_steps(tmp_path / "board") == [*range(1, 13), *again, *range(13, 21)]
+
+
+@tf.keras.utils.register_keras_serializable()
+class Masked(tf.keras.layers.Dense):
+    """Multiplies its kernel by masks in variables that Keras does not list."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.mask = tf.Variable(tf.ones([3, 1]), trainable=False)
+        self.masks = [tf.Variable(tf.ones([3, 1]), trainable=False)]
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel * self.mask * self.masks[0]) + self.bias
+
+
+WEIGHT: list[tf.keras.Variable] = []
+
+
+def masked(loss=None):
+    tf.keras.utils.set_random_seed(1)
+    WEIGHT[:] = [tf.keras.Variable(1.0, trainable=False, name="share")]
+    model = tf.keras.Sequential([tf.keras.Input([3]), Masked(1, name="masked")])
+    model.compile(tf.keras.optimizers.SGD(0.1), loss or ["mse"], loss_weights=None if loss else [*WEIGHT])
+    return model
+
+
+class Prunes(callbacks.Callback):
+    """Prunes in the first epoch, and halves the weight of the loss in each."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        WEIGHT[0].assign(WEIGHT[0] / 2)
+        if epoch == 0:
+            layer = self.model.get_layer("masked")
+            layer.mask.assign([[0.0], [1.0], [1.0]])
+            layer.masks[0].assign([[1.0], [0.0], [1.0]])
+
+
+@pytest.mark.parametrize("two", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one device", "two replicas"])
+def test_variables_that_keras_does_not_list_are_the_runs_and_those_of_its_checkpoints(tmp_path, two):
+    how = {"batch_size": 20, "epochs": 3, "shuffle": False, "verbose": 0, "jit": "off", "ema_decay": 0.5}
+    how |= {"strategy": "mirrored", "num_virtual_devices": 2} if two else {}
+
+    def fit(folder, **more):
+        return crankshaft.fit(masked, POINTS, LABELS, callbacks=[Prunes()], run_dir=tmp_path / folder, **how, **more)
+
+    whole = fit("whole")
+    fit("resumed", stop_at_step=2)
+    resumed = fit("resumed")
+    assert whole.history.history["loss"] == resumed.history.history["loss"]
+    outputs = whole.predict(POINTS)
+    for model in (whole.model, resumed.model, crankshaft.load_model(tmp_path / "whole")):
+        np.testing.assert_array_equal(model(POINTS), outputs)
+    third = np.asarray(whole.model.get_layer("masked").kernel)[2]
+    np.testing.assert_allclose(outputs, POINTS[:, 2:] * third + whole.model.get_layer("masked").bias, rtol=1e-6)
+
+
+def test_a_variable_that_a_loss_reads_from_outside_is_refused_as_it_is_saved(tmp_path):
+    model = functools.partial(masked, lambda labels, outputs: WEIGHT[0] * tf.reduce_mean((labels - outputs) ** 2, -1))
+    how = {"batch_size": 20, "epochs": 1, "verbose": 0, "callbacks": [Prunes()]}
+    with pytest.raises(
+        crankshaft.UsageError, match=r"reads share \[\], which has changed since .*attribute of the model"
+    ):
+        crankshaft.fit(model, POINTS, LABELS, run_dir=tmp_path / "run", **how)
+    crankshaft.fit(model, POINTS, LABELS, **how)
