@@ -259,11 +259,10 @@ def _images(examples, dtype):
         _images(1 << 12, np.float32),
         _images(1 << 12, np.float32).transpose(0, 3, 1, 2),
         _images(1 << 13, np.uint8),
-        _images(1 << 12, ">f4"),
         _images(1 << 13, bool),
         _images(3, np.float32),
     ],
-    ids=["images", "not in one piece", "bytes", "other byte order", "bool", "small"],
+    ids=["images", "not in one piece", "bytes", "bool", "small"],
 )
 def test_cpus_share_one_copy_of_an_array(distribution, array):
     on_cpus = distribution(2)
@@ -322,7 +321,8 @@ def test_a_map_whose_changes_are_its_own_keeps_them(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(4))
     changed = np.load(tmp_path / "a.npy", mmap_mode="c")
     changed[1] = 7.0
-    assert host_arrays.wrap(changed) is changed
+    np.testing.assert_array_equal(host_arrays.wrap(changed), changed)
+    assert not isinstance(host_arrays.wrap(changed), host_arrays.Mapped)
     shared = np.load(tmp_path / "a.npy", mmap_mode="r+")
     shared[1] = 7.0
     found = host_arrays.wrap(shared).astype(np.float32)
