@@ -204,6 +204,12 @@ def test_whatever_has_rows_is_read_by_rows():
         assert np.asarray(form).dtype == np.float32
 
 
+@pytest.mark.parametrize("parts", [(X, Y[:9]), (X[:9], Y), (X, Y, W[:9]), ({"a": X, "b": X[:9]}, Y)], ids=len)
+def test_a_batch_whose_arrays_differ_in_length_is_named(parts):
+    with pytest.raises(CrankshaftError, match=r"Batches\[2\] has arrays of (2, 1|1, 2) examples; make as many of each"):
+        entry.split("train", FORMS["PyDataset"](*parts))
+
+
 def test_values_that_an_array_masks_are_missing():
     x = np.ma.array(X, mask=X == 5)
     for data in ((x, Y), (Slices(x), Y), *(FORMS[form](x, Y) for form in ("PyDataset", "source", "loader"))):
