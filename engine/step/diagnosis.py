@@ -17,7 +17,7 @@ from .. import logging
 from ..data.arrays import Mapped
 from ..data.form import fields, text_fields
 from ..errors import UsageError
-from ..internals.graphs import STATEFUL_RANDOM, all_called, hidden_by_custom_gradients, operations
+from ..internals.graphs import all_called, hidden_by_custom_gradients, operations, samples
 from ..internals.variables import variable_path
 from ..metrics.pairs import Outside, Pair
 from .context import step_context
@@ -53,8 +53,8 @@ _SUMS = {
 # raise; XLA takes another row instead, GPUs zeros.
 _NUMBERED = {"GatherV2": "ids", "ResourceGather": "ids", "SparseSoftmaxCrossEntropyWithLogits": "labels"}
 _STATEFUL_SAMPLING = (
-    "the step samples random numbers that differ in a resumed run (%s, of tf.random); use tf.random.stateless_* "
-    "with step_context().seed(), or Keras's layers"
+    "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
+    "tf.random.stateless_* with step_context().seed(), or by Keras's layers"
 )
 _ROUNDED = (
     "%s: whole numbers up to %s become float32 in the model, which represents them exactly up to %s; subtract an "
@@ -179,7 +179,7 @@ def warn_of_step(graph: tf.Graph, replicas: int) -> None:
     It samples numbers that no resumed run repeats, adds up 16-bit values in 16 bits, or writes one replica's summary.
     """
     halves, ops = (tf.bfloat16, tf.float16), [*operations(graph)]
-    if sampled := STATEFUL_RANDOM & {op.type for op in ops}:
+    if sampled := {op.type for op in ops if samples(op)}:
         logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
         logging.warning_once(_SUMS_IN_16_BITS, ", ".join(inexact[:5]))
