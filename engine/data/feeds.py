@@ -37,6 +37,12 @@ from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
 _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
+_SEEDS = b"seeds"
+_OTHER_SAMPLES = (
+    "the dataset samples %s (Dataset.sample_from_datasets, rejection_resample, random, or shuffle with "
+    "reshuffle_each_iteration=False), so a run resumed in another process has other samples from its next epoch on; "
+    "give each a seed"
+)
 
 
 class ResidentFeed(Feed):
@@ -256,6 +262,10 @@ class StreamedFeed(Feed):
         self._is_seeded = all(map(any, seeds))
         # Shuffles without seeds have others in each process.
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
+        sampled = [pipelines.seeds(sampler) for sampler in part.stream.samplers]
+        self._has_seeds = all(map(any, sampled))
+        sampled = sampled if self._has_seeds else [*sampled, os.urandom(8).hex()]
+        self._sampled = _SEEDS + json.dumps(sampled).encode() + b"\n" if sampled else b""  # beside a state
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
         self._first_share = part.process * self._num_shares
@@ -345,7 +355,9 @@ class StreamedFeed(Feed):
         except (tf.errors.OpError, MemoryError) as error:
             why = reason(error).rstrip(" .")
         self._warn_of_no_position(why)
-        return b"" if why else state
+        if not self._has_seeds:
+            logging.warning_once(_OTHER_SAMPLES, "without a seed")
+        return b"" if why else self._sampled + state
 
     @property
     def _why_written(self) -> str:
@@ -383,6 +395,10 @@ class StreamedFeed(Feed):
         saved, is_again = self.saved_states(step), self._was_opened
         self._was_opened, self._replay = True, None
         state = saved[self.part.process] if saved else b""
+        if state.startswith(_SEEDS):
+            if not state.startswith(self._sampled):
+                logging.warning(_OTHER_SAMPLES, "with other seeds than those of the checkpoint")
+            state = state.partition(b"\n")[2]
         replayed = ReplayPosition.from_bytes(state)
         if state and not replayed:
             try:

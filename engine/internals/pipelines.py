@@ -128,9 +128,17 @@ def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return [shuffle for shuffle in found if shuffle._reshuffle_each_iteration]
 
 
-def seeds(shuffle: tf.data.Dataset) -> list[int]:
-    """Returns the seeds of a shuffle; without any that are not 0, TensorFlow chooses them."""
-    return [int(tf.get_static_value(each)) for each in (shuffle._seed, shuffle._seed2)]
+def samplers(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the other parts of a pipeline that sample by seeds: equally at each reading, and not in another process.
+
+    They are shuffles of one order and random numbers, as of `sample_from_datasets`.
+    """
+    return [part for part in _all(dataset) if hasattr(part, "_seed2") and part not in shuffles(dataset)]
+
+
+def seeds(sampler: tf.data.Dataset) -> list[int]:
+    """Returns the seeds of a shuffle or sampler; without any that are not 0, TensorFlow chooses them."""
+    return [int(tf.get_static_value(each)) for each in (sampler._seed, sampler._seed2)]
 
 
 def stateful(dataset: tf.data.Dataset) -> str:
