@@ -36,6 +36,7 @@ from .streamed import StreamPart, Watch, batched, naming_files, untuned, unwatch
 from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
+_AHEAD = 4  # batches
 _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
 _SEEDS = b"seeds"
 _OTHER_SAMPLES = (
@@ -450,13 +451,13 @@ class StreamedFeed(Feed):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
-            epochs = self._batched(passes, tf.constant(0, tf.int64), replay)
+            epochs = self._batched(passes, tf.constant(0, tf.int64), replay).prefetch(_AHEAD)
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
         options = tf.data.Options()
         if not self.part.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
-        batches = untuned(self._with_shuffle_states(epochs).prefetch(4).with_options(options))
+        batches = untuned(self._with_shuffle_states(epochs).with_options(options))
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step.
@@ -487,13 +488,13 @@ class StreamedFeed(Feed):
             epoch = replay.note_epoch(epoch)
         batches = self._batched(self._shuffled(epoch), epoch, replay)
         if not self.part.by_file:
-            return batches
+            return batches.prefetch(_AHEAD)  # to the epoch's end: what the next one reads may change before it
         # Padded with empty batches to the length of the longest part.
         steps = order.steps_per_epoch
         nothing = tf.data.Dataset.range(steps).map(
             lambda _: tf.nest.map_structure(_empty_batch, self.part.stream.element_spec)
         )
-        return batches.concatenate(nothing).take(steps)
+        return batches.concatenate(nothing).take(steps).prefetch(_AHEAD)
 
     def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor, replay: Replay | None) -> tf.data.Dataset:
         order, stream = self.order, self.part.stream

@@ -250,6 +250,22 @@ def test_batches_are_taken_apart_with_a_note(parts, drop_remainder):
     assert len(notes) == 1
 
 
+@pytest.mark.parametrize("rules", [AS_KERAS, entry.Rules()])
+def test_batches_whose_operations_show_their_form_are_not_read_for_it(rules):
+    """A generator that counts how often it is started, such as for a curriculum."""
+    starts = []
+
+    def generate():
+        starts.append(1)
+        yield from X
+
+    examples = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([2], tf.float32))
+    batches = examples.apply(tf.data.experimental.assert_cardinality(N)).map(lambda x: (x, x)).batch(4).prefetch(1)
+    entered = entry.split("x", batches, rules)
+    assert (entered.length, starts) == (N, [])
+    assert entered.batch_examples == (4 if rules is AS_KERAS else None)
+
+
 def test_weights_that_are_none_are_ones():
     weighed = dataset(X, {"a": Y, "b": Y}, {"a": W}).batch(4).map(lambda x, y, w: (x, y, {**w, "b": None}))
     for data in (weighed, weighed.unbatch(), (X, {"a": Y, "b": Y}, {"a": W})):
