@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
-from tensorflow.python.framework import auto_control_deps_utils, config
+from tensorflow.python.framework import auto_control_deps_utils, config, op_def_registry
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
 from tensorflow.python.util import pywrap_xla_ops
 
@@ -449,6 +450,13 @@ def may_write(op: tf.Operation) -> list[tf.Tensor]:
 def xla_kernels() -> set[str]:
     """Returns the kinds of ops that XLA has a kernel for, on CPUs or GPUs."""
     return {*pywrap_xla_ops.get_cpu_kernel_names(), *pywrap_xla_ops.get_gpu_kernel_names()}
+
+
+@functools.cache
+def has_two_seeds(kind: str) -> bool:
+    """Returns whether ops of a kind have two seeds, by TensorFlow's registry."""
+    definition = op_def_registry.get(kind)
+    return definition is not None and {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}
 
 
 def has_state_beside_variables(node: Any) -> bool:

@@ -346,7 +346,9 @@ class KerasTrainer(Trainer):
             labels_and_outputs = self._weighed(specs.labels)[0], outputs
             symbols = tf.nest.map_structure(lambda x: None if x is None else keras.symbol(x), labels_and_outputs)
             self._metrics = keras_compile.Metrics(self.model, *symbols)
-            sums |= {name: KerasMetric(metric.metric) for name, metric in self._metrics.by_name.items()}
+            sums |= {
+                name: KerasMetric(metric.metric, has_one_length=True) for name, metric in self._metrics.by_name.items()
+            }
         self._sums = sums
 
     def _compiled_losses(self, compiled: Mapping[str, Any], has_labels: bool) -> keras_compile.Losses | None:
@@ -413,7 +415,7 @@ class KerasTrainer(Trainer):
             metric, is_scalar = self._kept.metrics[name], [not all(x.shape.rank for x in given) for given in update]
             is_weighed = name in self._kept.kept and len(update[0]) > 1
             if not any(is_scalar):
-                sums[name] = KerasMetric(metric)
+                sums[name] = KerasMetric(metric, has_one_length=True)
             elif not all(is_scalar) or not keras_compile.is_mean(metric) or is_weighed:
                 raise UsageError(
                     f"{type(self.model).__name__} updates {name}, which is not a Mean, with one number of the batch; "

@@ -63,8 +63,8 @@ _SUMS = {
     "UnsortedSegmentSum",
 }
 _STATEFUL_SAMPLING = (
-    "the step samples random numbers that differ in a resumed run (%s, of tf.random); use tf.random.stateless_* "
-    "with step_context().seed(), or Keras's layers"
+    "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
+    "tf.random.stateless_* with step_context().seed(), or by Keras's layers"
 )
 _SUMMARY_OF_ONE = (
     "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
@@ -528,7 +528,7 @@ def warn_of_step(graph: tf.Graph, replicas: int) -> None:
     It samples numbers that no resumed run repeats, adds up 16-bit values in 16 bits, or writes one replica's summary.
     """
     halves, ops = (tf.bfloat16, tf.float16), [*graphs.operations(graph)]
-    if sampled := graphs.STATEFUL_RANDOM & {op.type for op in ops}:
+    if sampled := {op.type for op in ops if graphs.samples(op)}:
         logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
         logging.warning_once(_SUMS_IN_16_BITS, ", ".join(inexact[:5]))

@@ -91,7 +91,8 @@ class Replicated(Strategy):
         if self.static_shapes and is_evaluation:
             batch_size = eval_batch_size(len(split), batch_size, self.num_replicas)
         num_bytes = example_bytes(split)
-        is_resident = not varies and not split.is_random and num_bytes * len(split) <= options.resident_bytes
+        is_once = not (varies or split.is_random or split.varies)
+        is_resident = is_once and num_bytes * len(split) <= options.resident_bytes
         if varies:
             block_steps = 1  # padded alike on all replicas
         elif is_resident:

@@ -203,7 +203,7 @@ class SummingInFloat32(Summing):
     dtype = "float32"
 
 
-DRAWN = "differ in a resumed run (RandomStandardNormal, of tf.random)"
+DRAWN = "differ in a resumed run, also with a seed (RandomStandardNormal)"
 ROUNDED = "accumulate 16-bit values in 16 bits, which loses digits: nodes"
 
 
