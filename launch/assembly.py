@@ -21,7 +21,7 @@ from .benchmark.result import check_baseline_work
 from .cluster import cluster, rendezvous, servers
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
-from .host import process, signals
+from .host import exits, process, signals
 from .run.data import loading
 from .run.results import RunOutcomeWriter
 
@@ -60,6 +60,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
       script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
     """
     began = time.monotonic()
+    if config.trains:
+        exits.end_left_open(config.configured_run_dir)
     process.prepare()  # from here on a fork may set what libraries read
     if config.cluster:
         servers.reach_directly(config.cluster)

@@ -217,8 +217,11 @@ class Checkpoints:
             saving.may_change.set()
         # Not a daemon: a process that ends, even by an exception, first finishes writing.
         thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
-        thread.start()  # if the system lets it
-        self._thread = thread
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # the system has no thread left, or the interpreter ends
+            self._write(saving)
         saving.may_change.wait()
 
     def outdate(self) -> None:
