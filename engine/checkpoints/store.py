@@ -484,7 +484,7 @@ class Checkpoints:
             serial=1 + max((manifest.serial for manifest in listed), default=0),
             versions=environment.versions(),
             files=manifests.describe_files(prefix),
-            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
             **saving.record,
         )
         manifests.publish(manifest, os.path.dirname(prefix))

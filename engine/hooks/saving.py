@@ -247,15 +247,29 @@ class BestCheckpoint(Best):
         if values:
             self.recall({**values[0], "best_step": manifest.step})
 
+    def __call__(self, status: Status) -> None:
+        if not self.is_pending:
+            super().__call__(status)
+        else:  # the run continues from this checkpoint, and the hooks after this one have not seen its evaluation
+            self.is_pending, status.evaluation = False, copy.copy(self.evaluation)
+
     def keep(self, status: Status) -> None:
         hooks = self.hooks if self in self.hooks else [*self.hooks, self]
-        save(self.checkpoints, status, hooks)
+        self.is_pending = True  # in the checkpoint: see above
+        try:
+            save(self.checkpoints, status, hooks)
+        finally:
+            self.is_pending = False
 
     def end(self, status: Status) -> None:
         self.checkpoints.wait()
 
     def host_state(self) -> dict:
-        return {**super().host_state(), "is_best": True}
+        return {**super().host_state(), "is_best": True, **({"is_pending": True} if self.is_pending else {})}
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        self.is_pending = values.get("is_pending", False)
 
 
 class BestWeights(Best):
