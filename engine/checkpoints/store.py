@@ -221,8 +221,11 @@ class Checkpoints:
             saving.may_change.set()
         # Not a daemon: a process that ends, even by an exception, first finishes writing.
         thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
-        thread.start()  # if the system lets it
-        self._thread = thread
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # the system has no thread left, or the interpreter ends
+            self._write(saving)
         saving.may_change.wait()
 
     def outdate(self) -> None:
@@ -495,7 +498,7 @@ class Checkpoints:
             serial=1 + max((manifest.serial for manifest in listed), default=0),
             versions=environment.versions(),
             files=manifests.describe_files(prefix),
-            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
             **saving.record,
         )
         manifests.publish(manifest, os.path.dirname(prefix))

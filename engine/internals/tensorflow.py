@@ -33,6 +33,18 @@ def has_started() -> bool:
     return context.context()._initialized
 
 
+def joined_cluster() -> tuple[int, tuple[str, ...]] | None:
+    """Returns this process's index among the workers that its server has joined, and their addresses.
+
+    None without a server. A coordinator's is of no workers.
+    """
+    here = context.context()
+    if (server := here._collective_ops_server_def) is None:
+        return None if here.get_server_def() is None else (0, ())
+    (job,) = server.cluster.job
+    return server.task_index, tuple(job.tasks[task] for task in sorted(job.tasks))
+
+
 def session_config() -> tf.compat.v1.ConfigProto:
     """Returns a copy of the settings for this process's devices and servers."""
     return context.context().config

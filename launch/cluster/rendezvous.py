@@ -13,9 +13,11 @@ import json
 import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from ...engine import logging
@@ -85,6 +87,22 @@ class PreemptedError(ClusterError):
     """A peer's host has a notice of preemption, so that this attempt can't begin. One line."""
 
     exit_code = EXIT_REGROUP
+
+
+def has_joined(cluster: Cluster) -> bool:
+    """Returns whether this process has joined these tasks in an earlier run: its server stays until it ends.
+
+    Raises `UsageError` where that run was of other tasks, or of servers, which end with it.
+    """
+    if "tensorflow" not in sys.modules:
+        return False
+    joined = import_module("crankshaft.engine.internals.tensorflow").joined_cluster()
+    if joined not in (None, (cluster.index, tuple(address for _, address in cluster.addresses))):
+        raise UsageError(
+            f"{cluster.task} can't begin another run: its process keeps the workers of its first one, and with "
+            "parameter servers they end with that; start a program for each run"
+        )
+    return joined is not None
 
 
 def check_bindable(cluster: Cluster) -> None:

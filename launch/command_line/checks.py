@@ -28,7 +28,7 @@ def check(config: Config) -> None:
     conflicts.refuse(config, conflicts.CONFLICTS)
     if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
         raise UsageError("metrics_port needs prometheus_client; pip install 'crankshaft[monitor]'")
-    if config.cluster:
+    if config.cluster and not rendezvous.has_joined(config.cluster):
         discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
         rendezvous.check_bindable(config.cluster)
     check_placement(config)

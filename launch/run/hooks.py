@@ -151,7 +151,8 @@ def _savers(run: BaseRun, hooks: Sequence[Hook], poller: BackgroundThread) -> li
     """Makes the hooks that save the state of the run and of all `hooks`."""
     config, savers = run.config, list[Hook]()
     if run.checkpoints:
-        savers.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+        every_steps, every_seconds = config.checkpoint_period
+        savers.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
     if run.snapshots:
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         savers.append(InMemory(run.snapshots, seconds, hooks))
@@ -184,7 +185,7 @@ class _IncludeWorkers(Periodic):
     name = "included"
 
     def __init__(self, config: Config):
-        super().__init__(config.checkpoint_every_steps)
+        super().__init__(config.checkpoint_period[0])
         self._config, self._cluster, self._waiting = config, config.cluster, list[tuple[str, str]]()
         self._ended = threading.Event()
 

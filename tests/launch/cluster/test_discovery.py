@@ -251,6 +251,15 @@ def test_a_job_that_can_not_continue_without_some_workers_ends_with_a_line(flags
     assert said is None or said in error.value.message
 
 
+def test_an_evaluator_gets_checkpoints_by_steps_and_other_runs_by_minutes(tmp_path):
+    job = ("--num_ps=1", "--mode=train", f"--run_dir={tmp_path}", "--checkpoint_every_minutes=0.5")
+    tasks = step("n1", "4", 0, 0, 0)
+    assert asked(*job, **tasks).checkpoint_period == (0, 30.0)
+    assert asked(*job, "--checkpoint_every_steps=7", **tasks).checkpoint_period == (7, 30.0)
+    assert asked(*job, "--evaluator", **tasks).checkpoint_period == (1000, 0.0)
+    assert asked(*job, "--evaluator", "--checkpoint_every_steps=7", **tasks).checkpoint_period == (7, 0.0)
+
+
 def test_several_tasks_train_as_workers_or_with_servers_without_a_strategy():
     assert asked(**step("n1", "2", 1, 0, 1)).strategy == "multi_worker"
     servers = asked("--num_ps=1", **step("n1", "4", 3, 0, 3))
