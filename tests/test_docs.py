@@ -281,6 +281,24 @@ def test_pages_that_all_read_and_the_readmes_script_are_short():
     assert "    main(" in script.text
 
 
+def test_nothing_tells_anyone_to_install_the_other_crankshaft():
+    """PyPI's project of that name is a library for Minecraft: ours is installed from its folder."""
+    texts = [
+        *SOURCES,
+        *PAGES,
+        *(ROOT / "examples").iterdir(),
+        ROOT / "Makefile",
+        ROOT / "tests" / "clusters" / "install.sh",
+    ]
+    other = re.compile(r"\binstall\b[^`\n]*[ '\"]crankshaft(?![\w.-])|\bcrankshaft\[\w+\]")
+    found = {
+        path.name: other.findall(path.read_text(encoding="utf-8"))
+        for path in texts
+        if path != ROOT / "tests" / "test_docs.py" and path.is_file()
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
 def test_each_line_of_what_must_hold_names_a_test_of_make_test(request):
     """But for the line of clusters. A run of some files checks the lines that name one of these."""
     in_make_test = request.config.stash[IN_MAKE_TEST]

@@ -300,7 +300,7 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _from_yaml(flag: str, path: str, text: str) -> Any:
     """Reads YAML as text, but for null: which word is a number, and which is true, is the flag's to decide."""
-    with importing("yaml", f"{flag}={path} needs PyYAML: pip install crankshaft[yaml], or give a .json"):
+    with importing("yaml", f"{flag}={path} needs PyYAML; pip install PyYAML, or give a .json"):
         import yaml
 
     class Loader(yaml.BaseLoader):
