@@ -181,17 +181,22 @@ def _line(text: str) -> str:
     return re.sub(_PIPELINE_PREFIX, "", re.sub(_NUMBER, "", first))
 
 
-def free_frames(error: BaseException) -> None:
-    """Frees the local variables of TensorFlow's and the engine's functions in an error's traceback, not users'.
-
-    A traceback keeps each function's variables, such as a step's iterator.
-    """
+def chain(error: BaseException) -> list[BaseException]:
+    """Returns an error, the one that it was raised for, and so on."""
     errors: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and following not in errors:  # an error may be its own cause
         errors.append(following)
         following = following.__cause__ or following.__context__
-    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(raised.__traceback__) for raised in errors):
+    return errors
+
+
+def free_frames(error: BaseException) -> None:
+    """Frees the local variables of TensorFlow's and the engine's functions in an error's traceback, not users'.
+
+    A traceback keeps each function's variables, such as a step's iterator.
+    """
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(raised.__traceback__) for raised in chain(error)):
         if frame.f_globals.get("__name__", "").startswith(_MODULES_WITH_OPERANDS):
             with contextlib.suppress(RuntimeError):  # it is still running
                 frame.clear()

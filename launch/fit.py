@@ -55,6 +55,7 @@ _INPUT_ARGUMENTS = ("y", "sample_weight", "class_weight", "validation_data", "va
 _RULES = entry.Rules(as_keras=True, weighs_outputs=True)
 
 
+@explanations.explained
 def fit(
     model: tf.keras.Model | Callable[..., tf.keras.Model],
     x: Any = None,
@@ -156,41 +157,40 @@ class Arguments(types.SimpleNamespace):
 def _train(arguments: Arguments) -> api.Run:
     for name in _ARGUMENTS.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
-    with explanations.explained_errors():
-        _check(arguments)
-        arguments = _limited(arguments)
-        trainer_class = KerasTrainer.for_model(arguments.model)
-        is_mirrored = isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy)  # the model was made so
-        callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
-        callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
-        backups = [callback for callback in callbacks if isinstance(callback, tf.keras.callbacks.BackupAndRestore)]
-        hook = KerasCallbacks(
-            [callback for callback in callbacks if callback not in backups],
-            epoch_steps=arguments.epoch_steps,
-            first_epoch=arguments.initial_epoch,
-            epochs=arguments.run_epochs,
-            eval_epochs=arguments.validation_freq,
-            batch_stride=arguments.stride,
-            verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
-        )
-        is_function = _makes_data(arguments.x)
-        train = None if arguments.names_input or is_function else _train_split(arguments)
-        flags = {
-            "input": arguments.x if arguments.names_input else None,
-            "validation_split": arguments.eval_share,
-            "progress": _PROGRESS[arguments.verbose],
-            **({"strategy": "mirrored"} if is_mirrored else {}),
-            **({} if is_function else _data_flags(arguments, train)),
-            **_length_flags(arguments),
-            **arguments.flags,
-            **(_backup_flags(backups[0], arguments, train) if backups else {}),
-        }
-        data = None if arguments.names_input else functools.partial(_load_data, arguments, train)
-        set_by_data = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
-        hooks = [*(other for other in arguments.hooks if other not in callbacks_as_hooks), hook]
-        # A run's checkpoints have the optimizer once, as the engine's.
-        with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
-            run = api.run_within(trainer_class, data=data, hooks=hooks, set_by_data=set_by_data, **flags)
+    _check(arguments)
+    arguments = _limited(arguments)
+    trainer_class = KerasTrainer.for_model(arguments.model)
+    is_mirrored = isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy)  # the model was made so
+    callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+    callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
+    backups = [callback for callback in callbacks if isinstance(callback, tf.keras.callbacks.BackupAndRestore)]
+    hook = KerasCallbacks(
+        [callback for callback in callbacks if callback not in backups],
+        epoch_steps=arguments.epoch_steps,
+        first_epoch=arguments.initial_epoch,
+        epochs=arguments.run_epochs,
+        eval_epochs=arguments.validation_freq,
+        batch_stride=arguments.stride,
+        verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
+    )
+    is_function = _makes_data(arguments.x)
+    train = None if arguments.names_input or is_function else _train_split(arguments)
+    flags = {
+        "input": arguments.x if arguments.names_input else None,
+        "validation_split": arguments.eval_share,
+        "progress": _PROGRESS[arguments.verbose],
+        **({"strategy": "mirrored"} if is_mirrored else {}),
+        **({} if is_function else _data_flags(arguments, train)),
+        **_length_flags(arguments),
+        **arguments.flags,
+        **(_backup_flags(backups[0], arguments, train) if backups else {}),
+    }
+    data = None if arguments.names_input else functools.partial(_load_data, arguments, train)
+    set_by_data = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
+    hooks = [*(other for other in arguments.hooks if other not in callbacks_as_hooks), hook]
+    # A run's checkpoints have the optimizer once, as the engine's.
+    with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
+        run = api.run_within(trainer_class, data=data, hooks=hooks, set_by_data=set_by_data, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if arguments.is_model:
         arguments.model.history = hook.history

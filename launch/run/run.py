@@ -18,7 +18,7 @@ from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from ...engine.trainer import Trainer
 from .. import explanations
 from ..command_line.config import Config
-from ..failures import RunError, UsageError
+from ..failures import UsageError
 from ..host.isolation import Isolation
 from ..host.signals import Standby
 from . import agreement, training
@@ -63,9 +63,11 @@ class Run(BaseRun):
     def __enter__(self) -> Run:
         return self
 
+    @explanations.explained
     def __exit__(self, kind, error, _) -> None:
         self._end(error)
 
+    @explanations.explained
     def close(self) -> None:
         """Ends the run: saves it, writes its result, and frees what it holds. A run that is closed stays so.
 
@@ -74,6 +76,7 @@ class Run(BaseRun):
         """
         self._end(None)
 
+    @explanations.explained
     def train(self, steps: int | None = None, epochs: float | None = None, data=None) -> Means:
         """Trains the given number of steps or epochs, from where the run is.
 
@@ -100,6 +103,7 @@ class Run(BaseRun):
         with self._call("train", steps=steps, epochs=epochs, data=data) as split:
             return training.train(self, steps, epochs, split)
 
+    @explanations.explained
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Writes a checkpoint of the current state, and waits until it is on the disk.
 
@@ -118,6 +122,7 @@ class Run(BaseRun):
                 saving.save(self.checkpoints, self.loop.status, self.hooks, again=True)
                 self.checkpoints.wait()
 
+    @explanations.explained
     def restore(self, which: str | int) -> None:
         """Takes the run back to a checkpoint: weights, optimizer, step, position in the data, hooks and `extra`.
 
@@ -135,6 +140,7 @@ class Run(BaseRun):
                 raise UsageError(f"restore({which!r}): the run has no checkpoints; give open_run a run_dir")
             training.restore(self, which)
 
+    @explanations.explained
     def reset_patience(self) -> None:
         """Makes early stopping and `reduce_lr` begin again: the next evaluation is the first that they see.
 
@@ -194,6 +200,7 @@ class Run(BaseRun):
             self._copy.refresh()
         return saved_run.model_of_run(self, self._isolation, self._evaluated_trainer())
 
+    @explanations.explained
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
 
@@ -225,6 +232,7 @@ class Run(BaseRun):
         trainer = saved_run.SavedRun(self.config.run_dir).trainer("best", lambda _: weights.fresh_trainer(self))
         return saved_run.model_of_run(self, self._isolation, trainer)
 
+    @explanations.explained
     def predict(
         self, data: Any = None, name: str | None = None, *, split: str | None = None, columns: bool = False
     ) -> Any:
@@ -261,6 +269,7 @@ class Run(BaseRun):
                 return outputs
             return prediction_files.prediction_columns(predictions.view_run(self), examples, outputs, name)
 
+    @explanations.explained
     def generate(
         self,
         prompt: str | Sequence[int] = "",
@@ -289,6 +298,7 @@ class Run(BaseRun):
         with self._call("generate", while_open=False, prompt=prompt, **sampling):
             return generation.generate_after(self, prompt, **sampling)
 
+    @explanations.explained
     def evaluate(self, data=None) -> dict[str, float]:
         """Computes the metrics' means, with the weights that evaluations use, each example once.
 
@@ -335,7 +345,7 @@ class Run(BaseRun):
         call = f"{method}({passed})"
         if while_open and not self.is_open:
             raise UsageError(f"{call}: the run is closed; open it again, with the same run_dir to continue it")
-        with self._standby.calling(), explanations.explained_errors():
+        with self._standby.calling():
             try:
                 with self._environment(uses_random=method == "train"):
                     split = None
@@ -484,8 +494,7 @@ class Run(BaseRun):
         if not self.is_open:
             return
         if error is not None and self.strategy.num_hosts > 1:
-            with explanations.explained_errors():
-                self._release(error)
+            self._release(error)
             return
         try:
             with self._call("close"), self._closing():
@@ -495,10 +504,10 @@ class Run(BaseRun):
                     self.loop.end()
                 self._end_with(training.outcome(self, evaluates=False))
                 self._standby.note(None if ended_by else training.ending_signal(self))
-        except (UsageError, RunError) as problem:
+        except Exception as problem:
             if error is None and not ended_by:
                 raise
-            logging.error("the run is closed, and not saved: %s", problem)
+            logging.error("the run is closed, and not saved: %s", explanations.explain(problem, has_debug=False)[1])
 
 
 @contextlib.contextmanager

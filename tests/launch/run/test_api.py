@@ -10,6 +10,7 @@ import pathlib
 import random
 import signal
 import sys
+import traceback
 
 import numpy as np
 import pytest
@@ -205,8 +206,31 @@ def test_a_failure_is_one_line_with_its_cause():
     with pytest.raises(UsageError, match=r"the loss is broken, at .*test_api.py") as raised:
         run(Broken, data=data, train_steps=2, **QUIET)
     assert isinstance(raised.value.__cause__, RuntimeError)
+    assert functions_of(raised.value) == ["test_a_failure_is_one_line_with_its_cause", "border"]
+    assert functions_of(raised.value.__cause__) == ["loss"]
     with pytest.raises(RunError, match="loss"):
         run(Plane, data=data, train_steps=20, optimizer="sgd", learning_rate=1e30, **QUIET)
+
+
+def functions_of(error: BaseException) -> list[str]:
+    """The functions in an error's traceback."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_a_traceback_has_the_programs_frames_alone_unless_all_are_wanted(monkeypatch):
+    def failing(status, state):
+        return {}["missing"]
+
+    def frames(**flags):
+        held = crankshaft.open_run(Plane, data=data, hooks=[every_steps(1, failing)], **QUIET, **flags)
+        with held, pytest.raises(KeyError) as raised:
+            held.train(steps=1)
+        return functions_of(raised.value)
+
+    assert frames() == ["frames", "border", "failing"]
+    assert {"frames", "train_to", "failing"} < set(frames(debug=True))
+    monkeypatch.setenv("CRANKSHAFT_FULL_TRACEBACK", "1")
+    assert {"frames", "train_to", "failing"} < set(frames())
 
 
 class Pruned(Exception):
