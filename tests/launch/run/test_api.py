@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import traceback
+import types
 
 import numpy as np
 import pytest
@@ -183,6 +184,14 @@ def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         crankshaft.main(given, data=data, argv=["script"])
     assert capsys.readouterr().err.startswith(f"error: the trainer_class is {line}")
+
+
+def test_main_in_a_notebook_names_run(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)  # of IPython too
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # whose cells are no file
+    with pytest.raises(UsageError, match=r"^main\(\) reads the command line .*; use crankshaft.run, with the flags as"):
+        crankshaft.main(Plane, data=data)
 
 
 def test_a_folder_that_is_none_of_a_run_is_one_line(tmp_path):
