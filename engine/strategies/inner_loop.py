@@ -31,6 +31,7 @@ from ..internals.tensorflow import (
     timestamp,
     tracing_for_xla,
 )
+from ..internals.variables import compiled_once
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..reduction import Reduction
 from ..reduction.aggregation import Doubts
@@ -241,7 +242,7 @@ class Syncs:
         self.period_steps = reduction.sync_every_steps
         self.sync = tf.function(lambda: distribution.run(reduction.sync), autograph=False)
         self.in_step = True
-        self._begin = tf.function(lambda: distribution.run(reduction.begin_period), autograph=False)
+        self._begin = compiled_once(lambda: distribution.run(reduction.begin_period))
         self._begun = False
 
     def before_call(self) -> None:
@@ -254,7 +255,7 @@ class Syncs:
         """Synchronizes replicas at `step` if something is `due` within a period."""
         at_end = step % self.period_steps == 0
         if due and not at_end:
-            self.sync()
+            self.sync.get_concrete_function()()
         self.in_step = due or at_end
         self._begun = not due
 

@@ -186,6 +186,37 @@ def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: the trainer_class is {line}")
 
 
+def test_many_runs_of_one_process_bring_no_warning_of_retracing(tmp_path, caplog):
+    """TensorFlow warns at the fifth trace of a function of the same code."""
+    writes = {"histogram_every_steps": 1, "checkpoint_every_steps": 1, "check_sync_every_steps": 1}
+    two = {"strategy": "mirrored", "num_virtual_devices": 2, "sync_every_steps": 1}
+    for number in range(5):
+        run(Plane, data=data, train_steps=2, run_dir=tmp_path / str(number), **QUIET, **writes, **two)
+    assert "retracing" not in caplog.text
+
+
+class WriteOnly:
+    """A stream as some programs put one in standard output's place."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("stream", [WriteOnly(), None], ids=["write and flush", "none"])
+@pytest.mark.parametrize("progress", ["auto", "bar"])
+def test_any_standard_output_is_enough(stream, progress, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert run(Plane, data=data, train_steps=2, jit="off", progress=progress).step == 2
+    assert stream is None or "evaluation at step 2: loss" in stream.text
+
+
 def test_main_in_a_notebook_names_run(monkeypatch):
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)  # of IPython too
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
