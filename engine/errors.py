@@ -160,6 +160,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def rounded(value: float) -> str:
+    """Returns "0.0123", "12.3", "1,234": three digits, or all of those before the point."""
+    text = f"{value:.3g}"
+    return f"{value:,.0f}" if "e+" in text else text
+
+
 def one_line(text: str) -> str:
     """Returns a text for one line of a terminal: `visible`, with newlines escaped and very long words truncated."""
     text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
