@@ -123,7 +123,7 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
     """
     program.refuse("a run in Python")
     user_files.check_trainer(trainer_class)
-    given, script_flags = parsing.from_keywords(keywords)
+    given, script_flags = parsing.from_keywords(keywords, ("data", "hooks", "may_change"))
     config = configs.configure_program(
         given, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )

@@ -271,7 +271,12 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
 
 
 def _is_programs(error: Exception) -> bool:
-    """Whether the program, a library it called or a Keras callback raised an error outside step tracing."""
+    """Whether the program, a library it called or a Keras callback raised an error outside step tracing.
+
+    So is Python's own of arguments that a call does not have, with the border's frame alone.
+    """
+    if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
+        return True
     for frame in traceback.extract_tb(error.__traceback__):
         path = os.path.abspath(frame.filename)
         if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:

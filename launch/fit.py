@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..engine import logging
+from ..engine.arguments import nearest, parameters
 from ..engine.data import entry, frames, views
 from ..engine.data.data import Data
 from ..engine.data.preprocessing import Preprocessing
@@ -27,10 +28,12 @@ from ..engine.keras_models.keras_callbacks import KerasCallbacks
 from ..engine.keras_models.keras_trainer import KerasTrainer
 from ..engine.strategies.registry import CLUSTERED
 from . import api, explanations
+from .command_line import parsing
+from .command_line.flags import FIELDS
 from .failures import UsageError
 from .run.compiled_cache import CompiledCache
 
-# Flags that `fit` sets by other arguments.
+# Names that people try, flags among them, and what `fit` takes instead.
 _ARGUMENTS = {
     "train_epochs": "epochs",
     "train_steps": "epochs and steps_per_epoch",
@@ -39,6 +42,10 @@ _ARGUMENTS = {
     "eval_every_steps": "validation_freq",
     "progress": "verbose",
     "input": "x",
+    "lr": "the optimizer's learning_rate, in compile",
+    "loss": "compile(loss=...)",
+    "metrics": "compile(metrics=...)",
+    **dict.fromkeys(("workers", "use_multiprocessing", "max_queue_size"), "that of a PyDataset, or leave it out"),
 }
 _MODES = ("train_and_eval", "train")
 _COUNTS = {  # the minimum of each, and whether it may be None
@@ -157,6 +164,9 @@ class Arguments(types.SimpleNamespace):
 def _train(arguments: Arguments) -> api.Run:
     for name in _ARGUMENTS.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
+    names = [*parameters(fit), *(name for name in FIELDS if name not in _ARGUMENTS)]
+    for name in arguments.flags.keys() - {*names, *parsing.script_flag_names()}:
+        raise UsageError(f"{name} is unknown; {nearest(name, names, 'see help(crankshaft.fit)')}")
     _check(arguments)
     arguments = _limited(arguments)
     trainer_class = KerasTrainer.for_model(arguments.model)

@@ -433,6 +433,11 @@ def _check_names(effective: Mapping[str, Any], trainer_class: type | None, has_d
         raise UsageError(
             f"model={effective['model']} is given, but this script trains {trainer_class.__name__}; omit it"
         )
+    if trainer_class and not has_data and not effective["input"]:
+        raise UsageError(
+            f"data is missing for {trainer_class.__name__}; give data=(train, eval), or a function that returns it, or "
+            f"name an input: {', '.join(registry.NAMES['input'])}"
+        )
     if not has_data or effective["input"]:
         registry.check_name("input", effective["input"])
 

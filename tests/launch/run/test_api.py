@@ -225,6 +225,16 @@ def test_main_in_a_notebook_names_run(monkeypatch):
         crankshaft.main(Plane, data=data)
 
 
+def test_arguments_that_are_missing_or_misspelt_are_named():
+    for call in (run, crankshaft.open_run):
+        with pytest.raises(UsageError, match=r"^data is missing for Plane; give data=\(train, eval\), or a function "):
+            call(Plane)
+        with pytest.raises(UsageError, match=r"^dat is unknown; did you mean data\?$"):
+            call(Plane, dat=data)
+        with pytest.raises(TypeError, match=r"takes from 0 to 1 positional arguments"):
+            call(Plane, data)
+
+
 def test_a_folder_that_is_none_of_a_run_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"^load_model\(3\): give the path of a run's folder$"):
         load_model(3)
