@@ -6,7 +6,6 @@ import dataclasses
 
 import tensorflow as tf
 
-from .. import logging
 from ..errors import UsageError
 from ..internals import keras
 from ..step.options import CLIPS, StepOptions
@@ -47,8 +46,6 @@ def check(model) -> None:
                 f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
                 f"with build_model and {instead}"
             )
-    if model.run_eagerly:
-        logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
     if model.optimizer is None:
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
 

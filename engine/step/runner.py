@@ -64,10 +64,8 @@ class StepRunner:
             restore(metrics)
             for averaged in self._inventory.averaged.values():
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
-            graph = metrics["loss"].total.graph
-            if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
-                self._applied.mark("precision")
-            self._applied.check(self._trainer, self._mesh.shard_optimizer)
+            if not tf.executing_eagerly():
+                self._check_applied(metrics["loss"].total.graph)
             return zero_unless(self._counts(has_examples), metrics)
 
     def evaluate_batch(
@@ -106,6 +104,12 @@ class StepRunner:
                     rows = _rows(rows, batch, counted, "predict" if compute else f"{owner}.predictions")
         state.check_written(tf.compat.v1.get_default_graph())
         return (metrics, rows) if returns_rows else metrics
+
+    def _check_applied(self, graph: tf.Graph) -> None:
+        """Raises `UsageError` for an option that the traced step has not applied."""
+        if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
+            self._applied.mark("precision")
+        self._applied.check(self._trainer, self._mesh.shard_optimizer)
 
     def _state_restorer(self, has_examples: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.

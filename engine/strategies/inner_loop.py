@@ -321,6 +321,7 @@ class InnerLoop(Program):
       returns_rows: steps return (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
       batch_shares: number of shares of a batch: one per replica, or per group that computes the same examples.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
+      run_eagerly: execute steps op by op, once they have been traced.
       doubts: what a trace of the step has left open, for a second one to decide.
 
     Attributes:
@@ -341,6 +342,7 @@ class InnerLoop(Program):
         returns_rows: bool = False,
         batch_shares: int = 1,
         arrivals: Arrivals | None = None,
+        run_eagerly: bool = False,
         doubts: Doubts | None = None,
     ):
         super().__init__(feed, state)
@@ -351,7 +353,7 @@ class InnerLoop(Program):
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._sums_dtype = tf.float32 if is_tpu else tf.float64  # which TPUs lack
         self._keeps_scores = state is None and not is_tpu
-        self._returns_rows = returns_rows
+        self._returns_rows, self._is_eager = returns_rows, run_eagerly
         # Several steps in an iteration gain nothing with several replicas or in XLA's programs (also TPUs'), nor if
         # steps may wait in the loop, since the wait could not be distinguished from the steps beside it.
         is_plain = not (jit or is_tpu or syncs or self._arrivals)
@@ -463,6 +465,8 @@ class InnerLoop(Program):
             compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
                 self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
+            if self._is_eager:
+                self.programs[form] = functools.partial(self._execute, trace)
             self._trace = trace
         return self.programs[form]
 
@@ -533,6 +537,19 @@ class InnerLoop(Program):
             self.state.step_variable.assign(last_step)
         return self._sum_replicas(sums)
 
+    def _execute(self, trace: StepTrace, operands, numbers):
+        """Computes a call as `_loop` does, op by op; `trace` is that of a step before."""
+        first_step, start, stop, norm_offset = numbers.numpy().tolist()
+        sums: list = []
+        for offset in range(start, stop):
+            batch = self._step_operands(operands, tf.constant(offset, tf.int64))
+            step = tf.constant(first_step + offset - start, tf.int64)
+            result = self._replicated_step(trace, batch, step, tf.constant(offset == norm_offset))
+            sums = self._add_step(sums or self._zeros(trace, result), result)
+        if self.state is not None:
+            self.state.step_variable.assign(first_step + stop - start)
+        return self._sum_replicas(sums)
+
     def _while(self, goes_on, body, offset, sums):
         """Returns (offset, sums) after iterating `body` sequentially while `goes_on(offset)`."""
 
@@ -600,15 +617,19 @@ class InnerLoop(Program):
             fix = "give the loop maximum_iterations, or use" if op.type == "EmptyTensorList" else "use"
             raise NotCompilableError(f"XLA can't compile {op.type}{where}; {fix} jit=auto or off")
         warn_of_step(one_step.graph, self._strategy.num_replicas_in_sync)
-        zeros, results = [], self._replica_results(self._sums(one_step.structured_outputs))
-        for here, metrics in zip(self._replica_contexts(), results, strict=True):
+        return one_step, self._zeros(trace, self._sums(one_step.structured_outputs))
+
+    def _zeros(self, trace: StepTrace, result) -> list:
+        """Returns zeros of a step's metrics, and arrays for its scores and rows, for each of this host's replicas."""
+        zeros = []
+        for here, metrics in zip(self._replica_contexts(), self._replica_results(result), strict=True):
             metrics, *rows = metrics if self._returns_rows else (metrics,)
             with here:
                 totals = tf.zeros([total_rows(trace.metric_specs), 2], metrics.dtype)
                 scores = [_step_array(metrics)] if any(spec.keeps_scores for spec in trace.metric_specs) else []
             with tf.device("CPU:0") if rows else contextlib.nullcontext():
                 zeros.append((totals, scores, [*map(_step_array, rows)]))
-        return one_step, zeros
+        return zeros
 
     def _sums(self, outputs):
         """Returns the metrics in the result of `_replicated_step`."""

@@ -210,6 +210,8 @@ class Replicated(Strategy):
             batch = doubts.examples(batch)
             with updates_explained(self.num_replicas):
                 metrics = runner.train_batch(batch, number, collect_norm, jit=jit)
+            if tf.executing_eagerly():  # its trace was checked
+                return metrics
             graph = metrics["loss"].total.graph
             state.check_saved(graph)
             if self.num_replicas > 1:
@@ -222,6 +224,7 @@ class Replicated(Strategy):
             feed,
             jit=jit,
             syncs=syncs,
+            run_eagerly=self.options.run_eagerly,
             doubts=doubts,
             state=state,
             pace=Pace(self.options.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),

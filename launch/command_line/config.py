@@ -221,6 +221,8 @@ class Config(Flags):
     @property
     def no_jit_reason(self) -> str | None:
         """The reason why XLA can't be used with these flags, or None if it can."""
+        if self.run_eagerly:
+            return "run_eagerly executes steps op by op"
         checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
         return checking and f"XLA leaves the checks of {checking} out"
 

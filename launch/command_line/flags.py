@@ -437,6 +437,13 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
+    run_eagerly: bool = _shown_flag(
+        Boolean(),
+        False,
+        "Execute training steps op by op, so that print and a debugger work in a loss and in layers. Slow.",
+        use=("strategy", "one_device"),
+        of_call=True,
+    )
     metrics_port: int | None = _shown_flag(
         Integer(0, 65535),
         None,

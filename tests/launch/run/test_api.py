@@ -195,6 +195,26 @@ def test_many_runs_of_one_process_bring_no_warning_of_retracing(tmp_path, caplog
     assert "retracing" not in caplog.text
 
 
+def test_steps_that_run_eagerly_have_values_to_print_and_train_the_same():
+    """Rounding of 1e-7 in 8 steps of Adam, which XLA and TensorFlow's graphs compute in another order."""
+
+    seen = []
+
+    class Looking(Plane):
+        def loss(self, outputs, batch):
+            seen.extend([outputs.numpy()] if tf.executing_eagerly() else [])
+            return super().loss(outputs, batch)
+
+    made = [run(Looking, data=data, train_steps=8, seed=1, run_eagerly=eager, **QUIET) for eager in (False, True)]
+    assert len(seen) == 8
+    for compiled, eager in zip(*(one.model.get_weights() for one in made), strict=True):
+        np.testing.assert_allclose(eager, compiled, rtol=0, atol=1e-5)
+    with pytest.raises(UsageError, match="jit=on: run_eagerly executes steps op by op; use jit=auto or off"):
+        run(Looking, data=data, train_steps=8, run_eagerly=True, jit="on", progress="off")
+    with pytest.raises(UsageError, match="run_eagerly=True has no use with strategy=mirrored; use strategy=one_device"):
+        run(Looking, data=data, run_eagerly=True, strategy="mirrored")
+
+
 class WriteOnly:
     """A stream as some programs put one in standard output's place."""
 
