@@ -273,6 +273,14 @@ def test_guides_build_as_a_site(tmp_path):
     assert 'href="workers.html"' in index
 
 
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_a_block_that_is_a_file_is_introduced_by_its_name(path):
+    """In the paragraph before it: a page shows no block's title."""
+    text = path.read_text(encoding="utf-8")
+    for before, title in re.findall(r'([^\n]*(?:\n[^\n]+)*)\n\n```\w+ title="([^"]+)"', text):
+        assert f"`{title}`" in before, title
+
+
 def test_pages_that_all_read_and_the_readmes_script_are_short():
     for page, most in (("README.md", 150), ("BUILD.md", 250)):
         assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most

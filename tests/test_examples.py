@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import runpy
 import shutil
@@ -13,9 +12,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.pages import ROOT, blocks
 from tests.waiting import PATIENCE
 
-EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def execute(notebook, folder) -> list:
@@ -51,6 +51,26 @@ def test_the_notebook_runs_and_draws_one_bar(tmp_path):
     assert "eval_loss" in texts(code[2])
     assert "True 260" in texts(code[4])
     assert (tmp_path / "runs" / "plane" / "events.jsonl").exists()
+
+
+def cell_of(block) -> str:
+    """A block of the guide as one types it into a cell."""
+    if block.language == "bash":
+        return f"!{block.text}"
+    return f"%%writefile {block.title}\n{block.text}" if block.title else block.text
+
+
+@pytest.mark.slow
+def test_the_guide_runs_in_a_notebook(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+    guide = [block for block in blocks(ROOT / "docs" / "notebooks.md") if block.language != "console"]
+    cells = [nbformat.v4.new_code_cell(cell_of(block)) for block in guide]
+    code = execute(nbformat.v4.new_notebook(cells=cells), tmp_path)
+    *in_python, _ = code  # the last one's command has a terminal
+    assert [bar["text/html"].count("<progress") for bar in shown(in_python)] == [1, 1]  # the run, and it again
+    assert "resumed at step 65 of 130" in texts(code[2])
+    result = json.loads((tmp_path / "runs" / "two" / "result.json").read_text())
+    assert (result["step"], result["strategy"]) == (26, "multi_worker")
 
 
 @pytest.mark.slow
