@@ -68,6 +68,13 @@ def test_the_guide_runs_in_a_notebook(tmp_path, monkeypatch):
     code = execute(nbformat.v4.new_notebook(cells=cells), tmp_path)
     *in_python, _ = code  # the last one's command has a terminal
     assert [bar["text/html"].count("<progress") for bar in shown(in_python)] == [1, 1]  # the run, and it again
+    (page,) = [
+        output
+        for cell in in_python
+        for output in cell.outputs
+        if "<iframe" in output.get("data", {}).get("text/html", "")
+    ]
+    assert "step" in page["data"]["text/html"]
     assert "resumed at step 65 of 130" in texts(code[2])
     result = json.loads((tmp_path / "runs" / "two" / "result.json").read_text())
     assert (result["step"], result["strategy"]) == (26, "multi_worker")

@@ -39,16 +39,24 @@ class Run(BaseRun):
       is_open: whether it is open.
     """
 
-    def mark_open(self, outcome_writer: RunOutcomeWriter, isolation: Isolation, stack: contextlib.ExitStack) -> None:
+    def mark_open(
+        self,
+        outcome_writer: RunOutcomeWriter,
+        isolation: Isolation,
+        stack: contextlib.ExitStack,
+        shown: Callable[[str], Any],
+    ) -> None:
         """Opens the run, the last step of assembling it.
 
         Args:
           isolation: the run's values of process-wide state, which the program has others of.
           stack: the contexts that closing the run exits.
+          shown: makes the page of the run in a folder.
         """
         self.run_dir: str | None = self.config.configured_run_dir
         self.is_open = True
         self._outcome_writer, self._isolation, self._stack = outcome_writer, isolation, stack
+        self._shown = shown
         self._standby = Standby(self._end_by_signal)
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
@@ -177,6 +185,16 @@ class Run(BaseRun):
     def history(self) -> HistoryRows:
         """The rows so far, one for each window of training metrics or evaluation."""
         return self.rows.rows if self.config.trains else HistoryRows()
+
+    def page(self) -> Any:
+        """Returns the page of `crankshaft monitor` as it is now, which a notebook shows below its cell.
+
+        Raises:
+          UsageError: the run has no run_dir, whose record the page shows.
+        """
+        if not self.config.run_dir:
+            raise UsageError("page(): the run has no folder whose record it would show; give it a run_dir")
+        return self._shown(self.config.run_dir)
 
     @property
     def models(self) -> dict[str, tf.keras.Model]:

@@ -12,6 +12,7 @@ from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
+from crankshaft.launch.monitor import report
 from crankshaft.launch.monitor.record_reader import RecordReader
 from crankshaft.launch.monitor.run import MonitoredRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
@@ -170,6 +171,17 @@ def test_checkpoints_in_a_row_are_one_row(opened, tmp_path):
     assert ", and 1 before" in page.inner_text("#notes-table")
 
 
+def test_a_notebook_shows_a_runs_page_in_a_frame(opened, tmp_path):
+    write(tmp_path / "run" / "events.jsonl", events(0, windows=10))
+    cell = report.shown(str(tmp_path / "run"))._repr_html_()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><p>A cell</p>{cell}", encoding="utf-8")
+    page = opened((tmp_path / "notebook.html").as_uri())
+    (frame,) = page.frames[1:]
+    frame.wait_for_selector("#curve-charts canvas")
+    assert frame.inner_text("#news") == "run ended: complete"
+    assert opened.errors == []
+
+
 def test_one_bad_value_blanks_no_page(opened, tmp_path, capfd):
     """Among good lines: those that are not of the schema, nulls, and what only looks like text or a number."""
     numbers = {"seconds": None, "bytes": None, "best": None}
@@ -263,7 +275,10 @@ def test_only_who_has_the_link_is_answered(tmp_path):
         connection = http.client.HTTPConnection(link.hostname, link.port, timeout=PATIENCE)
         connection.request("GET", path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
+        framed.append(answer.headers["Content-Security-Policy"])
         return answer.status, answer.read()
+
+    framed = []
 
     with monitor(tmp_path / "run") as printed:
         link = urllib.parse.urlsplit(printed)
@@ -284,3 +299,10 @@ def test_only_who_has_the_link_is_answered(tmp_path):
             assert asked(here, path) == (403, b"Open the whole link that crankshaft monitor has printed.\n")
         assert asked(here, f"/data?{link.query}")[0] == 200
         assert asked(here, f"/?{link.query}", "any.example")[0] == 200
+    assert set(framed) == {"frame-ancestors 'none'", None}  # None where no application has answered
+    with monitor("--allow_host=hub.example.org", tmp_path / "run") as printed:
+        link = urllib.parse.urlsplit(printed)
+        assert link.hostname == "127.0.0.1"
+        assert asked(link, "/data", "hub.example.org")[0] == 403
+        assert asked(link, f"/data?{link.query}", "hub.example.org")[0] == 200
+        assert framed[-1] == "frame-ancestors hub.example.org:*"

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
 import traceback
@@ -230,11 +231,13 @@ class WriteOnly:
 
 @pytest.mark.parametrize("stream", [WriteOnly(), None], ids=["write and flush", "none"])
 @pytest.mark.parametrize("progress", ["auto", "bar"])
-def test_any_standard_output_is_enough(stream, progress, monkeypatch):
+def test_any_standard_output_is_enough(stream, progress, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
-    assert run(Plane, data=data, train_steps=2, jit="off", progress=progress).step == 2
+    assert run(Plane, data=data, train_steps=2, jit="off", progress=progress, run_dir=tmp_path / "run").step == 2
     assert stream is None or "evaluation at step 2: loss" in stream.text
+    # What a moment's goodput leaves out is not the end of its line.
+    assert stream is None or re.search(r"goodput \d+%: .* steps that count($|; \w)", stream.text, re.M)
 
 
 def test_main_in_a_notebook_names_run(monkeypatch):
@@ -253,6 +256,13 @@ def test_arguments_that_are_missing_or_misspelt_are_named():
             call(Plane, dat=data)
         with pytest.raises(TypeError, match=r"takes from 0 to 1 positional arguments"):
             call(Plane, data)
+
+
+def test_a_run_with_a_folder_has_a_page(tmp_path):
+    done = run(Plane, data=data, train_steps=2, run_dir=tmp_path / "watched", **QUIET)
+    assert '"reason":"done"' in done.page().html
+    with pytest.raises(UsageError, match=r"^page\(\): the run has no folder .*; give it a run_dir$"):
+        run(Plane, data=data, train_steps=2, **QUIET).page()
 
 
 def test_a_folder_that_is_none_of_a_run_is_one_line(tmp_path):

@@ -28,7 +28,6 @@ from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import StrategyOptions
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.launch.run import training
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.launch.terminal import fit_log
 from crankshaft.models.mlp import Model
@@ -110,10 +109,8 @@ def test_lines_come_once_in_so_many_seconds_and_at_the_last_step(bound):
     assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  epoch 2  32 examples/s  8s left", lines[0])
 
 
-def test_numbers_have_no_exponent_and_a_line_no_empty_end():
+def test_numbers_above_a_thousand_have_no_exponent():
     assert [*map(rounded, (0, 0.0123, 12.34, 999.9, 1234.5))] == ["0", "0.0123", "12.3", "1,000", "1,234"]
-    report = {"share": 1.0, "seconds": {"total": 9.0, "steps": 9.0, "start": 0.1}}
-    assert training._goodput_line(report) == "goodput 100%: 9s of 9s were steps that count"
 
 
 def test_the_time_left_has_what_is_done_between_calls(bound):
