@@ -67,6 +67,15 @@ def _other_shape(batch: Any, specs: Any) -> str:
     return ""
 
 
+def _other_sizes(batch: Any) -> str:
+    """Describes how arrays of a batch differ in their numbers of examples; "" if they don't."""
+    sizes = dict.fromkeys(len(x) for x in tf.nest.flatten(batch))
+    if len(sizes) == 1:
+        return ""
+    shown = ", ".join(map(str, sizes))
+    return f"a batch with arrays of {shown} examples; make as many of each, such as a row for each graph, by padding"
+
+
 class BatchSource(Source):
     """The examples of a `PyDataset`, whose batches have one size, except for a smaller last one.
 
@@ -184,6 +193,8 @@ class BatchSource(Source):
                     f"{self._name}[{number}] holds a {type(x).__name__}, and is not a batch of dense arrays; return "
                     "(features, labels), an array each"
                 )
+        if mistake := _other_sizes(arrays):
+            raise SourceError(f"{self._name}[{number}] is {mistake}")
         return tf.nest.map_structure(lambda x: as_float32(x, is_first), arrays)
 
     def _size(self, batch) -> int:
@@ -244,10 +255,9 @@ class GeneratorStream(Stream):
 
     def _mistake(self, batch: Any) -> str:
         """Describes the problem of a batch, in itself or beside the first; "" if it can be used."""
-        sizes = dict.fromkeys(len(x) for x in tf.nest.flatten(batch))
-        if len(sizes) > 1:
-            return f"a batch with arrays of {', '.join(map(str, sizes))} examples; make as many of each"
-        if self._ended_short or max(sizes) > self.batch_examples:
+        if mistake := _other_sizes(batch):
+            return mistake
+        if self._ended_short or len(tf.nest.flatten(batch)[0]) > self.batch_examples:
             return (
                 f"batches of {self.batch_examples} examples and, before its end, of another size; make all but the "
                 "last equal"
