@@ -440,8 +440,7 @@ class Flags:
     run_eagerly: bool = _shown_flag(
         Boolean(),
         False,
-        "Execute training steps op by op, so that print and a debugger work in a loss and in layers. Slow.",
-        use=("strategy", "one_device"),
+        "Execute training steps op by op, on one device, so that print and a debugger work in losses and layers. Slow.",
         of_call=True,
     )
     metrics_port: int | None = _shown_flag(

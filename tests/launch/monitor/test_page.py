@@ -8,6 +8,8 @@ import socket
 import subprocess
 import urllib.parse
 
+from IPython.core.formatters import HTMLFormatter
+
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark.result import VERSION
@@ -173,7 +175,7 @@ def test_checkpoints_in_a_row_are_one_row(opened, tmp_path):
 
 def test_a_notebook_shows_a_runs_page_in_a_frame(opened, tmp_path):
     write(tmp_path / "run" / "events.jsonl", events(0, windows=10))
-    cell = report.shown(str(tmp_path / "run"))._repr_html_()
+    cell = HTMLFormatter()(report.shown(str(tmp_path / "run")))
     (tmp_path / "notebook.html").write_text(f"<!doctype html><p>A cell</p>{cell}", encoding="utf-8")
     page = opened((tmp_path / "notebook.html").as_uri())
     (frame,) = page.frames[1:]
