@@ -22,6 +22,7 @@ from .cluster import cluster, rendezvous, servers
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import exits, process, signals
+from .monitor import report
 from .run.data import loading
 from .run.results import RunOutcomeWriter
 
@@ -126,7 +127,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 since = time.monotonic() - process.age_seconds() if config.owns_process else began
                 training.prepare(run, user_hooks, since)
                 stack.callback(training.close, run)
-        run.mark_open(outcome_writer, isolation, stack.pop_all())
+        run.mark_open(outcome_writer, isolation, stack.pop_all(), report.shown)
     return run
 
 

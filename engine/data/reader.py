@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import SourceError, StuckReadError
+from ..errors import SourceError, StuckReadError, rounded
 from ..internals.tensorflow import weak_method
 from . import form
 from .arrays import ArraySource
@@ -317,7 +317,7 @@ class Reads:
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
         return StuckReadError(
-            f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {at}, from example "
+            f"{_name(self.source)}.read has not returned for {rounded(idle)} s, at {at}, from example "
             f"{first} on{quote_files(self.source.files())}; see whether its files' disk or host answers, or raise "
             "step_timeout_seconds"
         )

@@ -6,6 +6,7 @@ Also finds an object's parts of a kind, such as variables.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,6 +37,15 @@ def state_key(variable, position: int) -> str:
     return f"{position:04d}_{leaf}"
 
 
+def compiled_once(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Makes a function without arguments one that is traced at its first call, without AutoGraph.
+
+    A `tf.function` that each run makes again would bring a warning of TensorFlow's, which counts their traces.
+    """
+    concrete = functools.cache(lambda: tf.function(function, autograph=False).get_concrete_function())
+    return lambda: concrete()()
+
+
 class CompiledOf:
     """A function of variables, compiled for those of the last call. Called op by op, 0.1 ms a variable add up.
 
@@ -52,7 +62,7 @@ class CompiledOf:
     def __call__(self, variables: Iterable) -> Any:
         of = [*variables]
         if self._compiled is None or [*map(id, of)] != [*map(id, self._variables)]:
-            self._variables, self._compiled = of, tf.function(lambda: self._function(of), autograph=False)
+            self._variables, self._compiled = of, compiled_once(lambda: self._function(of))
             if self._at_second_call:
                 return self._function(of)
         return self._compiled()

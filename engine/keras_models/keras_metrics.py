@@ -146,12 +146,20 @@ class KerasMetric:
                 f"Keras metric {name} ({type(self._metric).__name__}) has no variable, so a compiled step can't add to "
                 "its state; replace a Python list by variables from add_weight"
             )
+        has_columns = all(shape != () for _, shape in form)  # without, Keras's own functions return one number too
+        if not sums and has_columns and isinstance(self._metric, tf.keras.metrics.MeanMetricWrapper):
+            examples = max(trials.EXAMPLES)
+            if self._added(*_sample_batch(form, examples, random))[1] == 1:  # its count
+                raise UsageError(
+                    f"Keras metric {name}: the function returns one number for a batch of {examples}; return one for "
+                    "each example, as by keras.ops.mean(values, axis=-1)"
+                )
         if not sums:
             fix = (
                 "return pairs of crankshaft.mean, or compute it in a hook; for fit, give a function that returns one "
                 "value per example"
             )
-            if any(shape == () for _, shape in form):
+            if not has_columns:
                 fix = f"{_WITH_COLUMNS}, or {fix}"
             if self._masked_axes(form):
                 fix = f"give it one row per entry, by tf.reshape(labels, [-1]) and such, or {fix}"

@@ -156,6 +156,7 @@ class InnerLoop(Program):
       batch_shares: number of shares of a batch: one per replica, or per group that computes the same examples.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       checks: traces the step, and checks it; None for those of any step.
+      run_eagerly: execute steps op by op, once one has been traced.
 
     Attributes:
       programs: the compiled loops, by the values on which a traced step depends (`Inventory.step_form`), the form of
@@ -176,6 +177,7 @@ class InnerLoop(Program):
         batch_shares: int = 1,
         arrivals: Arrivals | None = None,
         checks: StepChecks | None = None,
+        run_eagerly: bool = False,
     ):
         super().__init__(feed, state)
         is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
@@ -185,7 +187,7 @@ class InnerLoop(Program):
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._sums_dtype = tf.float32 if is_tpu else tf.float64  # which TPUs lack
         self._keeps_scores = state is None and not is_tpu
-        self._returns_rows = returns_rows
+        self._returns_rows, self._is_eager = returns_rows, run_eagerly
         # Several steps in an iteration gain nothing with several replicas or in XLA's programs (also TPUs'), nor if
         # steps may wait in the loop, since the wait could not be distinguished from the steps beside it.
         is_plain = not (jit or is_tpu or syncs or self._arrivals)
@@ -270,7 +272,7 @@ class InnerLoop(Program):
             compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
                 program = compiled.get_concrete_function(operands, *arguments[1:])
-            self.programs.add(form, program)
+            self.programs.add(form, functools.partial(self._execute, trace) if self._is_eager else program)
             self._trace = trace
         return self.programs[form]
 
@@ -306,6 +308,18 @@ class InnerLoop(Program):
             self.state.step_variable.assign(last_step)
         return self._sum_replicas(sums)
 
+    def _execute(self, trace: StepTrace, operands, numbers):
+        """Computes a call as `_loop` does, op by op; `trace` is that of its step."""
+        call, sums = _Call(operands, *numbers.numpy().tolist()), []
+        for offset in range(call.start, call.stop):
+            batch = self._step_operands(operands, tf.constant(offset, tf.int64))
+            step = tf.constant(call.first_step + offset - call.start, tf.int64)
+            result = self._replicated_step(trace, batch, step, tf.constant(offset == call.norm_offset))
+            sums = self._add_step(sums or self._zeros(trace, result), result)
+        if self.state is not None:
+            self.state.step_variable.assign(call.first_step + call.stop - call.start)
+        return self._sum_replicas(sums)
+
     def _trace_step(self, trace: StepTrace, operands, offset, step, *more):
         """Traces a step, and zeros of its metrics. One trace serves both, and a loop of single steps.
 
@@ -322,15 +336,18 @@ class InnerLoop(Program):
 
         one_step = self._checks.traced(traced, trace.replicates_batch)
         trace.graph = one_step.graph
-        local_results = map(self._strategy.experimental_local_results, self._step_result(one_step.structured_outputs))
-        zeros = []
+        return one_step, self._zeros(trace, self._step_result(one_step.structured_outputs))
+
+    def _zeros(self, trace: StepTrace, result) -> list:
+        """Returns zeros of a step's metrics, and arrays for its scores and rows, for each of this host's replicas."""
+        local_results, zeros = map(self._strategy.experimental_local_results, result), []
         for device, (metrics, *rows) in zip(self._sums_devices, zip(*local_results, strict=True), strict=True):
             with tf.device(device):
                 totals = tf.zeros([total_rows(trace.metric_specs), 2], metrics.dtype)
                 scores = [_step_array(metrics)] if any(spec.keeps_scores for spec in trace.metric_specs) else []
             with tf.device(self._rows_device):
                 zeros.append((totals, scores, [*map(_step_array, rows)]))
-        return one_step, zeros
+        return zeros
 
     def _step_result(self, outputs):
         """Returns the result of a step among the outputs of `_replicated_step`."""

@@ -231,6 +231,7 @@ class Replicated(Strategy):
             jit=jit,
             syncs=syncs,
             checks=checks,
+            run_eagerly=self.options.run_eagerly,
             state=state,
             pace=Pace(self.options.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
         )

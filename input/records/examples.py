@@ -85,7 +85,8 @@ class Parser:
             with tf.device("CPU:0"):
                 if self._parse is None:
                     signature = [tf.TensorSpec([None], tf.string)]
-                    self._parse = tf.function(in_graph(self._features), signature, autograph=False)
+                    parse = tf.function(in_graph(self._features), signature, autograph=False)
+                    self._parse = parse.get_concrete_function()  # whose traces TensorFlow does not count
                 return tf.nest.map_structure(lambda x: x.numpy(), self._parse(tf.constant(records, tf.string)))
         except tf.errors.InvalidArgumentError:
             for index, record in enumerate(records):

@@ -505,7 +505,7 @@ def first_line(error: Exception) -> str:
 
 def library(source: str) -> tuple[Any, Any]:
     """Imports (pyarrow, pyarrow.parquet) for an input. Raises `UsageError` without them."""
-    with importing("pyarrow", f"input={source} needs the library pyarrow; pip install 'crankshaft[parquet]'"):
+    with importing("pyarrow", f"input={source} needs the library pyarrow; pip install pyarrow"):
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet

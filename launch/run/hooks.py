@@ -13,6 +13,7 @@ import tensorflow as tf
 from ...engine import logging
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
+from ...engine.errors import rounded
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
@@ -274,7 +275,7 @@ def _describe(record: Recorder) -> str:
         return f"starting, for {duration(goodput['total'] + record.age)}"
     step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
     parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
-    parts += [f"epoch {latest['epoch']:.3g}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
+    parts += [f"epoch {rounded(latest['epoch'])}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
     parts += [f"{duration(left)} left"] if left is not None else []
     parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
     return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

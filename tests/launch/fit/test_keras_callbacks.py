@@ -24,6 +24,19 @@ POINTS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 LABELS = POINTS.sum(1, keepdims=True)
 
 
+def test_a_model_that_is_compiled_to_run_eagerly_does():
+    seen = []
+
+    def loss(labels, outputs):
+        seen.append(tf.executing_eagerly())
+        return tf.reduce_mean(tf.square(outputs - labels), -1)
+
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", loss, run_eagerly=True)
+    crankshaft.fit(model, POINTS, LABELS, batch_size=8, steps_per_epoch=3, verbose=0)
+    assert seen.count(True) == 3
+
+
 def test_a_callback_may_end_the_run(inside):
     where = ("--strategy=mirrored", "--num_virtual_devices=2")
 

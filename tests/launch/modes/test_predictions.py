@@ -222,7 +222,7 @@ def test_mistakes_of_files_are_one_line(pets_run, inside, tmp_path, monkeypatch)
         assert line in inside(*asked, *more).mistake
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     mistake = inside(*asked, f"--output={tmp_path}/a.parquet").mistake
-    assert "is written by pyarrow; pip install 'crankshaft[parquet]', or write" in mistake
+    assert "is written by pyarrow; pip install pyarrow, or write" in mistake
     assert [path.name for path in tmp_path.iterdir()] == ["there.csv"]
 
 
