@@ -251,12 +251,14 @@ class Rendezvous:
         """Raises `UsageError` if the task that answers is not the peer, by its own words."""
         if reply.note is None or (reply.is_signed and reply.note.get("address") == peer[1]):
             return
-        there, process, host = (_shown(reply.note.get(name)) for name in ("task", "process", "host"))
+        there, address, process, host = (
+            _shown(reply.note.get(name)) for name in ("task", "address", "process", "host")
+        )
         this, which = f"{self._cluster.task}, this process on {socket.gethostname()}", describe_peers([peer])
         if not reply.is_signed:
             raise UsageError(
-                f"{this}, calls {which}, where {there} of another job or another list of tasks answers, on {host}; "
-                f"give all tasks of a job one list, spelled alike, and one {SECRET}, and each job ports of its own"
+                f"{this}, calls {which}, where {there} ({address}) of another job or another list of tasks answers, on "
+                f"{host}; give all tasks of a job one list, spelled alike, and one {SECRET}, and each job its own ports"
             )
         answering = "this process itself" if process == self._process else f"{there}, on {host},"
         raise UsageError(

@@ -280,6 +280,38 @@ def test_a_task_whose_index_another_host_has_says_so():
     assert "is worker 0 at 10.9.8.1:2222, where another task answers" in done.stdout, done.stderr
 
 
+ALONE = """
+import sys
+from crankshaft.engine.health.peers import Peers
+from crankshaft.launch.cluster import listeners, rendezvous, resources
+from crankshaft.launch.cluster.cluster import Cluster
+ports = resources.free_ports(2)
+addresses = tuple(f"{resources.loopback()}:{port}" for port in ports)
+clusters = [Cluster((("worker 0", addresses[0]), ("worker 1", addresses[1])), index) for index in range(2)]
+with listeners.only_this_host(resources.free_ports(1)[0]), rendezvous.Rendezvous(clusters[0]):
+    with rendezvous.Rendezvous(clusters[1]) as here:
+        here.wait(60)
+peers = [Peers(index, ("worker 0", "worker 1"), addresses) for index in range(2)]
+for each in peers:
+    each.open()
+while not all(each.heard for each in peers):
+    for each in peers:
+        each.send(0, 0, 0)
+        each.listen(0.1)
+print(addresses[1].rpartition(":")[0])
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("ip") and shutil.which("unshare")), reason="no tools for network namespaces")
+def test_tasks_of_a_host_without_ipv4_meet():
+    alone = f"ip link set lo up && ip address delete 127.0.0.1/8 dev lo && exec {sys.executable} -c '{ALONE}'"
+    command = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", alone]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip("this kernel or container gives no process networks of its own")
+    assert done.stdout == "[::1]\n", done.stderr
+
+
 @contextlib.contextmanager
 def serving(address: str):
     """Answers as a server of TensorFlow's does: with settings, as any of HTTP/2."""

@@ -67,7 +67,7 @@ def test_a_task_of_another_job_at_a_peers_address_is_named(port, theirs):
     addresses = tuple((name, address.replace(":0", f":{port}")) for name, address in theirs.addresses)
     theirs = on_host(2, addresses, 1, theirs.secret)
     line = (
-        r"calls worker 1 \(.*\), where worker 1 of another job or another list of tasks answers.*one list.*ports of its"
+        r"calls worker 1 \(.*\), where worker 1 \(.*\) of another job or another list of tasks answers.*its own ports"
     )
     with Rendezvous(theirs), Rendezvous(on_host(1, tasks(port), 0)) as here, pytest.raises(UsageError, match=line):
         here.wait(PATIENCE)
