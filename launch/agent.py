@@ -156,7 +156,7 @@ class _Agent:
             self._stop = time.monotonic(), signal.SIGTERM
         if self._cluster:
             folder = RunDir(self._config.run_dir).workers
-            cluster = self._cluster.with_workers(discovery.newcomers(self._cluster, folder), folder)
+            cluster = discovery.with_newcomers(self._cluster, folder)
         if self._stop and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config

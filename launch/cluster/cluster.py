@@ -65,10 +65,10 @@ class Cluster:
         index = members.index(self.index)
         return dataclasses.replace(self, addresses=addresses, index=index, absent=absent, lock=lock)
 
-    def with_workers(self, newcomers: Sequence[tuple[str, str]], folder: str) -> Cluster:
-        """Adds workers, which have announced themselves in a folder, to the coordinator's cluster."""
-        split_at = 1 + len(self.job("worker"))
-        addresses = self.addresses[:split_at] + tuple(newcomers) + self.addresses[split_at:]
+    def with_workers(self, workers: Sequence[str], folder: str) -> Cluster:
+        """Makes the coordinator's cluster of other workers, at addresses; newcomers announce themselves in a folder."""
+        named = tuple((f"worker {number}", address) for number, address in enumerate(workers))
+        addresses = self.addresses[:1] + named + self.addresses[1 + len(self.job("worker")) :]
         return dataclasses.replace(self, addresses=addresses, newcomers=folder)
 
     @property

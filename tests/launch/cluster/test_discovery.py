@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -329,7 +330,7 @@ def serving(address: str):
     thread.join()
 
 
-def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_path):
+def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_path, monkeypatch):
     chief, worker, server, newcomer, gone = (f"127.0.0.1:{port}" for port in free_ports(5))
     cluster = Cluster((("chief", chief), ("worker 0", worker), ("ps 0", server)), 0)
     notes = tmp_path / "workers"
@@ -338,8 +339,20 @@ def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_p
         discovery.announce(Cluster((("worker 0", address),), 0), str(notes))
     with serving(newcomer), serving(worker):
         assert discovery.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
-        joined = cluster.with_workers([("worker 1", newcomer)], str(notes))
+        joined = discovery.with_newcomers(cluster, str(notes))
         assert (joined.job("worker"), joined.task) == ((worker, newcomer), "chief")
         assert discovery.newcomers(joined, str(notes)) == []
+        monkeypatch.setattr(time, "time", lambda: 0.0)  # this host's clock is not the file server's
+        assert discovery.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
         os.utime(notes / newcomer, (0, 0))  # it has left, and another program has its port
         assert discovery.newcomers(cluster, str(notes)) == []
+
+
+def test_a_newcomer_takes_the_place_of_a_worker_that_has_left(tmp_path):
+    chief, worker, left, server, newcomer = (f"127.0.0.1:{port}" for port in free_ports(5))
+    cluster = Cluster((("chief", chief), ("worker 0", left), ("worker 1", worker), ("ps 0", server)), 0)
+    assert discovery.with_newcomers(cluster, str(tmp_path)).addresses == cluster.addresses  # it is awaited
+    discovery.announce(Cluster((("worker 0", newcomer),), 0), str(tmp_path))
+    with serving(newcomer), serving(worker):
+        joined = discovery.with_newcomers(cluster, str(tmp_path))
+    assert joined.addresses == (*cluster.addresses[:1], ("worker 0", newcomer), *cluster.addresses[2:])
