@@ -197,7 +197,9 @@ class _IncludeWorkers(Periodic):
     def _poll(self) -> None:
         absent, newcomers = self._cluster.absent, self._cluster.newcomers
         while not self._ended.wait(_POLL_SECONDS):
-            returned = [(name, address) for name, address in absent if members.is_waiting(address)]
+            returned = [
+                (name, address) for name, address in absent if members.is_waiting(address, self._cluster.addresses)
+            ]
             self._waiting = returned + (discovery.newcomers(self._cluster, newcomers) if newcomers else [])
 
     def act(self, status: Status) -> None:
