@@ -253,7 +253,8 @@ def _moved_slots(
       now: names of the variables of the optimizer here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables
-    counts, positions, moved = graph.checkpoint_key((*at, "update_counts")), [0] * len(now), {}
+    counts, moved = graph.checkpoint_key((*at, "update_counts")), {}
+    positions: list[int | None] = [None] * len(now)
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
             variable, there = variables[number], theirs.get(name, [])

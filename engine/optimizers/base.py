@@ -563,6 +563,8 @@ class _Target:
 class _OpenPiece(_Target):
     """The shard of a target that this replica updates, in a temporary variable; `apply` gathers it. Replica code."""
 
+    piece: shards.UpdateShard
+
     def __init__(self, target: _Target):
         vars(self).update(vars(target))
         self.whole = target

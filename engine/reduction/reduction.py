@@ -276,14 +276,15 @@ class Reduction(tf.Module):
 
     def _sum_bucket_in_shards(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         """Sums each item's shard on its replica; 16-bit values in float32, in the order of the replicas."""
-        rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in bucket]
+        pieces = [item.piece for item in bucket if item.piece]  # all have one
+        rows = [piece.rows(tf.cast(item.value, tf.float32)) for piece, item in zip(pieces, bucket, strict=True)]
         if self.reduce_dtype == tf.float32:
             sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
         else:
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
             lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return _reshape_all(sums, [item.piece.sharding.local_shape for item in bucket])
+        return _reshape_all(sums, [piece.sharding.local_shape for piece in pieces])
 
     def _sum_bucket_gathered(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)

@@ -77,7 +77,7 @@ class StepChecks:
     """The checks of a program's step.
 
     Args:
-      runner: runs the step, and has the contexts of its traces; None for a step that is not a trainer's.
+      state, runner: the trainer's state, and what runs its step; None for a step that is not a trainer's.
       trains: whether it is `Trainer.train_step`.
       replicas: how many have copies of the variables.
       jit: whether XLA compiles it.
@@ -89,7 +89,7 @@ class StepChecks:
 
     def __init__(
         self,
-        state: TrainState,
+        state: TrainState | None,
         runner: StepRunner | None,
         trains: bool = True,
         replicas: int = 1,
@@ -109,7 +109,9 @@ class StepChecks:
         try:
             step = trace()
         except UsageError:
-            if self._runner:  # a loss's mistake may be why, such as comparing pairs, which has no gradient
+            if (
+                self._runner and self._state
+            ):  # a loss's mistake may be why, such as comparing pairs, which has no gradient
                 check_losses(self._runner.pop_contexts(), type(self._state.trainer).__name__)
             raise
         self._check(step.graph, replicates_batch)
@@ -121,8 +123,13 @@ class StepChecks:
         warn_of_step(step.graph, self._replicas)
         return step
 
+<<<<<<< HEAD
     def _check(self, graph: tf.Graph, replicates_batch: bool = False) -> None:
         if self._runner is None:
+=======
+    def _check(self, graph: tf.Graph) -> None:
+        if self._runner is None or self._state is None:
+>>>>>>> refs/heads/w82
             return
         state = self._state
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
@@ -394,8 +401,9 @@ def check_added(state: TrainState, graph: tf.Graph, shared: Readings | None = No
     assigned = graphs.Assignments(graph)
     optimizers = state.trainer.inventory.optimizers.values()
     trained = {id(variable) for optimizer in optimizers for variable in optimizer.all_variables}
-    for variable, value in shared.variables if shared else ():
-        own, again = tf_variable(variable), any(variable is one for one in shared.pulled_again)
+    read, read_again = (shared.variables, shared.pulled_again) if shared else ((), ())
+    for variable, value in read:
+        own, again = tf_variable(variable), any(variable is one for one in read_again)
         if id(own) in trained and (assigned.from_itself(own.handle, value) or (again and assigned.any_to(own.handle))):
             raise UsageError(
                 f"{variable_path(variable)} {variable.shape}: besides its optimizer, the step assigns this weight "

@@ -301,7 +301,7 @@ class InnerLoop(Program):
         if self._syncs is None:
             _, sums = self._run_until(call.stop, call, loops, call.start, sums)
         else:
-            sums = self._run_periods(call, loops, sums)
+            sums = self._run_periods(self._syncs, call, loops, sums)
         if self.state is not None:  # here it is one more operation; from the host it would take half a millisecond
             with tf.device(self._counter_device):
                 last_step = call.step(call.stop)
@@ -388,12 +388,12 @@ class InnerLoop(Program):
             offset, sums = self._while(fits, iterate, offset, sums)
         return offset, sums
 
-    def _run_periods(self, call: _Call, loops: Sequence[tuple[int, Callable]], sums):
+    def _run_periods(self, syncs: Syncs, call: _Call, loops: Sequence[tuple[int, Callable]], sums):
         """Runs a call's steps with a sync of the replicas at the end of each period; returns the sums.
 
         This needs nested loops: a sum across replicas may be in a loop around `strategy.run`, not in a condition.
         """
-        sync, period_steps = self._syncs.sync.get_concrete_function(), self._syncs.period_steps
+        sync, period_steps = syncs.sync.get_concrete_function(), syncs.period_steps
 
         def period_end(offset):
             with tf.device(self._counter_device):

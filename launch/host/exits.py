@@ -20,12 +20,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from logging import Handler
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from ..failures import EXIT_FAILED, EXIT_INTERRUPTED, print_line
-
-if TYPE_CHECKING:
-    from ..run.run import Run
 
 
 def end_left_open(run_dir: str | None) -> None:
@@ -96,7 +93,7 @@ class _End:
 
 
 _end = _End()
-LEFT_OPEN: dict[Run, str | None] = {}  # the folders of open runs
+LEFT_OPEN: dict[Any, str | None] = {}  # open runs of this process, each with its folder
 
 
 def flush() -> None:
