@@ -123,13 +123,8 @@ class StepChecks:
         warn_of_step(step.graph, self._replicas)
         return step
 
-<<<<<<< HEAD
     def _check(self, graph: tf.Graph, replicates_batch: bool = False) -> None:
-        if self._runner is None:
-=======
-    def _check(self, graph: tf.Graph) -> None:
         if self._runner is None or self._state is None:
->>>>>>> refs/heads/w82
             return
         state = self._state
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
