@@ -183,7 +183,7 @@ class FileStream(Stream):
     def shard_files(self, workers: int, worker: int) -> Stream | None:
         if len(self._paths) < workers:
             return None
-        # Every so-manieth file, since neighbours are often of one kind or one size.
+        # Every n-th file, since neighbours are often of one kind or one size.
         return FileStream(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
 
 
