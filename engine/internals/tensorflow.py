@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
-from tensorflow.python.framework import auto_control_deps_utils, config
+from tensorflow.python.framework import auto_control_deps_utils, config, op_def_registry
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
 from tensorflow.python.util import pywrap_xla_ops
 
@@ -424,6 +425,15 @@ def called_by_name(name: str, inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.D
 def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
     """Returns the graph of a function that a graph calls by this name; None for `ctc_loss`'s, which has no object."""
     return getattr(graph._get_function(name), "graph", None) or tf.__internal__.FuncGraph(name)
+
+
+@functools.cache
+def function_attributes(kind: str) -> list[str]:
+    """Returns the names of the attributes by which a kind of op names functions, in alphabetical order."""
+    # By the kind, once: to read an op's own attributes TensorFlow copies all of them, most of a check's time.
+    definition = op_def_registry.get(kind)
+    attributes = definition.attr if definition else ()  # a function may be a kind of its own
+    return sorted(attribute.name for attribute in attributes if attribute.type in ("func", "list(func)"))
 
 
 def is_in_function(graph: tf.Graph) -> bool:
