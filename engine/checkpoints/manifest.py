@@ -70,6 +70,13 @@ class Manifest:
         before, now = self.about.get("data", {}), about.get("data", {})
         return {name for name in before.keys() & now.keys() if _contents(before[name]) != _contents(now[name])}
 
+    def is_after(self, other: "Manifest | None") -> bool:
+        """Returns whether this checkpoint is newer than one of another directory of the run; None: there is none.
+
+        Both the step and the time decide: a run may have returned to an earlier step.
+        """
+        return other is None or (self.step > other.step and self.time > other.time)
+
     def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
         """Returns how the files differ from the manifest; None if they match. Without `content`, compares sizes.
 

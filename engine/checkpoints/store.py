@@ -221,8 +221,11 @@ class Checkpoints:
             saving.may_change.set()
         # Not a daemon: a process that ends, even by an exception, first finishes writing.
         thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
-        thread.start()  # if the system lets it
-        self._thread = thread
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # the system has no thread left, or the interpreter ends
+            self._write(saving)
         saving.may_change.wait()
 
     def outdate(self) -> None:
@@ -334,8 +337,8 @@ class Checkpoints:
 
     def _restore_verified(self, manifest: Manifest, matching: Matching, allow_changed: bool) -> None:
         why_not = (
-            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, or load only "
-            "its weights with init_from"
+            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, and load its "
+            "weights with init_from, if all fit, or those of layers in build_model, by crankshaft.load_model"
         )
         _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
         if differences and not self.writer.process:
@@ -495,7 +498,7 @@ class Checkpoints:
             serial=1 + max((manifest.serial for manifest in listed), default=0),
             versions=environment.versions(),
             files=manifests.describe_files(prefix),
-            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
             **saving.record,
         )
         manifests.publish(manifest, os.path.dirname(prefix))

@@ -36,7 +36,14 @@ from .streamed import StreamPart, Watch, batched, naming_files, untuned, unwatch
 from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
+_AHEAD = 4  # batches
 _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
+_SEEDS = b"seeds"
+_OTHER_SAMPLES = (
+    "the dataset samples %s (Dataset.sample_from_datasets, rejection_resample, random, or shuffle with "
+    "reshuffle_each_iteration=False), so a run resumed in another process has other samples from its next epoch on; "
+    "give each a seed"
+)
 
 
 class ResidentFeed(Feed):
@@ -266,6 +273,10 @@ class StreamedFeed(Feed):
         self._is_seeded = all(map(any, seeds))
         # Shuffles without seeds have others in each process.
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
+        sampled = [pipelines.seeds(sampler) for sampler in part.stream.samplers]
+        self._has_seeds = all(map(any, sampled))
+        sampled = sampled if self._has_seeds else [*sampled, os.urandom(8).hex()]
+        self._sampled = _SEEDS + json.dumps(sampled).encode() + b"\n" if sampled else b""  # beside a state
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
         self._first_share = part.process * self._num_shares
@@ -358,7 +369,9 @@ class StreamedFeed(Feed):
         except (tf.errors.OpError, MemoryError) as error:
             why = reason(error).rstrip(" .")
         self._warn_of_no_position(why)
-        return b"" if why else state
+        if not self._has_seeds:
+            logging.warning_once(_OTHER_SAMPLES, "without a seed")
+        return b"" if why else self._sampled + state
 
     @property
     def _why_written(self) -> str:
@@ -396,6 +409,10 @@ class StreamedFeed(Feed):
         saved, is_again = self.saved_states(step), self._was_opened
         self._was_opened, self._replay = True, None
         state = saved[self.part.process] if saved else b""
+        if state.startswith(_SEEDS):
+            if not state.startswith(self._sampled):
+                logging.warning(_OTHER_SAMPLES, "with other seeds than those of the checkpoint")
+            state = state.partition(b"\n")[2]
         replayed = ReplayPosition.from_bytes(state)
         if state and not replayed:
             try:
@@ -448,13 +465,13 @@ class StreamedFeed(Feed):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
-            epochs = self._batched(passes, tf.constant(0, tf.int64), replay)
+            epochs = self._batched(passes, tf.constant(0, tf.int64), replay).prefetch(_AHEAD)
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
         options = tf.data.Options()
         if not self.part.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
-        batches = untuned(self._with_shuffle_states(epochs).prefetch(4).with_options(options))
+        batches = untuned(self._with_shuffle_states(epochs).with_options(options))
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step.
@@ -485,13 +502,13 @@ class StreamedFeed(Feed):
             epoch = replay.note_epoch(epoch)
         batches = self._batched(self._shuffled(epoch), epoch, replay)
         if not self.part.by_file:
-            return batches
+            return batches.prefetch(_AHEAD)  # to the epoch's end: what the next one reads may change before it
         # Padded with empty batches to the length of the longest part.
         steps = order.steps_per_epoch
         nothing = tf.data.Dataset.range(steps).map(
             lambda _: tf.nest.map_structure(_empty_batch, self.part.stream.element_spec)
         )
-        return batches.concatenate(nothing).take(steps)
+        return batches.concatenate(nothing).take(steps).prefetch(_AHEAD)
 
     def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor, replay: Replay | None) -> tf.data.Dataset:
         order, stream = self.order, self.part.stream

@@ -33,6 +33,18 @@ def has_started() -> bool:
     return context.context()._initialized
 
 
+def joined_cluster() -> tuple[int, tuple[str, ...]] | None:
+    """Returns this process's index among the workers that its server has joined, and their addresses.
+
+    None without a server. A coordinator's is of no workers.
+    """
+    here = context.context()
+    if (server := here._collective_ops_server_def) is None:
+        return None if here.get_server_def() is None else (0, ())
+    (job,) = server.cluster.job
+    return server.task_index, tuple(job.tasks[task] for task in sorted(job.tasks))
+
+
 def session_config() -> tf.compat.v1.ConfigProto:
     """Returns a copy of the settings for this process's devices and servers."""
     return context.context().config
@@ -459,6 +471,13 @@ def may_write(op: tf.Operation) -> list[tf.Tensor]:
 def xla_kernels() -> set[str]:
     """Returns the kinds of ops that XLA has a kernel for, on CPUs or GPUs."""
     return {*pywrap_xla_ops.get_cpu_kernel_names(), *pywrap_xla_ops.get_gpu_kernel_names()}
+
+
+@functools.cache
+def has_two_seeds(kind: str) -> bool:
+    """Returns whether ops of a kind have two seeds, by TensorFlow's registry."""
+    definition = op_def_registry.get(kind)
+    return definition is not None and {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}
 
 
 def has_state_beside_variables(node: Any) -> bool:

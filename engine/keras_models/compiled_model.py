@@ -6,7 +6,6 @@ import dataclasses
 
 import tensorflow as tf
 
-from .. import logging
 from ..errors import UsageError
 from ..internals import keras
 from ..step.options import CLIPS, StepOptions
@@ -42,8 +41,6 @@ def check(model) -> None:
             f"{name} overrides {', '.join(overridden)}, which only Keras's loop would call; "
             f"override {', '.join(instead)} (docs/keras.md)"
         )
-    if model.run_eagerly:
-        logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
     if model.optimizer is None and not keras.overrides(model, "train_step"):
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
 

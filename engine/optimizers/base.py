@@ -259,7 +259,7 @@ class Optimizer(tf.Module):
         condition or loop, read the variables.
         """
         pulled = step_context().readings.progress.pop(id(self), None)
-        if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
+        if pulled is None or getattr(pulled, "graph", None) is not tf.compat.v1.get_default_graph():
             iterations, scale = map(tf.convert_to_tensor, (self.iterations, self.learning_rate_scale))
             return iterations, scale, self._read_counts()
         return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32), tf.cast(pulled[2:], tf.int64)

@@ -210,7 +210,8 @@ class StepRunner:
         )
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
         with context, undivided_losses(), seeds:
-            self._contexts.append(context)
+            if not tf.executing_eagerly():
+                self._contexts.append(context)
             yield context
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from .. import logging
 from ..data.arrays import is_on_gpus
 from ..data.feed import CallInput
 from ..errors import NotCompilableError, reason
@@ -38,6 +40,7 @@ from .pace import Pace
 from .program import Program
 from .syncs import Syncs
 
+_FORMS = 8  # of a step, whose programs are kept
 # A loop of small steps is unrolled by this factor: TensorFlow's executor completes an iteration before it starts the
 # next; within one, a step's first operations overlap the updates of the step before. Steps with more operations than
 # this, or with convolutions, gain nothing and take long to trace: dlrm in two micro-batches has 681, resnet20 1,384
@@ -97,16 +100,38 @@ class _Call(NamedTuple):
         return self.first_step + tf.cast(offset - self.start, tf.int64)
 
 
+class Programs(dict[tuple, Any]):
+    """Compiled programs, by the values on which a traced step depends (`Inventory.step_form`), and by further ones.
+
+    Those of the newest forms of the step are kept: a callback may set another momentum before each step.
+    """
+
+    def add(self, key: tuple, program: Any) -> None:
+        """Adds a program, and frees those of the oldest form of too many."""
+        self[key] = program
+        if len(forms := [*dict.fromkeys(form for form, *_ in self)]) <= _FORMS:
+            return
+        for old in [old for old in self if old[0] == forms[0]]:
+            del self[old]
+        both = (itertools.chain.from_iterable(form[2:]) for form in forms[-2:])  # the optimizers' settings
+        changed = dict.fromkeys(name for (name, value), (_, other) in zip(*both, strict=True) if value != other)
+        logging.warning_once(
+            "%s changes again and again, and the step is compiled for each value, which takes as long as before the "
+            "first step; change it less often, such as once per epoch (a learning rate takes effect without)",
+            ", ".join(changed) or "what is trainable",
+        )
+
+
 class Compiled(NamedTuple):
     """The compiled programs of an `InnerLoop`, without its feed and its data."""
 
-    programs: dict[tuple, tf.types.experimental.ConcreteFunction]
+    programs: Programs
     trace: StepTrace
     arrivals: Arrivals | None
 
     def newest(self, programs: int) -> Compiled:
         """Returns those with no more than so many programs, the last ones that were compiled."""
-        return self._replace(programs=dict([*self.programs.items()][-programs:]))
+        return self._replace(programs=Programs([*self.programs.items()][-programs:]))
 
 
 class InnerLoop(Program):
@@ -131,6 +156,7 @@ class InnerLoop(Program):
       batch_shares: number of shares of a batch: one per replica, or per group that computes the same examples.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       checks: traces the step, and checks it; None for those of any step.
+      run_eagerly: execute steps op by op, once one has been traced.
 
     Attributes:
       programs: the compiled loops, by the values on which a traced step depends (`Inventory.step_form`), the form of
@@ -151,6 +177,7 @@ class InnerLoop(Program):
         batch_shares: int = 1,
         arrivals: Arrivals | None = None,
         checks: StepChecks | None = None,
+        run_eagerly: bool = False,
     ):
         super().__init__(feed, state)
         is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
@@ -160,7 +187,7 @@ class InnerLoop(Program):
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._sums_dtype = tf.float32 if is_tpu else tf.float64  # which TPUs lack
         self._keeps_scores = state is None and not is_tpu
-        self._returns_rows = returns_rows
+        self._returns_rows, self._is_eager = returns_rows, run_eagerly
         # Several steps in an iteration gain nothing with several replicas or in XLA's programs (also TPUs'), nor if
         # steps may wait in the loop, since the wait could not be distinguished from the steps beside it.
         is_plain = not (jit or is_tpu or syncs or self._arrivals)
@@ -173,7 +200,7 @@ class InnerLoop(Program):
         self._rows_device = "CPU:0" if returns_rows else ""
         self._trace = StepTrace(prediction_specs=None if returns_rows else ())  # the newest
         self._traced_input: tuple[int, int, CallInput] | None = None  # with its step and limit
-        self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
+        self.programs = Programs()
 
     def __call__(self, step: int, limit: int, *loop_inputs, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer if the operands end.
@@ -182,14 +209,14 @@ class InnerLoop(Program):
           *loop_inputs: the other arguments of `_loop`, in a subclass.
           due: the step after which metrics are read, if known.
         """
-        before, programs = time.perf_counter(), len(self.programs)
+        before, trace = time.perf_counter(), self._trace
         limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
         call_input = self._call_input(step, limit)
         input_seconds, steps = time.perf_counter() - before, call_input.stop - call_input.start
         arguments = self._arguments(step, call_input, step + steps == due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._compiled_loop(step, arguments), *arguments)
-        compiles = len(self.programs) > programs
+        compiles = self._trace is not trace
         # The host's step is that of the end already while the call is queued: what the host plans next must not wait
         # for it.
         with self.moving_to(step + steps), self._compilation_explained(compiles):
@@ -244,7 +271,8 @@ class InnerLoop(Program):
             loop = functools.partial(self._loop, trace)
             compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
-                self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
+                program = compiled.get_concrete_function(operands, *arguments[1:])
+            self.programs.add(form, functools.partial(self._execute, trace) if self._is_eager else program)
             self._trace = trace
         return self.programs[form]
 
@@ -280,6 +308,18 @@ class InnerLoop(Program):
             self.state.step_variable.assign(last_step)
         return self._sum_replicas(sums)
 
+    def _execute(self, trace: StepTrace, operands, numbers):
+        """Computes a call as `_loop` does, op by op; `trace` is that of its step."""
+        call, sums = _Call(operands, *numbers.numpy().tolist()), []
+        for offset in range(call.start, call.stop):
+            batch = self._step_operands(operands, tf.constant(offset, tf.int64))
+            step = tf.constant(call.first_step + offset - call.start, tf.int64)
+            result = self._replicated_step(trace, batch, step, tf.constant(offset == call.norm_offset))
+            sums = self._add_step(sums or self._zeros(trace, result), result)
+        if self.state is not None:
+            self.state.step_variable.assign(call.first_step + call.stop - call.start)
+        return self._sum_replicas(sums)
+
     def _trace_step(self, trace: StepTrace, operands, offset, step, *more):
         """Traces a step, and zeros of its metrics. One trace serves both, and a loop of single steps.
 
@@ -294,17 +334,20 @@ class InnerLoop(Program):
             one_step = tf.function(functools.partial(self._replicated_step, trace), autograph=False)
             return one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
 
-        one_step = self._checks.traced(traced)
+        one_step = self._checks.traced(traced, trace.replicates_batch)
         trace.graph = one_step.graph
-        local_results = map(self._strategy.experimental_local_results, self._step_result(one_step.structured_outputs))
-        zeros = []
+        return one_step, self._zeros(trace, self._step_result(one_step.structured_outputs))
+
+    def _zeros(self, trace: StepTrace, result) -> list:
+        """Returns zeros of a step's metrics, and arrays for its scores and rows, for each of this host's replicas."""
+        local_results, zeros = map(self._strategy.experimental_local_results, result), []
         for device, (metrics, *rows) in zip(self._sums_devices, zip(*local_results, strict=True), strict=True):
             with tf.device(device):
                 totals = tf.zeros([total_rows(trace.metric_specs), 2], metrics.dtype)
                 scores = [_step_array(metrics)] if any(spec.keeps_scores for spec in trace.metric_specs) else []
             with tf.device(self._rows_device):
                 zeros.append((totals, scores, [*map(_step_array, rows)]))
-        return one_step, zeros
+        return zeros
 
     def _step_result(self, outputs):
         """Returns the result of a step among the outputs of `_replicated_step`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import zlib
 from collections.abc import Callable
@@ -120,7 +121,7 @@ class MultiWorker(Replicated):
             def exchange(words):
                 return self.distribution.run(share, args=(words,))
 
-            self._exchange = exchange
+            self._exchange = exchange.get_concrete_function()
         sized = len(value).to_bytes(_WORD, "little") + value
         words = tf.constant(np.frombuffer(sized.ljust(-(-len(sized) // _WORD) * _WORD, b"\0"), np.int64))
         joined = self.distribution.experimental_local_results(self._exchange(words))[0].numpy().tobytes()
@@ -216,8 +217,11 @@ def watched_figures(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
     return ("gradient_norm",) if is_on_gpus(distribution) else ("reduce_seconds", "gradient_norm")
 
 
+@functools.cache  # a process has one server
 def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:
     """Starts this worker's server and waits for all workers'. Before any op runs.
+
+    A later run of the process has the same server.
 
     Args:
       communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).

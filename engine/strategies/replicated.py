@@ -91,7 +91,8 @@ class Replicated(Strategy):
         if self.static_shapes and is_evaluation:
             batch_size = eval_batch_size(len(split), batch_size, self.num_replicas)
         num_bytes = example_bytes(split)
-        is_resident = not varies and not split.is_random and num_bytes * len(split) <= options.resident_bytes
+        is_once = not (varies or split.is_random or split.varies)
+        is_resident = is_once and num_bytes * len(split) <= options.resident_bytes
         if varies:
             block_steps = 1  # padded alike on all replicas
         elif is_resident:
@@ -230,6 +231,7 @@ class Replicated(Strategy):
             jit=jit,
             syncs=syncs,
             checks=checks,
+            run_eagerly=self.options.run_eagerly,
             state=state,
             pace=Pace(self.options.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
         )
@@ -242,7 +244,7 @@ class Replicated(Strategy):
         return {}
 
     def run(self, program: InnerLoop, limit: int, *loop_inputs) -> LoopResult:
-        self._inventory.warn_of_changed_values()
+        self._inventory.captured.check()
         if (pace := program.pace) is None:
             return program(program.step, limit)
         if self._syncs:

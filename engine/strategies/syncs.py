@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from ..internals.variables import compiled_once
 from ..reduction import Reduction
 
 
@@ -23,7 +24,7 @@ class Syncs:
         self.period_steps = reduction.sync_every_steps or 1
         self.sync = tf.function(lambda: distribution.run(reduction.sync), autograph=False)
         self.in_step = True
-        self._begin = tf.function(lambda: distribution.run(reduction.begin_period), autograph=False)
+        self._begin = compiled_once(lambda: distribution.run(reduction.begin_period))
         self._begun = False
 
     def before_call(self) -> None:
@@ -36,6 +37,6 @@ class Syncs:
         """Synchronizes replicas at `step` if something is `due` within a period."""
         at_end = step % self.period_steps == 0
         if due and not at_end:
-            self.sync()
+            self.sync.get_concrete_function()()
         self.in_step = due or at_end
         self._begun = not due

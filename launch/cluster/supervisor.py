@@ -215,9 +215,9 @@ class Supervisor:
     def _start_all(self) -> None:
         self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
         # All are found before the first task starts, so that none gets a port that another is about to take.
-        ports = resources.free_ports(len(self._specs))
+        ports, host = resources.free_ports(len(self._specs)), resources.loopback()
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
-            self._cluster.setdefault(spec.kind, []).append(f"{resources.LOOPBACK}:{port}")
+            self._cluster.setdefault(spec.kind, []).append(f"{host}:{port}")
         for index in range(len(self._specs)):
             self._start_one(index)
 

@@ -35,6 +35,7 @@ PERIODS = flags_with(lambda flag: flag.is_period)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 WITHOUT_DATA = ("export", "generate")  # those of them that read the run's description of its data instead of data
 _UPDATE_ARGUMENTS = ("optimizer_arg", "learning_rate_schedule_arg")
+_CHECKPOINT_STEPS = 1000
 # Schedules that end at the run's end, so that its length decides numbers too.
 SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
@@ -169,6 +170,17 @@ class Config(Flags):
         return self.cluster is not None and bool(self.cluster.job("evaluator"))
 
     @property
+    def checkpoint_period(self) -> tuple[int, float]:
+        """The steps and the seconds from one checkpoint to the next, 0 for never.
+
+        Where others wait for them, an evaluator or workers that may join, a clock does not decide.
+        """
+        if self.has_evaluator or (self.cluster and (self.cluster.absent or self.cluster.newcomers)):
+            default = whole_periods(_CHECKPOINT_STEPS, self.sync_every_steps)
+            return default if self.checkpoint_every_steps is None else self.checkpoint_every_steps, 0.0
+        return self.checkpoint_every_steps or 0, 60 * self.checkpoint_every_minutes
+
+    @property
     def monitored(self) -> Monitored:
         """The metric of the best checkpoint, early stopping and the plateau."""
         return Monitored.parse(self.monitor)
@@ -221,6 +233,8 @@ class Config(Flags):
     @property
     def no_jit_reason(self) -> str | None:
         """The reason why XLA can't be used with these flags, or None if it can."""
+        if self.run_eagerly:
+            return "run_eagerly executes steps op by op"
         checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
         return checking and f"XLA leaves the checks of {checking} out"
 
@@ -432,6 +446,11 @@ def _check_names(effective: Mapping[str, Any], trainer_class: type | None, has_d
     elif effective["model"] not in (None, trainer_class.__name__):
         raise UsageError(
             f"model={effective['model']} is given, but this script trains {trainer_class.__name__}; omit it"
+        )
+    if trainer_class and not has_data and not effective["input"]:
+        raise UsageError(
+            f"data is missing for {trainer_class.__name__}; give data=(train, eval), or a function that returns it, or "
+            f"name an input: {', '.join(registry.NAMES['input'])}"
         )
     if not has_data or effective["input"]:
         registry.check_name("input", effective["input"])

@@ -21,7 +21,7 @@ from .rules import Boolean, coerce, default_value
 ESSENTIAL = (  # what --helpshort has
     "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
     "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
-    "eval_every_steps checkpoint_every_steps early_stopping restore_best result_json"
+    "eval_every_steps checkpoint_every_minutes early_stopping restore_best result_json"
 ).split()
 
 
@@ -92,7 +92,7 @@ def short_help_text(program: str, doc: str) -> str:
         field = FIELDS[name]
         choices = field.metadata["info"].kind.choices
         text = field.metadata["info"].help + (f" One of {', '.join(choices)}." if choices else "") + _default(field)
-        parts = terminal.wrapped(text, _columns() - column) if sys.stdout.isatty() else [text]
+        parts = terminal.wrapped(text, _columns() - column) if terminal.is_terminal(sys.stdout) else [text]
         lines.append(f"  --{name}".ljust(column) + f"\n{' ' * column}".join(parts))
     return "\n".join(lines)
 

@@ -411,6 +411,12 @@ def check_ip_address(text: str) -> None:
         raise ValueError("it is not an IP address; use e.g. 10.0.0.5") from None
 
 
+def check_host_name(text: str) -> None:
+    """Raises ValueError if a text is not the name of a host."""
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", text):
+        raise ValueError("it is not a host's name; use e.g. hub.example.org, without https:// and a port")
+
+
 def check_mesh(text: str) -> None:
     """Checks, as a rule, that the text is a mesh: sizes of its axes by name, each once."""
     sizes = re.findall(r"(?:^|,)(data|model):([1-9][0-9]{0,3})(?=,|$)", text)

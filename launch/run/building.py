@@ -46,6 +46,7 @@ from .compiled_cache import CompiledCache
 from .data import inputs
 from .data.inputs import Inputs
 from .run import Run
+from .saved import weights
 
 # One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_PER_MICRO_BATCH = 16
@@ -140,6 +141,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         parallel_micro_batches=parallel_micro_batches(config),
         owns_process=config.owns_process,
         gpus=config.gpu_numbers,
+        run_eagerly=config.run_eagerly,
         # TensorFlow has no deterministic form of the op that checks numbers on GPUs.
         deterministic=not config.check_numerics
         and os.environ.get("TF_DETERMINISTIC_OPS", "").lower() not in ("0", "false"),
@@ -198,6 +200,7 @@ def build_state(
     num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
+    context = dataclasses.replace(context, load_initial=weights.initial_loader(config.init_from))
 
     def make() -> TrainState:
         trainer, trainer_context = trainer_class(**config.configured_arguments("model_arg")), context

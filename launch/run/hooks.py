@@ -13,6 +13,7 @@ import tensorflow as tf
 from ...engine import logging
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
+from ...engine.errors import rounded
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
@@ -151,7 +152,8 @@ def _savers(run: BaseRun, hooks: Sequence[Hook], poller: BackgroundThread) -> li
     """Makes the hooks that save the state of the run and of all `hooks`."""
     config, savers = run.config, list[Hook]()
     if run.checkpoints:
-        savers.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+        every_steps, every_seconds = config.checkpoint_period
+        savers.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
     if run.snapshots:
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         savers.append(InMemory(run.snapshots, seconds, hooks))
@@ -184,7 +186,7 @@ class _IncludeWorkers(Periodic):
     name = "included"
 
     def __init__(self, config: Config):
-        super().__init__(config.checkpoint_every_steps)
+        super().__init__(config.checkpoint_period[0])
         self._config, self._cluster, self._waiting = config, config.cluster, list[tuple[str, str]]()
         self._ended = threading.Event()
 
@@ -195,7 +197,9 @@ class _IncludeWorkers(Periodic):
     def _poll(self) -> None:
         absent, newcomers = self._cluster.absent, self._cluster.newcomers
         while not self._ended.wait(_POLL_SECONDS):
-            returned = [(name, address) for name, address in absent if members.is_waiting(address)]
+            returned = [
+                (name, address) for name, address in absent if members.is_waiting(address, self._cluster.addresses)
+            ]
             self._waiting = returned + (discovery.newcomers(self._cluster, newcomers) if newcomers else [])
 
     def act(self, status: Status) -> None:
@@ -273,7 +277,7 @@ def _describe(record: Recorder) -> str:
         return f"starting, for {duration(goodput['total'] + record.age)}"
     step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
     parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
-    parts += [f"epoch {latest['epoch']:.3g}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
+    parts += [f"epoch {rounded(latest['epoch'])}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
     parts += [f"{duration(left)} left"] if left is not None else []
     parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
     return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

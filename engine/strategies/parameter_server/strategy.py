@@ -347,7 +347,7 @@ class ParameterServer(Strategy):
         They need not be the next steps: all steps are done when it has reached `limit`. If more than these are in
         progress, as after an unforeseen request, it completes them and schedules no others.
         """
-        self._inventory.warn_of_changed_values()
+        self._inventory.captured.check()
         began = time.monotonic()
         step, trains = program.step, program.state is not None
         compiles, ending = not self._leases.has_built(program), self._ending and trains

@@ -18,6 +18,7 @@ from ....input.checks import InputError
 from ....input.files import tokens as kinds
 from ....models.generation import Generates
 from ....models.generation import generate as generate_tokens
+from ... import terminal
 from ...command_line import checks
 from ...failures import UsageError
 from ..base import BaseRun
@@ -124,7 +125,7 @@ class _Writer:
 
     def _print(self, text: str) -> None:
         self._text.append(text)
-        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
+        print(visible(text) if terminal.is_terminal(sys.stdout) else text, end="", flush=True)
 
 
 def _language_model(run: BaseRun) -> Generates:

@@ -283,8 +283,9 @@ def _with_predict(
     def predictor() -> predictions.ModelPredictor:
         return predictions.ModelPredictor(model, checked)
 
+    @explanations.explained
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
-        with environment.defaults(), explanations.explained_errors():
+        with environment.defaults():
             is_ours = columns or split or x is None or isinstance(x, str) or needs_lengths
             if is_ours or entry.has_whole_examples(x):
                 examples = predictions.prediction_split(run, features, x, split)

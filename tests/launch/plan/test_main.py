@@ -170,7 +170,7 @@ def test_a_script_that_cannot_be_planned_is_one_line_and_trains_nothing(plan, sc
 
 
 def test_a_simulation_stands_beside_the_plan(plan, tmp_path):
-    pytest.importorskip("simpy", reason="pip install crankshaft[plan]")
+    pytest.importorskip("simpy", reason="pip install simpy")
     path = tmp_path / "plan.json"
     code, out, errors = plan(*MLP, "--simulate", f"--result_json={path}", step_jitter=0.0)
     assert (code, errors) == (0, [])
