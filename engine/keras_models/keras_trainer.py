@@ -246,6 +246,8 @@ class KerasTrainer(Trainer):
             self.loss_scale.build()
         optimizer = inner if self.model is source else keras_copy.copied_optimizer(inner)
         variables = self.trainable_variables
+        # Keras counts an optimizer's slots by the order in which it was built, also of variables that are frozen by
+        # now.
         if inner.built:  # for variables that were frozen since
             copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
             built_for = [copies[id(variable)] for variable in keras_copy.updated_by(inner) if id(variable) in copies]
@@ -259,6 +261,7 @@ class KerasTrainer(Trainer):
         self._continue_from(source.optimizer)
         if inner.built:
             for mine, theirs in () if optimizer is inner else zip(optimizer.variables, inner.variables, strict=True):
+                # A second call of `fit` goes on with the first one's moments.
                 mine.assign(theirs)
         if optimizer is not inner:
             scaled = keras_copy.scaled_as(scaled, optimizer)
@@ -548,6 +551,8 @@ class KerasTrainer(Trainer):
                     "its examples, so it can't be computed of a micro-batch; use 1"
                 )
             features = features if self._own_loss else None
+            # Such a loss, say of a correlation, is not a sum over examples: each replica computes it of all replicas'
+            # examples, and counts its own share of it.
             features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
             share = size / _size(outputs)
         if self._own_loss:
@@ -564,6 +569,7 @@ class KerasTrainer(Trainer):
                         "accumulate_steps: a loss with a mask, or with a reduction of its own, is divided by a count "
                         "over the whole batch, which can't be known for a micro-batch; use 1"
                     )
+                # A mask leaves replicas unequal counts; Keras divides by that of the global batch.
                 examples, count = tf.unstack(
                     self.reduction.sum_statistics(tf.stack([size, 0.0 if count is None else count]))
                 )
