@@ -119,7 +119,7 @@ class Captured:
           UsageError: see `check`; or a variable that a step reads, and no checkpoint has, has changed since its trace.
         """
         self.check()
-        for variable, before in self._read.values():
+        for variable, before in sorted(self._read.values(), key=lambda read: variable_path(read[0])):  # a first copy
             if _checksum(variable) != before:
                 raise UsageError(
                     f"{type(self._trainer).__name__}: its step reads {variable_path(variable)} "
