@@ -5,7 +5,7 @@ The methods up to `build` run once on the host, in the strategy's scope; the ste
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -21,8 +21,8 @@ from .metrics.pairs import Mean, SumOfMeans
 from .metrics.predictions import Predictions
 from .reduction import Reduction
 from .step import batches, diagnosis
-from .step.context import step_context
-from .step.gradients import Gradients, Update, differentiate
+from .step.context import TracedLoss, step_context
+from .step.gradients import BatchLosses, Gradients, Update, differentiate
 from .step.options import RunContext
 
 
@@ -45,6 +45,7 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
+    reports_loss = True  # whether its step has to return a loss
 
     def __init__(self):
         super().__init__()
@@ -193,12 +194,8 @@ class Trainer(tf.Module):
         count undoes. The metric `loss` is `loss` alone; if layers add something, `loss_with_penalties` includes it, as
         Keras's loss does.
         """
-
-        def minimized(batch):
-            _, losses, metrics = self._forward_losses(batch, training=True)
-            return [losses.get("loss_with_penalties", losses["loss"])], metrics
-
-        (gradients,), metrics = differentiate(self, batch, minimized, [self.trainable_variables])
+        losses = functools.partial(self._forward_losses, training=True)
+        (gradients,), metrics = differentiate(self, batch, losses, [self.trainable_variables])
         return gradients, metrics
 
     # -- the engine's own ---------------------------------------------------------------------------------------------
@@ -207,36 +204,35 @@ class Trainer(tf.Module):
         """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
-                outputs, _, compute_metrics = self._forward_losses(batch, training=False)
-            metrics = {**compute_metrics(), **outside}
+                _, metrics, outputs = self._forward_losses(batch, training=False)
+            metrics = {**metrics(), **outside}
             if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, form.without_weights(batch))
             return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
 
-    def _forward_losses(
-        self, batch, training: bool
-    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
-        """Computes the losses by name: `loss`, its means if it is several, `loss_with_penalties` if layers add any.
+    def _forward_losses(self, batch, training: bool) -> BatchLosses:
+        """Computes the outputs and the losses, weighted by examples' weights.
 
-        Returns:
-          The model's outputs, the losses, and a function that computes all metrics, which need no tape.
+        By name the losses are `loss`, its means if it is several, and `loss_with_penalties` if layers add to it: that,
+        or else `loss`, is minimized.
         """
-        features = form.features(batch)
-        outputs = self.forward(features, training)
-        diagnosis.check_looked_up(features, self)
-        outputs = keras.halves_in_float32(outputs)  # so that a loss keeps small probabilities
-        losses = self._losses_by_name(outputs, batch, training)
-        penalized = self._with_penalties(losses["loss"], batch)
-        losses = losses if penalized is None else {**losses, "loss_with_penalties": penalized}
-        return outputs, losses, lambda: self._with_metrics(losses, outputs, batch)
+        outputs = self.forward(form.fields(batch).features, training)
+        outputs = tf.nest.map_structure(keras.in_float32, outputs)  # so that a loss keeps small probabilities
+        if (losses := self._model_losses(outputs, batch)) is None:
+            owner, counted = f"{type(self).__name__}.loss", batches.counted(batch)
+            with diagnosis.labels_as_numbers(batch, self):
+                loss = (self.training_loss if training else self.loss)(outputs, counted)
+            step_context().losses.append(TracedLoss(owner, outputs, counted, loss))
+            losses = as_losses(loss, owner, form.fields(batch).weights, self.run_context.options.debug)
+        if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
+            losses = {**losses, "loss_with_penalties": penalized}
+        minimized = losses.get("loss_with_penalties", losses["loss"])
+        return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, batch), outputs)
 
-    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
-        """Computes the loss and its means by name, weighted by examples' weights; refuses losses over pairs."""
-        compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
-        with diagnosis.labels_as_numbers(batch, self):
-            loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
-        return as_losses(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
+    def _model_losses(self, outputs, batch) -> dict[str, Mean | SumOfMeans] | None:
+        """Computes the losses by name if the model has a way of its own to; None if `loss` computes them."""
+        return None
 
     def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing.
@@ -276,7 +272,8 @@ class Trainer(tf.Module):
 
     def _with_metrics(self, losses: dict, outputs, batch) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"
-        pairs = diagnosis.without_pairs(self.metrics, owner, outputs, form.without_weights(batch))
+        pairs = self.metrics(outputs, unweighted := form.without_weights(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, unweighted, pairs))
         metrics = checked(pairs, owner, form.fields(batch).weights)
         if both := sorted(losses.keys() & metrics):
             raise UsageError(f"{owner}: {both[0]!r} is a mean of the loss; use another name, or leave it out")

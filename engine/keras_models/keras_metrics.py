@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -46,9 +49,13 @@ class KerasMetric:
             raise UsageError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric = metric
         self._tried_forms: set[tuple] = set()  # shapes and types
+        self._kind = self.kind(lambda value: value)
+
+    def kind(self, part: Callable[[Any], Any]) -> type[KerasSums]:
+        """Makes a kind of pairs of the metric's states, whose value is a part of the metric's."""
         # TensorFlow unpacks named tuples and recreates them from their class, which must know the metric.
-        methods = {"value": lambda sums: self._value(sums), "direction": keras_compile.metric_direction(metric)}
-        self._kind = type("KerasSums", (KerasSums,), methods)
+        direction = keras_compile.metric_direction(self._metric)
+        return type("KerasSums", (KerasSums,), {"value": lambda sums: part(self._value(sums)), "direction": direction})
 
     def __call__(self, y_true, y_pred=None, sample_weight=None) -> KerasSums:
         """Computes this batch's contribution to the metric's state. Replica code; arguments as Keras's `update_state`.
@@ -56,22 +63,31 @@ class KerasMetric:
         Raises: ValueError for a metric whose state is not sums.
         """
         arguments = [tf.convert_to_tensor(x) for x in (y_true, y_pred, sample_weight) if x is not None]
-        form = tuple((x.dtype, tuple(x.shape[1:].as_list())) for x in arguments if x.shape.rank)
-        if len(form) < len(arguments):
+        if not all(x.shape.rank for x in arguments):
             raise UsageError(f"KerasMetric of {self._metric.name} got a single number; pass one entry per example")
         if len(arguments) == 3:
             arguments[0] = keras_compile.without_missing(arguments[0], arguments[2])
-        if form not in self._tried_forms:
-            trials.in_a_thread(lambda: self._try(form))
-            self._tried_forms.add(form)
-        state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
 
         def weigh(examples):
             if sample_weight is None:  # one number per example, which Keras's metrics accept for any shape of y_true
                 return self(y_true, y_pred, examples)
             return self(y_true, y_pred, combined(sample_weight, examples, tf.convert_to_tensor(sample_weight)))
 
-        return weighable(self._kind(state, tf.ones_like(state)), weigh, sample_weight is not None)
+        return weighable(self.update(*arguments), weigh, sample_weight is not None)
+
+    def update(self, *arguments: tf.Tensor) -> KerasSums:
+        """Computes the contribution of an update with these arguments; they may be single numbers. Replica code."""
+        form = tuple((x.dtype, tuple(x.shape[1:]) if x.shape.rank else None) for x in arguments)
+        if form not in self._tried_forms:
+            trials.in_a_thread(lambda: self._try(form))
+            self._tried_forms.add(form)
+        state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
+        return self._kind(state, tf.ones_like(state))
+
+    def nothing(self) -> KerasSums:
+        """Returns the state of a metric that was not updated."""
+        state = tf.zeros([sum(int(np.prod(variable.shape)) for variable in self._metric.variables)])
+        return self._kind(state, tf.ones_like(state))
 
     def _added(self, *arguments) -> list[tf.Tensor]:
         """Returns a state of zeros after a batch."""
@@ -113,7 +129,7 @@ class KerasMetric:
             sums = has_state and all(self._is_additive(form, random) for _ in range(trials.TRIALS))
         except Exception as error:  # the metric's own code may raise anything
             fix = "give it labels and predictions as its update_state takes them"
-            if any(not shape for _, shape in form):
+            if any(shape == () for _, shape in form):
                 fix = _WITH_COLUMNS
             raise UsageError(
                 f"Keras metric {name} can't be tried on batches of {_describe(form)}: {reason(error)}; {fix}"
@@ -125,7 +141,7 @@ class KerasMetric:
             )
         if not sums:
             fix = "return pairs of crankshaft.mean, or compute it in a hook"
-            if any(not shape for _, shape in form):
+            if any(shape == () for _, shape in form):
                 fix = f"{_WITH_COLUMNS}, or {fix}"
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
@@ -134,16 +150,18 @@ class KerasMetric:
 
     def _is_additive(self, form, random) -> bool:
         first, second = (_sample_batch(form, examples, random) for examples in trials.EXAMPLES)
-        both = [tf.concat(pair, 0) for pair in zip(first, second, strict=True)]
-        whole, one, other = (self._added(*batch) for batch in (both, first, second))
-        after = self._updated(one, *second)
-        states = zip(whole, one, other, after, strict=True)
-        return all(trials.is_close(a, b + c) and trials.is_close(a, d) for a, b, c, d in states)
+        one, other = self._added(*first), self._added(*second)
+        wholes = [self._updated(one, *second)]
+        if all(shape is not None for _, shape in form):  # batches of single numbers can't be joined
+            wholes.append(self._added(*(tf.concat(pair, 0) for pair in zip(first, second, strict=True))))
+        return all(trials.is_close(a, b + c) for whole in wholes for a, b, c in zip(whole, one, other, strict=True))
 
 
 def _sample_batch(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
-    return [trials.sample(dtype, shape, examples, random, not i) for i, (dtype, shape) in enumerate(form)]
+    samples = [trials.sample(dtype, shape or (), examples, random, not i) for i, (dtype, shape) in enumerate(form)]
+    return [x if shape is not None else x[0] for x, (_, shape) in zip(samples, form, strict=True)]
 
 
 def _describe(form) -> str:
-    return " and ".join(f"{dtype.name} {[None, *shape]}" for dtype, shape in form)
+    shapes = [(dtype, "" if shape is None else f" {[None, *shape]}") for dtype, shape in form]
+    return " and ".join(f"{dtype.name}{shape}" for dtype, shape in shapes)
