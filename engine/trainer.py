@@ -250,7 +250,8 @@ class Trainer(tf.Module):
             )
         if not (added := [*added, *keras.regularization(layers)]):
             return None
-        numbers, sums, inputs = [], [], tf.nest.flatten(batch, expand_composites=True)
+        numbers, sums = list[tf.Tensor](), list[tf.Tensor]()
+        inputs = tf.nest.flatten(batch, expand_composites=True)
         for x in (tf.cast(x, tf.float32) for x in added):
             is_array = x.shape.rank != 0
             is_part = is_array and graphs.dependence(x, inputs) != graphs.FREE

@@ -167,13 +167,14 @@ class KerasTrainer(Trainer):
         self.run_context = dataclasses.replace(
             self.run_context, options=step_options(self.run_context.options, source, self.is_built)
         )
-        is_itself, averages = self.run_context.in_place or not self.is_built, self.run_context.options.ema_decay
+        is_itself = self.run_context.in_place or not self.is_built
+        # Averages are handed over from a copy: what can't be copied is found before the first step.
+        needs_copy = not is_itself or (self.is_built and self.run_context.options.ema_decay > 0)
         self.model = source
-        needs_copy = not is_itself or (self.is_built and averages)  # where the averages are handed over from
         if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
             self._build_own_steps(own[0], needs_copy)
             return
-        copy = self._copied(source) if needs_copy else source  # what can't be copied is found before the first step
+        copy = self._copied(source) if needs_copy else source
         self.model = source if is_itself else copy
         build_layers(self, self.model)
         self.wants_jit = bool(source.jit_compile)
