@@ -106,11 +106,11 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         return
     features = form.features(trainer.run_context.example) if features is None else features
     specs = form.values(form.element_spec(features))
-    inputs = tf.nest.map_structure(lambda x: tf.keras.Input(x.shape, dtype=tf.as_dtype(x.dtype)), specs)
+    batch = tf.nest.map_structure(form.batch_spec, specs)
     try:
-        keras.call_symbolically(model, inputs)
+        keras.build(model, batch)
         if not all(layer.built for layer in keras.layers_in(model)):
-            keras.call_symbolically(model, inputs, training=True)  # which may call more, such as an auxiliary head
+            keras.build(model, batch, training=True)  # which may call more, such as an auxiliary head
     except (TypeError, ValueError) as error:  # from the model's first layer
         if isinstance(model, tf.keras.Sequential) and isinstance(specs, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())

@@ -143,7 +143,11 @@ def _batch_size(name: str, dataset: tf.data.Dataset) -> int:
         if not sizes:
             raise UsageError(_EMPTY.format(name))
     if len(sizes) > 1 or sizes == {0}:
-        raise UsageError(f"the {name} dataset's elements are not batches; call dataset.batch(32)")
+        rows = ", ".join(sorted(map(str, sizes)))
+        raise UsageError(
+            f"the {name} dataset's elements are not batches: their arrays have {rows} rows; call dataset.batch(32), or "
+            "make as many rows in each"
+        )
     return sizes.pop()
 
 

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -115,6 +116,26 @@ def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.
         all_reduce=lambda self, reduce_op, value, options=None: own(value),
         all_gather=lambda self, value, axis, options=None: own(value),
     )
+
+
+def eager_variables() -> contextlib.AbstractContextManager:
+    """Makes variables in this context, of a function that is traced, as if they were made outside of it.
+
+    A traced function lifts their initial values out of its graph, which it can't from that of a replica.
+    """
+    strategy = tf.distribute.get_strategy()
+    names = ("initial_value", "trainable", "name", "dtype", "constraint", "synchronization", "aggregation", "shape")
+
+    def make(keywords: Mapping[str, Any]) -> tf.Variable:
+        with strategy.scope() if strategy is not default_strategy() else contextlib.nullcontext():
+            return tf.Variable(**{name: value for name, value in keywords.items() if name in names})
+
+    def create(_, **keywords) -> tf.Variable:
+        # In a thread of its own, since a replica's is within that replica's graph and context.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            return thread.submit(make, keywords).result()
+
+    return tf.variable_creator_scope(create)
 
 
 def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:

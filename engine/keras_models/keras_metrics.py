@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -51,9 +53,13 @@ class KerasMetric:
             raise UsageError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric, self._has_one_length = metric, has_one_length
         self._tried_forms: set[tuple] = set()  # shapes and types
+        self._kind = self.kind(lambda value: value)
+
+    def kind(self, part: Callable[[Any], Any]) -> type[KerasSums]:
+        """Makes a kind of pairs of the metric's states, whose value is a part of the metric's."""
         # TensorFlow unpacks named tuples and recreates them from their class, which must know the metric.
-        methods = {"value": lambda sums: self._value(sums), "direction": keras_compile.metric_direction(metric)}
-        self._kind = type("KerasSums", (KerasSums,), methods)
+        direction = keras_compile.metric_direction(self._metric)
+        return type("KerasSums", (KerasSums,), {"value": lambda sums: part(self._value(sums)), "direction": direction})
 
     def __call__(self, y_true, y_pred=None, sample_weight=None) -> KerasSums:
         """Computes this batch's contribution to the metric's state. Replica code; arguments as Keras's `update_state`.
@@ -61,22 +67,31 @@ class KerasMetric:
         Raises: ValueError for a metric whose state is not sums.
         """
         arguments = [tf.convert_to_tensor(x) for x in (y_true, y_pred, sample_weight) if x is not None]
-        form = tuple((x.dtype, tuple(x.shape[1:].as_list())) for x in arguments if x.shape.rank)
-        if len(form) < len(arguments):
+        if not all(x.shape.rank for x in arguments):
             raise UsageError(f"KerasMetric of {self._metric.name} got a single number; pass one entry per example")
         if len(arguments) == 3:
             arguments[0] = keras_compile.without_missing(arguments[0], arguments[2])
-        if form not in self._tried_forms:
-            trials.in_a_thread(lambda: self._try(form))
-            self._tried_forms.add(form)
-        state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
 
         def weigh(examples):
             if sample_weight is None:  # one number per example, which Keras's metrics accept for any shape of y_true
                 return self(y_true, y_pred, examples)
             return self(y_true, y_pred, combined(sample_weight, examples, tf.convert_to_tensor(sample_weight)))
 
-        return weighable(self._kind(state, tf.ones_like(state)), weigh, sample_weight is not None)
+        return weighable(self.update(*arguments), weigh, sample_weight is not None)
+
+    def update(self, *arguments: tf.Tensor) -> KerasSums:
+        """Computes the contribution of an update with these arguments; they may be single numbers. Replica code."""
+        form = tuple((x.dtype, tuple(x.shape[1:]) if x.shape.rank else None) for x in arguments)
+        if form not in self._tried_forms:
+            trials.in_a_thread(lambda: self._try(form))
+            self._tried_forms.add(form)
+        state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
+        return self._kind(state, tf.ones_like(state))
+
+    def nothing(self) -> KerasSums:
+        """Returns the state of a metric that was not updated."""
+        state = tf.zeros([sum(int(np.prod(variable.shape)) for variable in self._metric.variables)])
+        return self._kind(state, tf.ones_like(state))
 
     def _added(self, *arguments) -> list[tf.Tensor]:
         """Returns a state of zeros after a batch."""
@@ -121,7 +136,7 @@ class KerasMetric:
                     sums = sums and self._is_additive(form, random, missing)
         except Exception as error:  # the metric's own code may raise anything
             fix = "give it labels and predictions as its update_state takes them"
-            if any(not shape for _, shape in form):
+            if any(shape == () for _, shape in form):
                 fix = _WITH_COLUMNS
             raise UsageError(
                 f"Keras metric {name} can't be tried on batches of {_describe(form)}: {reason(error)}; {fix}"
@@ -136,7 +151,7 @@ class KerasMetric:
                 "return pairs of crankshaft.mean, or compute it in a hook; for fit, give a function that returns one "
                 "value per example"
             )
-            if any(not shape for _, shape in form):
+            if any(shape == () for _, shape in form):
                 fix = f"{_WITH_COLUMNS}, or {fix}"
             if self._masked_axes(form):
                 fix = f"give it one row per entry, by tf.reshape(labels, [-1]) and such, or {fix}"
@@ -151,36 +166,39 @@ class KerasMetric:
         Args:
           missing: the number of an argument, and the value by which some of its values are replaced.
         """
-        masked = self._masked_axes(form)
-        batches = []
+        masked, batches = self._masked_axes(form), []
         for examples, length in zip(trials.EXAMPLES, _LENGTHS, strict=True):
-            shapes = [[length if axis in masked else size for axis, size in enumerate(shape)] for _, shape in form]
-            sized = [(dtype, shape) for (dtype, _), shape in zip(form, shapes, strict=True)]
+            sized = [
+                (dtype, shape and tuple(length if axis in masked else size for axis, size in enumerate(shape)))
+                for dtype, shape in form
+            ]
             batch = _sample_batch(sized, examples, random)
             if missing:
                 batch[missing[0]] = trials.with_missing(batch[missing[0]], missing[1], random)
             batches.append(batch)
         first, second = batches
-        by = _LENGTHS[0] - _LENGTHS[1]
-        both = []
-        for one, other, mode in zip(first, second, ("SYMMETRIC", "SYMMETRIC", "CONSTANT"), strict=False):
-            pads = [[0, by if axis in masked else 0] for axis in range(other.shape.rank - 1)]  # with a weight of 0
-            both.append(tf.concat([one, tf.pad(other, [[0, 0], *pads], mode)], 0))
-        whole, one, other = (self._added(*batch) for batch in (both, first, second))
-        after = self._updated(one, *second)
-        states = zip(whole, one, other, after, strict=True)
-        return all(trials.is_close(a, b + c) and trials.is_close(a, d) for a, b, c, d in states)
+        one, other = self._added(*first), self._added(*second)
+        wholes = [self._updated(one, *second)]
+        if all(shape is not None for _, shape in form):  # batches of single numbers can't be joined
+            joined = []
+            for x, y, mode in zip(first, second, ("SYMMETRIC", "SYMMETRIC", "CONSTANT"), strict=False):
+                pads = [[0, _LENGTHS[0] - _LENGTHS[1] if axis in masked else 0] for axis in range(y.shape.rank - 1)]
+                joined.append(tf.concat([x, tf.pad(y, [[0, 0], *pads], mode)], 0))  # with a weight of 0
+            wholes.append(self._added(*joined))
+        return all(trials.is_close(a, b + c) for whole in wholes for a, b, c in zip(whole, one, other, strict=True))
 
     def _masked_axes(self, form) -> set[int]:
         """Returns the axes of unknown size for which there are weights, after that of examples."""
         if self._has_one_length or len(form) < 3:
             return set()
-        return {axis for axis, size in enumerate(form[2][1]) if size is None}
+        return {axis for axis, size in enumerate(form[2][1] or ()) if size is None}
 
 
 def _sample_batch(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
-    return [trials.sample(dtype, shape, examples, random, not i) for i, (dtype, shape) in enumerate(form)]
+    samples = [trials.sample(dtype, shape or (), examples, random, not i) for i, (dtype, shape) in enumerate(form)]
+    return [x if shape is not None else x[0] for x, (_, shape) in zip(samples, form, strict=True)]
 
 
 def _describe(form) -> str:
-    return " and ".join(f"{dtype.name} {[None, *shape]}" for dtype, shape in form)
+    shapes = [(dtype, "" if shape is None else f" {[None, *shape]}") for dtype, shape in form]
+    return " and ".join(f"{dtype.name}{shape}" for dtype, shape in shapes)

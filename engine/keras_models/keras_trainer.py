@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -21,10 +21,11 @@ from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
 from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
-from ..step.context import StepContext, step_context
+from ..step.context import StepContext, TracedLoss, step_context
 from ..step.gathering import gather_together
+from ..step.gradients import BatchLosses
 from ..trainer import Trainer
-from . import trials
+from . import own_step, trials
 from .compiled_model import check, step_options
 from .keras_metrics import KerasMetric
 
@@ -98,6 +99,7 @@ class KerasTrainer(Trainer):
     def __init__(self, **arguments):
         super().__init__()
         self._arguments = arguments
+        self._own_steps: own_step.OwnSteps | None = None
 
     @classmethod
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
@@ -155,8 +157,9 @@ class KerasTrainer(Trainer):
         if not cls.is_built:
             return on_one
         model = cls.make()
-        both = model, getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        return all(not keras.has_strategy(x) if on_one else keras.scope_strategy(x) is distribution for x in both)
+        optimizers = [getattr(one, "inner_optimizer", one) for one in keras.optimizers_in(model).values()]
+        parts = model, *optimizers
+        return all(not keras.has_strategy(x) if on_one else keras.scope_strategy(x) is distribution for x in parts)
 
     def build(self) -> None:
         source = type(self).make(**self._arguments)
@@ -166,13 +169,16 @@ class KerasTrainer(Trainer):
         )
         is_copy = self.is_built and not self.run_context.in_place
         self.model = source
+        if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
+            self._build_own_steps(own[0], is_copy)
+            return
         if is_copy:
             with _by_configuration(source):
                 self.model = keras_copy.copied(source)
                 self.model.compile(**keras_compile.arguments(source))
                 if not source.built:
                     keras_copy.complete(source, self.model)
-        _build(self, self.model)
+        build_layers(self, self.model)
         if is_copy and source.built:
             with _by_configuration(source):
                 keras_copy.complete(source, self.model)
@@ -182,6 +188,41 @@ class KerasTrainer(Trainer):
         if not self.run_context.only_predicts:
             self._build_losses()
         self.compiled_state = keras_compile.CompiledState(self.model)
+
+    def _build_own_steps(self, method: str, is_copy: bool) -> None:
+        """Builds a model that overrides a step of Keras's loop: with what the trace of its steps makes and applies."""
+        if is_copy:
+            raise UsageError(
+                f"{type(self.model).__name__} overrides {method}, and can't be copied to where it would be trained; "
+                "pass a function that makes and compiles the model"
+            )
+        self.wants_jit = bool(self.model.jit_compile)
+        if self.run_context.only_predicts:
+            build_layers(self, self.model)
+        else:
+            self._own_steps = own_step.OwnSteps(self, self._to_data)
+            self._own_steps.build(self._adopt)
+            # As attributes, so that checkpoints have them.
+            self.own_optimizers, self.own_loss_scales = self._own_steps.optimizers, self._own_steps.loss_scales
+        self.compiled_state = keras_compile.CompiledState(self.model)
+
+    def _adopt(self, optimizer: tf.keras.optimizers.Optimizer, variables: Sequence) -> KerasOptimizer:
+        """Makes the engine's optimizer of one that the model applies itself to variables."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if inner.built:
+            variables = keras_copy.updated_by(inner)
+        engines = make_optimizer(self, variables, KerasOptimizer(inner, as_compiled=True))
+        if not optimizer.built:  # a LossScaleOptimizer
+            optimizer.build(variables)
+        return engines
+
+    def _to_data(self, batch) -> Any:
+        """Converts a batch to what Keras's `fit` passes to a step: x, (x,), (x, y) or (x, y, sample_weight)."""
+        fields = form.fields(form.map_padded(self._unwrap_padded, batch))
+        labels, weights = self._weighed(fields.labels)
+        return tf.keras.utils.pack_x_y_sample_weight(
+            fields.features, labels, fields.weights if weights is None else weights
+        )
 
     def _build_optimizer(self, source: tf.keras.Model) -> None:
         scaled = source.optimizer
@@ -218,6 +259,7 @@ class KerasTrainer(Trainer):
         if inner is not compiled and compiled.built:
             self.loss_scale.copy_from(compiled)
         if inner.built:
+            self.optimizer.iterations.assign(inner.iterations)
             self.optimizer.update_counts.assign(
                 tf.fill([len(self.optimizer.all_variables)], tf.cast(inner.iterations, tf.int64))
             )
@@ -228,25 +270,28 @@ class KerasTrainer(Trainer):
         if not cls.is_built:
             return 0
         model = cls.make()
-        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        return max(int(inner.iterations.numpy()), vars(model).get(_UPDATES, 0))
+        by_runs = vars(model).get(_UPDATES, 0)
+        return by_runs if model.optimizer is None else max(int(model.optimizer.iterations.numpy()), by_runs)
 
     def restart(self, updates_before: int) -> None:
         """Prepares for another run of the same model itself, whose compiled steps are used again."""
         self.run_context.updates_before.assign(updates_before)
         keras.seed_again(self.run_context.host_seed)
-        self._continue_from(self.model.optimizer)
+        if not self._own_steps:  # in which optimizers count for themselves
+            self._continue_from(self.model.optimizer)
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
         """The variables of the compiled optimizer, with the present loss scale."""
         if self.inventory.loss_scale and hasattr(self.model.optimizer, "dynamic_scale"):
             self.inventory.loss_scale.copy_to(self.model.optimizer)
-        return self.model.optimizer.variables
+        return [] if self.model.optimizer is None else self.model.optimizer.variables
 
     @property
     def unreset(self) -> list[str]:
         """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run."""
+        if self._own_steps:
+            return self._own_steps.unreset
         by_name = self._metrics.by_name if self._metrics else {}
         return [name for name, metric in by_name.items() if keras.is_unreset(metric.metric)]
 
@@ -254,18 +299,27 @@ class KerasTrainer(Trainer):
         """Makes the losses and metrics that the model is compiled with, by a trace of both on one batch."""
         compiled = keras_compile.arguments(self.model)
         fields = form.fields(form.values(form.element_spec(self.run_context.example)))
-        specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), fields)
         self._kept = keras_compile.KeptMetrics(self.model)
         is_own = keras.overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
-        self._losses = None if is_own else self._compiled_losses(compiled, specs.labels is not None)
+        self._losses = None if is_own else self._compiled_losses(compiled, fields.labels is not None)
         traces: list[_Trace] = []
 
         def trace(*batch):
             traces.append(self._trace(compiled, *batch))
             return traces[-1].outputs
 
-        outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+        def traced(size: int | None = None) -> tuple[Any, Any]:
+            specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
+            try:
+                return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+            except Exception:  # of any class: `squeeze` has a rank only in a batch of known size, as a step's is
+                with contextlib.suppress(Exception):
+                    if size is None:
+                        return traced(2)
+                raise
+
+        specs, outputs = traced()
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
@@ -302,7 +356,8 @@ class KerasTrainer(Trainer):
                 self.forward(features, training=False)
             outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
         labels, weights = self._weighed(labels)
-        _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
+        if self._own_loss is None or compiled["metrics"] or compiled["weighted_metrics"]:
+            _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
         is_masked = False
         if self._own_loss is not None:
             weights = example_weights if weights is None else weights
@@ -374,27 +429,36 @@ class KerasTrainer(Trainer):
             return [_OWN] if own_sums else [loss.name for loss in self._losses.keras_losses]
         return names
 
+    @property
+    def reports_loss(self) -> bool:
+        return self._own_steps is None  # one of its own may return none
+
+    def eval_step(self, batch):
+        return self._own_steps.test(batch) if self._own_steps else super().eval_step(batch)
+
     def train_step(self, batch) -> dict[str, Any]:
+        if self._own_steps:
+            return self._own_steps.train(batch)
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
         # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
-            _, _, metrics = self._forward_losses(batch, training=True)
-            return metrics()
+            return self._forward_losses(batch, training=True).metrics()
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
         # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.
         return padded.tensor if isinstance(padded, form.Ragged) else padded.values
 
-    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Any]:
+    def _model_losses(self, outputs, batch) -> dict[str, Any] | None:
         if self._own_loss is None:
-            return super()._losses_by_name(outputs, batch, training)
+            return None
         batch = form.map_padded(self._unwrap_padded, batch)
         # Called once per step, with the weights: layers that it calls may change their state.
         compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
         with diagnosis.labels_as_numbers(batch, self):
             owner = f"{type(self).__name__}.{_OWN}"
-            total, pairs = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+            total, pairs = compute(outputs, counted := batches.counted(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, counted, (total, pairs)))
         return {**pairs, "loss": Mean(total, _size(batch))}
 
     def loss(self, outputs, batch) -> Mean:
@@ -510,19 +574,25 @@ class KerasTrainer(Trainer):
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
         return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
-    def _forward_losses(
-        self, batch, training: bool
-    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+    def _forward_losses(self, batch, training: bool) -> BatchLosses:
         with self._kept.noted() as updates:
-            outputs, losses, metrics = super()._forward_losses(batch, training)
-        return outputs, losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
+            losses = super()._forward_losses(batch, training)
+        return losses._replace(metrics=lambda: {**self._layer_pairs(updates, batch), **losses.metrics()})
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
 
-    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
-        whole = super()._with_penalties(loss)
+    def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
+        whole = super()._with_penalties(loss, batch)
         return None if self._own_loss else whole  # it has added what layers add, or left it out
+
+    def _check_sums(self) -> None:
+        super()._check_sums()
+        if self._own_loss and not self.reduction.alone():
+            raise UsageError(
+                f"{type(self.model).__name__} has its own compute_loss, and a layer adds an array to the loss "
+                "(add_loss), of which each replica has a part; add its mean, or use one device"
+            )
 
     def _gathered(self, nest):
         """Gathers a nest of tensors [examples, ...] from all replicas, outputs with their masks."""
@@ -585,16 +655,6 @@ def _check_names(compiled: Mapping[str, Any], labels: Any, outputs: Any, output_
         )
 
 
-def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:
-    """Makes a model's variables; does nothing if they exist."""
-    features = form.features(trainer.run_context.example)
-    specs = form.values(form.element_spec(features))
-    if model.built or not any(spec.is_ragged for spec in tf.nest.flatten(specs)):
-        build_layers(trainer, model)
-    else:
-        keras.build_for(model, tf.nest.map_structure(form.batch_spec, specs))
-
-
 @contextlib.contextmanager
 def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
@@ -623,14 +683,13 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
       updates: the number of the model's updates so far.
     """
     vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
+    if trained is model:
+        return
     if not model.built:
-        _build(trainer, model)
-    if trained is not model:
-        for theirs, mine in zip(model.weights, trained.weights, strict=True):
-            theirs.assign(mine)
+        build_layers(trainer, model)
+    for theirs, mine in zip(model.weights, trained.weights, strict=True):
+        theirs.assign(mine)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    trained_by = trainer.optimizer_variables
-    for theirs, mine in zip(model.optimizer.variables, trained_by, strict=True):
-        if theirs is not mine:
-            theirs.assign(mine)
+    for theirs, mine in zip(model.optimizer.variables, trainer.optimizer_variables, strict=True):
+        theirs.assign(mine)

@@ -236,8 +236,12 @@ class Optimizer(tf.Module):
     def read_progress(self):
         """Returns iterations, learning_rate_scale and update_counts, float64, on their device. Replica code."""
         with on_server(self.iterations):
-            progress = (self.iterations, self.learning_rate_scale, self.update_counts)
-            return tf.concat([tf.reshape(tf.cast(read_local(v), tf.float64), [-1]) for v in progress], 0)
+            progress = (read_local(self.iterations), read_local(self.learning_rate_scale), self._read_counts())
+            return tf.concat([tf.reshape(tf.cast(x, tf.float64), [-1]) for x in progress], 0)
+
+    def _read_counts(self) -> tf.Tensor:
+        """Reads the updates of each variable before the next one, int64 [variables]. Replica code."""
+        return read_local(self.update_counts)
 
     def _progress(self):
         """Returns (iterations, learning_rate_scale, update_counts) before the next update.
@@ -247,7 +251,8 @@ class Optimizer(tf.Module):
         """
         pulled = step_context().readings.progress.pop(id(self), None)
         if pulled is None or pulled.graph is not tf.compat.v1.get_default_graph():
-            return tuple(map(tf.convert_to_tensor, (self.iterations, self.learning_rate_scale, self.update_counts)))
+            iterations, scale = map(tf.convert_to_tensor, (self.iterations, self.learning_rate_scale))
+            return iterations, scale, self._read_counts()
         return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32), tf.cast(pulled[2:], tf.int64)
 
     def apply_gradients(self, grads_and_vars):

@@ -20,7 +20,8 @@ from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
 from .base import Stop
-from .inner_loop import InnerLoop, LoopResult
+from .inner_loop import InnerLoop
+from .loop_result import LoopResult
 from .options import StrategyOptions, WorkerTask
 from .replicated import Replicated
 from .workers import LOCAL, WorkersLoop

@@ -20,14 +20,18 @@ from ..data.source import unknown_dimensions
 from ..data.streamed import Stream, divide, is_part, unwatched
 from ..errors import UsageError
 from ..mesh.mesh import Mesh
-from ..reduction.aggregation import Doubts, updates_explained
+from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.context import StepContext
 from ..step.runner import StepRunner
 from ..trainer import computes_metrics
 from .base import Prediction, Step, Strategy
-from .inner_loop import InnerLoop, LoopResult, Pace, Syncs
+from .checks import StepChecks
+from .inner_loop import InnerLoop
+from .loop_result import LoopResult
 from .options import StrategyOptions
+from .pace import Pace
+from .syncs import Syncs
 
 # Size of a streamed block, by device. On a CPU larger ones leave the last-level cache before they are used. A GPU
 # receives each as a whole, and a call ends with it, so it must last: at PCIe's 10 GB/s, 64 MiB take 7 ms.
@@ -192,7 +196,7 @@ class Replicated(Strategy):
         return None
 
     def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:
-        runner, state = self._runner, self.state
+        runner, state, replicas = self._runner, self.state, self.num_replicas
         if step == "eval" or isinstance(step, Prediction):
             compute = step.compute if isinstance(step, Prediction) else None
             returns_rows = bool(compute) or computes_metrics(state.trainer)
@@ -200,21 +204,17 @@ class Replicated(Strategy):
             def evaluate(batch, number, _):
                 return runner.evaluate_batch(batch, number, state, compute, returns_rows)
 
-            return self._inner_loop(evaluate, feed, returns_rows=returns_rows)
+            checks = StepChecks(state, runner, trains=False, replicas=replicas)
+            return self._inner_loop(evaluate, feed, returns_rows=returns_rows, checks=checks)
 
-        doubts = Doubts()
+        checks = StepChecks(state, None if callable(step) else runner, replicas=replicas, jit=jit)
 
         def train(batch, number, collect_norm):
             if callable(step):
                 with StepContext(mesh=self.mesh):
                     return {**step(batch, number, collect_norm), **self._local_figures()}
-            batch = doubts.examples(batch)
-            with updates_explained(self.num_replicas):
-                metrics = runner.train_batch(batch, number, collect_norm, jit=jit)
-            graph = metrics["loss"].total.graph
-            state.check_saved(graph)
-            if self.num_replicas > 1:
-                state.check_assigned(graph, batch, state.trainer.reduction.averaged, self.num_replicas, doubts)
+            with updates_explained(replicas):
+                metrics = runner.train_batch(checks.second_trace.examples(batch), number, collect_norm, jit=jit)
             return {**metrics, **self._local_figures()}
 
         syncs = self._syncs if step == "train" else None
@@ -223,7 +223,7 @@ class Replicated(Strategy):
             feed,
             jit=jit,
             syncs=syncs,
-            doubts=doubts,
+            checks=checks,
             state=state,
             pace=Pace(self.options.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
         )

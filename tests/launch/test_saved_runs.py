@@ -60,7 +60,7 @@ def test_a_saved_run_goes_on_and_all_that_it_has_saved_has_the_same_name(name, t
     assert starts == [0, write.SAVED]
     expected = json.loads((write.HERE / name / "expected.json").read_text())
     for split, means in expected.items():
-        assert result[split] == pytest.approx(means, rel=1e-4)  # another machine rounds otherwise
+        assert result[split] == pytest.approx(means, rel=3e-4)  # another machine rounds otherwise, float16 most
     after = named(run_dir)
     lost = {what: sorted(names - after[what]) for what, names in before.items()}
     assert not any(lost.values()), lost

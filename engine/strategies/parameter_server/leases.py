@@ -332,7 +332,7 @@ class UpdateLoop(LeaseLoop):
         result = super()._replicated_step(trace, batch, step, collect_norm, pulled)
         return result, self._pull.buckets(), counts
 
-    def _sums(self, outputs):
+    def _step_result(self, outputs):
         return outputs[0]
 
 

@@ -30,8 +30,10 @@ from ...state import TrainState
 from ...step.runner import StepRunner
 from ...trainer import computes_metrics
 from ..base import Interrupted, Prediction, Step, Strategy
-from ..inner_loop import LoopResult, Pace
+from ..checks import StepChecks
+from ..loop_result import LoopResult
 from ..options import StrategyOptions
+from ..pace import Pace
 from ..workers import WorkerRows
 from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
@@ -296,7 +298,8 @@ class ParameterServer(Strategy):
                 number, readings = feed.batch_number(number), pull.readings(pulled)
                 return runner.evaluate_batch(batch, number, state, compute, returns_rows, readings)
 
-            return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows)
+            checks = StepChecks(state, runner, trains=False)
+            return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows, checks=checks)
 
         optimizers = list(inventory.optimizers.values())
         pace = Pace(self.options.steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
@@ -306,21 +309,19 @@ class ParameterServer(Strategy):
 
             def update(batch, number, collect_norm, pulled):
                 readings = pull.readings(pulled)
-                metrics = runner.train_batch(batch, number, collect_norm, readings)
-                graph = metrics["loss"].total.graph
-                state.check_saved(graph)
-                state.check_added(graph, readings if len(self.cluster.workers) > 1 else None)
-                return metrics
+                return runner.train_batch(batch, number, collect_norm, readings)
 
+            checks = StepChecks(state, runner, shares_weights=len(self.cluster.workers) > 1)
             counters = self._leases.counters
-            return UpdateLoop(self.distribution, update, feed, pull, counters, state=state, pace=pace)
+            return UpdateLoop(self.distribution, update, feed, pull, counters, state=state, pace=pace, checks=checks)
         pull = Pull((), tf.float32, optimizers)
 
         def with_progress(batch, number, collect_norm, pulled):
             with runner.training(number, collect_norm, readings=pull.readings(pulled)):
                 return step(batch, number, collect_norm)
 
-        return LeaseLoop(self.distribution, with_progress, feed, pull, state=state, pace=pace)
+        checks = StepChecks(state, None)
+        return LeaseLoop(self.distribution, with_progress, feed, pull, state=state, pace=pace, checks=checks)
 
     @property
     def in_step(self) -> bool:

@@ -120,7 +120,7 @@ def _predict(forward: Callable[..., Any], features: Any) -> Any:
     outputs = forward(features, training=False)
     if any(output is None for output in tf.nest.flatten(outputs)):
         raise UsageError("an output of the model is None, so it has no predictions; predict with a model of the others")
-    return keras.halves_in_float32(outputs)
+    return tf.nest.map_structure(keras.in_float32, outputs)
 
 
 def _outputs(

@@ -216,7 +216,7 @@ class ForwardModel(tf.keras.Model):
         self.built = True  # its layers are
 
     def call(self, features, training=False):
-        return keras.halves_in_float32(self._forward(features, training=bool(training)))
+        return tf.nest.map_structure(keras.in_float32, self._forward(features, training=bool(training)))
 
     def fit(self, *_, **__):
         raise UsageError(f"fit: this model computes {self._owner}.forward; train it by crankshaft.run")

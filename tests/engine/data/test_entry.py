@@ -206,7 +206,7 @@ def test_whatever_has_rows_is_read_by_rows():
 
 @pytest.mark.parametrize("parts", [(X, Y[:9]), (X[:9], Y), (X, Y, W[:9]), ({"a": X, "b": X[:9]}, Y)], ids=len)
 def test_a_batch_whose_arrays_differ_in_length_is_named(parts):
-    with pytest.raises(CrankshaftError, match=r"Batches\[2\] has arrays of (2, 1|1, 2) examples; make as many of each"):
+    with pytest.raises(CrankshaftError, match=r"Batches\[2\] is a batch with arrays of (2, 1|1, 2) examples; make"):
         entry.split("train", FORMS["PyDataset"](*parts))
 
 
@@ -273,13 +273,29 @@ def test_weights_that_are_none_are_ones():
         np.testing.assert_array_equal(fields(all_of(entered.train)).labels.weights["b"], np.ones(N))
 
 
+class Graphs(tf.keras.utils.PyDataset):
+    """A batch is one graph of eight nodes, in two parts with a label each."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return np.ones([8, 1], np.float32), np.ones([2, 1], np.float32)
+
+
 @pytest.mark.parametrize(
     ("data", "rules", "says"),
     [
         ((dataset(X, Y), Y), entry.Rules(), "x data is a _TensorSliceDataset, which comes with all of an example; lea"),
         ((each for each in [X]), entry.Rules(), "a generator can be read once only"),
         ((None, Y), entry.Rules(), "the x data has no features"),
-        (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches; call dataset.batch"),
+        (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches: their arrays have 0, 2 rows; call data"),
+        (
+            dataset(np.ones([3, 8, 2]), np.ones([3, 2])),
+            AS_KERAS,
+            "the x dataset's elements are not batches: their arrays have 2, 8 rows; .* make as many rows in each",
+        ),
+        (Graphs(), AS_KERAS, r"Graphs\[0\] is a batch with arrays of 8, 2 examples; make as many of each"),
         (dataset(X, Y).batch(4).filter(lambda *_: False), AS_KERAS, "the x data is an empty dataset"),
         (
             dataset(X, Y).map(lambda x, y: (tf.numpy_function(np.abs, [x], tf.float32), y)).batch(4),

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Mean, mean
+from tests.launch.fit.test_fit import TWO
 from tests.launch.line import RUN, Line, data
 
 pytestmark = pytest.mark.thorough
@@ -221,6 +222,34 @@ def test_what_a_callback_sets_in_the_optimizer_takes_effect_and_is_kept(tmp_path
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
     _, without = fitted("keras", made(), [])
     assert not np.allclose(without[0], ours[0], rtol=1e-3)
+
+
+class Assigning(callbacks.Callback):
+    """Assigns the optimizer's count of updates and its slots as the first epoch ends."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def on_epoch_end(self, epoch, logs=None):
+        iterations, _, *slots = self.model.optimizer.variables if epoch == 0 else (None, None)
+        for variable in (iterations, *slots) if slots else ():
+            variable.assign(np.full(variable.shape, self.count if variable is iterations else 0.5 * (self.count > 0)))
+
+
+def adam():
+    return tf.keras.optimizers.Adam(0.05)
+
+
+@pytest.mark.parametrize(("count", "how"), [(0, {}), (0, TWO), (90, {})])
+def test_an_optimizer_that_a_callback_resets_or_restores_updates_as_in_keras(tmp_path, count, how):
+    _, keras = fitted("keras", adam(), [Assigning(count)])
+    _, ours = fitted("ours", adam(), [Assigning(count)], **how)
+    np.testing.assert_allclose(ours[0], keras[0], rtol=1e-5)
+    if not how:
+        for stop in ({"stop_at_step": 7}, {}):
+            _, resumed = fitted("ours", adam(), [Assigning(count)], run_dir=tmp_path / "run", **stop)
+        assert resumed == ours
 
 
 COSINE = tf.keras.optimizers.schedules.CosineDecay(0.1, 10)

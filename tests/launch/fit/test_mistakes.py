@@ -19,6 +19,9 @@ class OwnStep(keras.Sequential):
     def train_step(self, data):
         return super().train_step(data)
 
+    def test_step(self, data):
+        return super().test_step(data)
+
 
 class Meter(layers.Layer):
     def __init__(self):
@@ -70,7 +73,7 @@ A, ONE = {"a": sample(1)}, {"a": "mse"}
 LINE = [keras.Input([8]), layers.Dense(1)]
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
-    "overrides train_step": (lambda: compiled(OwnStep([*LINE])), {}),
+    "with build_model and train_step, eval_step (docs/from_keras.md)": (lambda: compiled(OwnStep([*LINE])), {}),
     "add y['b'], or compile with losses of the other outputs": (of_two_outputs, {"y": A}),
     "for its output 'b', or with metrics": (lambda: of_two_outputs(loss=ONE, metrics={"b": ["mae"]}), {"y": A}),
     "y has labels for 'a', 'c', and the model's outputs are 'a', 'b'": (of_two_outputs, {"y": {**A, "c": sample(1)}}),

@@ -195,6 +195,103 @@ def of_two(loss=("mse", None)):
     return made
 
 
+class Endpoint(layers.Layer):
+    """Adds a loss for each example, as a layer of connectionist temporal classification does."""
+
+    def call(self, inputs):
+        self.add_loss(tf.square(inputs - 1.0) / 12)
+        self.add_loss(tf.constant([0.5, 0.25]))  # no part of a sum over the batch
+        return inputs
+
+
+def with_endpoint(kind=keras.Sequential):
+    return kind([keras.Input([3]), layers.Dense(1), Endpoint()])
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean(tf.square(y_pred - y)) + sum(map(tf.reduce_sum, self.losses))
+
+
+def with_own_loss():
+    made = with_endpoint(OwnLoss)
+    made.compile("sgd")
+    return made
+
+
+class WithoutTraining(keras.Model):
+    """Has no argument `training`, so that Keras's `fit` passes none."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.norm, self.drop = layers.BatchNormalization(), layers.Dropout(0.5)
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(self.drop(self.norm(inputs)))
+
+
+class OtherNames(keras.Model):
+    """Has a loss of its own, with labels by names that are not its outputs'."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return {"a": self.dense(inputs), "b": self.dense(2 * inputs)}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean(tf.square(y_pred["a"] - y["rating"]) + tf.square(y_pred["b"] - y["clicked"]))
+
+
+class WrongShape(keras.Model):
+    """Has a method that `fit` never calls, and that fails."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(inputs["x"])
+
+    def compute_output_shape(self, input_shape):
+        return input_shape[0], 1
+
+
+def of_squeezed_labels(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(tf.squeeze(y_true), y_pred, from_logits=True)
+
+
+def with_three():
+    return keras.Sequential([keras.Input([3]), layers.Dense(3, kernel_initializer="ones")])
+
+
+A, B = X[:44], Y[:44]  # the last batch is smaller
+AS_KERAS = {
+    "added array": (with_endpoint, "mse", A, B),
+    "call without training": (WithoutTraining, "mse", A, B),
+    "labels of its own loss": (OtherNames, None, A, {"rating": B, "clicked": 2 * B}),
+    "wrong output shape": (WrongShape, "mse", {"x": A}, B),
+    "loss of squeezed labels": (with_three, of_squeezed_labels, X, np.arange(48)[:, None] % 3),
+}
+
+
+@pytest.mark.parametrize("how", [{}, pytest.param(TWO, marks=pytest.mark.thorough)], ids=["one device", "two replicas"])
+@pytest.mark.parametrize("case", AS_KERAS)
+def test_a_model_is_built_called_and_penalized_as_by_keras(case, how):
+    make, loss, x, y = AS_KERAS[case]
+
+    def trained(fit, **more):
+        keras.utils.set_random_seed(1)
+        model = make()
+        model.compile(keras.optimizers.SGD(0.002), loss)
+        return model, fit(model, x, y, validation_data=(x, y), **HOW, **more)
+
+    theirs, (ours, run) = trained(keras.Model.fit), trained(crankshaft.fit, jit="off", **how)
+    compare(theirs, (ours, run.history), 1e-6)
+
+
 MISTAKES = {
     r"variable .*kernel is float64, and losses, gradients and updates are float32; make the model": (
         lambda: compiled(keras.Input([3], dtype="float64"), layers.Dense(1, dtype="float64")),
@@ -211,6 +308,14 @@ MISTAKES = {
     r"BatchNormalization\(synchronized=True\) does with accumulate_steps; leave one out": (
         lambda: compiled(keras.Input([3]), layers.BatchNormalization(synchronized=True), layers.Dense(1)),
         {"accumulate_steps": 2, "strategy": "mirrored", "num_virtual_devices": 2},
+    ),
+    r"a layer adds an array to the loss \(add_loss\), which Keras sums over the batch, and micro-batches": (
+        lambda: compiled(keras.Input([3]), layers.Dense(1), Endpoint()),
+        {"accumulate_steps": 2},
+    ),
+    r"has its own compute_loss, and a layer adds an array to the loss \(add_loss\), of which each replica": (
+        with_own_loss,
+        TWO,
     ),
 }
 
