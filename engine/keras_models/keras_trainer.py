@@ -178,6 +178,7 @@ class KerasTrainer(Trainer):
                 keras_copy.complete(source, self.model)
             keras_copy.copy_state(source, self.model)
         self.wants_jit = bool(source.jit_compile)
+        keras_compile.compile_values(source)  # before callbacks set others
         self._build_optimizer(source)
         if not self.run_context.only_predicts:
             self._build_losses()
@@ -236,6 +237,11 @@ class KerasTrainer(Trainer):
         self.run_context.updates_before.assign(updates_before)
         keras.seed_again(self.run_context.host_seed)
         self._continue_from(self.model.optimizer)
+
+    @property
+    def compile_values(self) -> dict[str, Any]:
+        """What `compile` has decided, by value; see `keras_compile.compile_values`."""
+        return keras_compile.compile_values(type(self).make() if self.is_built else self.model)
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
