@@ -35,6 +35,11 @@ def set_stream_errors(streams: list[tuple[Any, str]]) -> None:
                 stream.reconfigure(errors=errors)
 
 
+def is_interactive() -> bool:
+    """Returns whether this is a session of Python or IPython, a notebook among them."""
+    return hasattr(sys, "ps1")
+
+
 def columns() -> int:
     """Returns the terminal's number of columns; 80 without a terminal."""
     return shutil.get_terminal_size().columns
