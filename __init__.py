@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .launch.run.run import Run
     from .launch.train import main
 
+__version__ = "0.1.0"  # setup.cfg's too
+
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
     "Data": "crankshaft.engine.data.data",

@@ -322,7 +322,11 @@ def test_address_space_in_which_tensorflow_can_not_start_is_a_line(monkeypatch):
     used = 4096 * int(pathlib.Path("/proc/self/statm").read_text().split()[0])
     for more, too_low in ((1 << 29, True), (1 << 45, False)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=used + more: (limit, limit))
-        raised = pytest.raises(UsageError, match=r"ulimit -v allows [\d,]+ MiB .* needs") if too_low else contextlib.nullcontext()
+        raised = (
+            pytest.raises(UsageError, match=r"ulimit -v allows [\d,]+ MiB .* needs")
+            if too_low
+            else contextlib.nullcontext()
+        )
         with raised:
             process._refuse_small_address_space()
 
