@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .launch.run.run import Run
     from .launch.train import main
 
-__version__ = "0.1.0"  # setup.cfg's too
-
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
     "Data": "crankshaft.engine.data.data",
@@ -66,9 +64,15 @@ _HOMES = {
     "run": "crankshaft.launch.api",
     "step_context": "crankshaft.engine.step.context",
     "weighed": "crankshaft.engine.step.batches",
+    "__version__": "crankshaft.engine.version",
 }
 
-_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.engine.data.data", "crankshaft.launch.failures")
+_WITHOUT_TENSORFLOW = (
+    "crankshaft.engine.data.source",
+    "crankshaft.engine.data.data",
+    "crankshaft.engine.version",
+    "crankshaft.launch.failures",
+)
 
 __all__ = [
     "Averaged",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from .. import __version__
+from ..engine.version import __version__
 from . import explanations, failures
 from .command_line import help
 from .host import process

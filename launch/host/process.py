@@ -228,10 +228,10 @@ def quiet_startup(quiet: bool = False):
         else:
             with imports.without_notes(), imports.uncollected():
                 yield
-            _refuse_small_address_space()
+            refuse_small_address_space()
 
 
-def _refuse_small_address_space() -> None:
+def refuse_small_address_space() -> None:
     """Raises `UsageError` where TensorFlow, once imported, could not start its threads, but would crash."""
     limit, (size, *_) = resource.getrlimit(resource.RLIMIT_AS)[0], cpus.lines(Path("/proc/self/statm")) or [""]
     if limit == resource.RLIM_INFINITY or not size:

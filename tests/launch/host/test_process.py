@@ -328,7 +328,7 @@ def test_address_space_in_which_tensorflow_can_not_start_is_a_line(monkeypatch):
             else contextlib.nullcontext()
         )
         with raised:
-            process._refuse_small_address_space()
+            process.refuse_small_address_space()
 
 
 @pytest.mark.parametrize("ends_process", [True, False])
