@@ -1,75 +1,105 @@
-"""Follows one call through the code: which files of crankshaft it enters, in which order, and how often.
+"""Follows one call through the code: which functions of crankshaft it enters, in which order, how deep and how often.
 
-A file is entered when one of its functions is called from another file's, however often that function then calls those
-beside it. What is followed is what Python runs, so for a compiled step it is its trace. For example
+What is followed is what Python runs, so for a compiled step it is its trace. For example
 
-    python -m benchmarks.route --start=InnerLoop._replicated_step train --model=mlp --input=synthetic --train_steps=2
+    python -m benchmarks.route
 
-follows the first step of training, and `--number=2` the second call of that name. Everything after the flags is the
-command line of `crankshaft`.
+follows the trace of one step of mlp on two replicas, `--start=InnerLoop.__call__ --number=2 train
+--model=cnn --input=synthetic --train_steps=2` the second call of that name. Everything after the flags is the command
+line of `crankshaft`. Functions that only the checks of a step reach, `CHECKS`, are listed after the others.
 """
 
 import argparse
-import os
+import collections
 import pathlib
 import sys
 import threading
+from typing import NamedTuple
 
 import crankshaft
 
-ROOT = str(pathlib.Path(crankshaft.__file__).resolve().parent) + os.sep
-FOLDERS = tuple(ROOT + folder + os.sep for folder in ("engine", "launch", "models", "input"))
+ROOT = pathlib.Path(crankshaft.__file__).resolve().parent
+FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("engine", "launch", "models", "input"))
+CHECKS = ("engine/strategies/checks.py", "engine/step/diagnosis.py")
+TRACE = "StepChecks.traced"  # which traces a step, and then checks it
+TWO_REPLICAS = (
+    "train --model=mlp --input=synthetic --strategy=mirrored --num_virtual_devices=2 --jit=off --train_steps=1 "
+    "--mode=train --progress=off"
+)
+
+
+class Function(NamedTuple):
+    """A function that is entered: its file, its qualified name, and how many functions of crankshaft are around it."""
+
+    file: str
+    name: str
+    depth: int = 0
 
 
 class Route:
-    """The files that one call of a function enters until it returns, also in threads that it starts."""
+    """The functions that one call of a function enters until it returns, also in threads that it starts.
 
-    def __init__(self, start: str, number: int):
-        self.entries: list[str] = []
+    Attributes:
+      entered: the functions, by their files and names, in the order in which they are first entered, with their depth;
+        without those of Python's own making, such as comprehensions.
+      checks: those that only checks enter, likewise.
+      calls: how often each is called.
+    """
+
+    def __init__(self, start: str, number: int = 1):
+        self.entered: dict[Function, Function] = {}
+        self.checks: dict[Function, Function] = {}
+        self.calls = collections.Counter[Function]()
         self._start, self._number = start, number
         self._frame = None
         self._others: set[int | None] = set()  # threads that were there before it
         self._done = False
 
     def __call__(self, frame, event, _):
-        if self._done or event not in ("call", "return") or threading.get_ident() in self._others:
+        if self._done or event not in ("call", "return") or not frame.f_code.co_filename.startswith(FOLDERS):
             return
-        code = frame.f_code
-        if self._frame is None:
-            if event == "call" and code.co_qualname.endswith(self._start) and code.co_filename.startswith(FOLDERS):
-                self._number -= 1
-                if self._number == 0:
-                    self._frame = frame
-                    self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
-                    self._enter(code.co_filename)
-        elif event == "return" and frame is self._frame:
-            self._done = True
-        elif event == "call" and code.co_filename.startswith(FOLDERS) and _caller(frame) != code.co_filename:
-            self._enter(code.co_filename)
+        if event == "return":
+            self._done = frame is self._frame
+        elif self._frame is not None:
+            if threading.get_ident() not in self._others:
+                self._enter(frame)
+        elif frame.f_code.co_qualname.endswith(self._start):
+            self._number -= 1
+            if self._number == 0:
+                self._frame = frame
+                self._others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+                self._enter(frame)
 
-    def _enter(self, path: str) -> None:
-        self.entries.append(path.removeprefix(ROOT))
+    def _enter(self, frame) -> None:
+        function = _function(frame)
+        if function.name.endswith(">"):
+            return
+        around = []
+        while frame is not self._frame and (frame := frame.f_back) is not None:
+            if frame.f_code.co_filename.startswith(FOLDERS):
+                around.append(_function(frame))
+        is_check = any(one.file in CHECKS and one.name != TRACE for one in (function, *around))
+        if function not in self.calls:
+            (self.checks if is_check else self.entered)[function] = function._replace(depth=len(around))
+        elif function in self.checks and not is_check:
+            del self.checks[function]
+            self.entered[function] = function._replace(depth=len(around))
+        self.calls[function] += 1
 
 
-def _caller(frame) -> str | None:
-    """Returns the file of crankshaft that calls, perhaps through a library; None where a thread begins."""
-    while (frame := frame.f_back) is not None and not frame.f_code.co_filename.startswith(FOLDERS):
-        pass
-    return frame and frame.f_code.co_filename
+def _function(frame) -> Function:
+    file = pathlib.Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()
+    return Function(file, frame.f_code.co_qualname.replace(".<locals>", ""))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--start", required=True, help="the function's qualified name, or its end")
-    parser.add_argument("--number", type=int, default=1, help="which call of it, from 1 on")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command line of crankshaft")
-    args = parser.parse_args()
-    route = Route(args.start, args.number)
+def follow(start: str, number: int, words: list[str]) -> Route:
+    """Runs a command line of `crankshaft`, and follows a call in it."""
     from crankshaft.launch.command import run
 
+    route = Route(start, number)
     threading.setprofile(route)
     sys.setprofile(route)
-    sys.argv = ["crankshaft", *args.command]
+    sys.argv = ["crankshaft", *words]
     try:
         run()
     except SystemExit:
@@ -77,11 +107,21 @@ def main() -> None:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    files = list(dict.fromkeys(route.entries))
-    folders = list(dict.fromkeys(os.path.dirname(name) or name for name in files))
-    print(f"\n{args.start}: {len(files)} files, {len(folders)} folders, {len(route.entries)} entries")
-    for name in files:
-        print(f"  {name} ({route.entries.count(name)})")
+    return route
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--start", default=TRACE, help="the function's qualified name, or its end")
+    parser.add_argument("--number", type=int, default=1, help="which call of it, from 1 on")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command line of crankshaft")
+    args = parser.parse_args()
+    route = follow(args.start, args.number, args.command or TWO_REPLICAS.split())
+    for title, functions in ((args.start, route.entered), ("only for checks", route.checks)):
+        files = {function.file for function in functions}
+        print(f"\n{title}: {len(functions)} functions in {len(files)} files")
+        for key, function in functions.items():
+            print(f"{function.depth:3} {function.file} {function.name} ({route.calls[key]})")
 
 
 if __name__ == "__main__":

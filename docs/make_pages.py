@@ -30,7 +30,7 @@ TensorFlow starts; a flag that would have no effect is an error, at the latest b
 line to write](model.md#a-flag-that-has-no-effect). In Python, `crankshaft.run` takes flags as keywords. `--debug` and
 `--nodebug` are `--debug=true` and `false`.
 
-Flags may be in a file: `--flagfile=run.flags`, one per line, or `--config=run.yaml` (`pip install 'crankshaft[yaml]'`;
+Flags may be in a file: `--flagfile=run.flags`, one per line, or `--config=run.yaml` (`pip install PyYAML`;
 JSON without it), also a run's own `config.json`, with another `--run_dir`. The command line takes precedence over
 `--config`, and over a flagfile before it:
 

@@ -160,6 +160,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def rounded(value: float) -> str:
+    """Returns "0.0123", "12.3", "1,234": three digits, or all of those before the point."""
+    text = f"{value:.3g}"
+    return f"{value:,.0f}" if "e+" in text else text
+
+
 def one_line(text: str) -> str:
     """Returns a text for one line of a terminal: `visible`, with newlines escaped and very long words truncated."""
     text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
@@ -181,17 +187,22 @@ def _line(text: str) -> str:
     return re.sub(_PIPELINE_PREFIX, "", re.sub(_NUMBER, "", first))
 
 
-def free_frames(error: BaseException) -> None:
-    """Frees the local variables of TensorFlow's and the engine's functions in an error's traceback, not users'.
-
-    A traceback keeps each function's variables, such as a step's iterator.
-    """
+def chain(error: BaseException) -> list[BaseException]:
+    """Returns an error, the one that it was raised for, and so on."""
     errors: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and following not in errors:  # an error may be its own cause
         errors.append(following)
         following = following.__cause__ or following.__context__
-    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(raised.__traceback__) for raised in errors):
+    return errors
+
+
+def free_frames(error: BaseException) -> None:
+    """Frees the local variables of TensorFlow's and the engine's functions in an error's traceback, not users'.
+
+    A traceback keeps each function's variables, such as a step's iterator.
+    """
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(raised.__traceback__) for raised in chain(error)):
         if frame.f_globals.get("__name__", "").startswith(_MODULES_WITH_OPERANDS):
             with contextlib.suppress(RuntimeError):  # it is still running
                 frame.clear()

@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from . import logging
 from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position
 from .errors import UsageError
-from .internals import graphs
-from .internals.tensorflow import TrackableNode, variables_read
+from .internals.tensorflow import TrackableNode
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing, Inventory
 from .optimizers import KerasOptimizer, Optimizer
-from .reduction import aggregation, per_replica
-from .step.context import Readings
+from .reduction import per_replica
 from .trainer import Trainer
 
 # The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
@@ -58,6 +55,7 @@ class TrainState:
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
       extra: the program's own values, plain JSON by name.
+      named_idle: the handles' `id`s of trainable variables that no optimizer updates, and that were named.
     """
 
     def __init__(self, trainer: Trainer):
@@ -66,7 +64,7 @@ class TrainState:
         self.jit: bool | None = None
         self.is_whole = True
         self.extra: dict[str, Any] = {}
-        self._named: set[int] = set()  # handles of variables that were logged
+        self.named_idle: set[int] = set()
 
     def build(self, step_variable: tf.Variable | None = None) -> None:
         """Makes the step counter. Call it in the strategy's scope.
@@ -106,118 +104,6 @@ class TrainState:
             if isinstance(variable, tf.Variable):
                 variables[id(variable)] = variable
         return list(variables.values())
-
-    def check_saved(self, graph: tf.Graph) -> None:
-        """Checks that a checkpoint would have every variable that a step trains, and all that the program writes.
-
-        Raises:
-          UsageError: it reads a trainable variable that is not among the trainer's, or writes something that is not.
-        """
-        held = {id(copy.handle) for variable in self.variables() for copy in per_replica.components(variable)}
-        others = {id(v.handle): v for v in variables_read(graph) if id(v.handle) not in held}
-        trained = [variable for variable in others.values() if variable.trainable]
-        if trained:
-            first = min(trained, key=variable_path)
-            raise UsageError(
-                f"{type(self.trainer).__name__}: its step uses a trainable variable, {variable_path(first)} "
-                f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; assign "
-                "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
-                "tf.Module), or set trainable=False"
-            )
-        self.check_written(graph)
-        if type(self.trainer).train_step is Trainer.train_step and (idle := self._never_updated(variables_read(graph))):
-            logging.warning(
-                "%s: its step uses %s, trainable, that no optimizer updates; to train it, add it to what "
-                "trainable_variables(self) returns, a property of the trainer; else set trainable=False",
-                type(self.trainer).__name__,
-                ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if idle[3:] else ""),
-            )
-
-    def check_written(self, graph: tf.Graph) -> None:
-        """Raises UsageError if the program's part of a step, traced in a graph, writes what no checkpoint has."""
-        states = [generator.state.value for generator, _ in self.trainer.inventory.seed_generators]  # set by each step
-        held = {id(copy.handle) for v in (*self.variables(), *states) for copy in per_replica.components(v)}
-        others = {id(variable.handle): variable for variable in variables_read(graph)}
-        for handle, op in graphs.written(graph):
-            if id(handle) not in held and (line := graphs.program_line(op)):
-                self._refuse_written(op, others.get(id(handle)), line)
-
-    def _refuse_written(self, op: tf.Operation, variable: tf.Variable | None, line: str) -> None:
-        """Raises UsageError for an op of a step that writes what no checkpoint has: a variable, if it is known."""
-        owner = type(self.trainer).__name__
-        if op.type.startswith(("LookupTable", "Iterator", "Queue", "Stack")):
-            raise UsageError(
-                f"{owner}: its step changes a table, an iterator or a queue ({op.type}, at {line}), and checkpoints "
-                "have only variables; keep what it needs in a tf.Variable, an attribute of the trainer"
-            )
-        named = "a variable" if variable is None else f"{variable_path(variable)} {variable.shape.as_list()}"
-        raise UsageError(
-            f"{owner}: its step assigns {named}, at {line}, that is in none of its attributes, so no checkpoint would "
-            "have it; assign it, or its layer, metric or generator, to an attribute of the trainer (also in a list, a "
-            "dictionary or a tf.Module); a class of your own that makes variables has to be a tf.Module"
-        )
-
-    def _never_updated(self, read: Collection[tf.Variable]) -> list[str]:
-        """Returns the paths of trainable variables that a step reads and no optimizer updates; each only once."""
-
-        def handles(variables: Iterable) -> set[int]:
-            return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
-
-        inventory = self.trainer.inventory
-        updated = handles(v for optimizer in inventory.optimizers.values() for v in optimizer.all_variables)
-        in_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
-        weights = handles(v for v in inventory.all_weights if self.trainer.learning_rate_multiplier(v) != 0)
-        done = self._named | updated | (in_layers - weights)
-        idle = [v for v in read if v.trainable and id(v.handle) not in done]
-        self._named |= handles(idle)
-        return sorted({*map(variable_path, idle)})
-
-    def check_assigned(
-        self, graph: tf.Graph, batch, averaged: Collection[int], replicas: int, doubts: aggregation.Doubts
-    ) -> None:
-        """Checks that the variables that a step assigns are equal on all replicas afterwards: see `aggregation.check`.
-
-        `averaged` has the `id`s of variables that the step itself averages.
-        """
-        inventory = self.trainer.inventory
-        undeclared = [variable for variable in inventory.undeclared if id(variable) not in averaged]
-        differs = self.trainer.reduction.sync_every_steps  # replicas' weights, within a period
-        trained = [] if differs else [tf_variable(v) for v in (*inventory.all_weights, *inventory.trainable_variables)]
-        kinds = inventory.aggregated, undeclared, trained, inventory.per_replica_variables
-        aggregation.check(graph, batch, replicas, *kinds, doubts)
-
-    def check_added(self, graph: tf.Graph, shared: Readings | None = None) -> None:
-        """Checks that a step with parameter servers only adds to shared variables, or replaces them.
-
-        Args:
-          shared: the step's readings, if several workers share the weights that it trains.
-
-        Raises:
-          UsageError: it assigns a variable a value computed from its own, or a trained weight a value for a time.
-        """
-        assigned = graphs.Assignments(graph)
-        optimizers = self.trainer.inventory.optimizers.values()
-        trained = {id(variable) for optimizer in optimizers for variable in optimizer.all_variables}
-        for variable, value in shared.variables if shared else ():
-            own, again = tf_variable(variable), any(variable is one for one in shared.pulled_again)
-            if id(own) in trained and (
-                assigned.from_itself(own.handle, value) or (again and assigned.any_to(own.handle))
-            ):
-                raise UsageError(
-                    f"{variable_path(variable)} {variable.shape}: besides its optimizer, the step assigns this weight "
-                    "itself, and other workers would compute with the value meanwhile, or their updates be lost; "
-                    "compute with values that are not assigned (docs/cookbook.md has SAM), give the layer a "
-                    "constraint, or train with one worker"
-                )
-        for variable in self.trainer.inventory.added_to:
-            if assigned.from_itself(variable.handle):
-                raise UsageError(
-                    f"{variable_path(variable)} {variable.shape.as_list()}: the step assigns a value computed from its "
-                    "own value, which other workers change meanwhile, so updates would be lost; add the change, "
-                    "by variable.assign_add(new - variable) (a layer that compute_gradients or minimize calls may also "
-                    "assign a multiple of the value plus something), or make it with aggregation='only_first_replica' "
-                    "if any worker's value is right"
-                )
 
     @contextlib.contextmanager
     def restoring(self):
@@ -340,6 +226,10 @@ class TrainState:
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
 
+    def next_change(self, step: int) -> int | None:
+        """Returns the next step that is traced in another way, where a call ends; None if there is none."""
+        return self.freezing.next_change(step)
+
     @property
     def freezing(self) -> Freezing:
         """The weights that are frozen at the run's step."""
@@ -363,7 +253,8 @@ def _moved_slots(
       now: names of the variables of the optimizer here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables
-    counts, positions, moved = graph.checkpoint_key((*at, "update_counts")), [0] * len(now), {}
+    counts, moved = graph.checkpoint_key((*at, "update_counts")), {}
+    positions: list[int | None] = [None] * len(now)
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
             variable, there = variables[number], theirs.get(name, [])

@@ -5,7 +5,7 @@ The methods up to `build` run once on the host, in the strategy's scope; the ste
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -14,15 +14,15 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
 from .errors import UsageError
-from .internals import keras
+from .internals import graphs, keras
 from .inventory import Inventory
 from .metrics.means import as_losses, checked
 from .metrics.pairs import Mean, SumOfMeans
 from .metrics.predictions import Predictions
 from .reduction import Reduction
 from .step import batches, diagnosis
-from .step.context import step_context
-from .step.gradients import Gradients, Update, differentiate
+from .step.context import TracedLoss, step_context
+from .step.gradients import BatchLosses, Gradients, Update, differentiate
 from .step.options import RunContext
 
 
@@ -45,6 +45,8 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
+    reports_loss = True  # whether its step has to return a loss
+    saved_places = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"  # of variables
 
     def __init__(self):
         super().__init__()
@@ -72,12 +74,13 @@ class Trainer(tf.Module):
     def forward(self, features, training: bool):
         """Returns the model's outputs for a batch of features. Override it to look up embeddings first.
 
-        Of features of varying length (`crankshaft.Padded`) the model gets the values, with their mask for its layers.
+        As in Keras's `fit`, a model whose `call` has no argument `training` computes as in inference. Of features of
+        varying length (`crankshaft.Padded`) the model gets the values, with their mask for its layers.
         """
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
         features = keras.with_optional(self.model, form.map_padded(self._unwrap_padded, features))
-        return self.model(features, training=training)
+        return keras.call(self.model, features, training=training)
 
     def _unwrap_padded(self, padded: form.Padded) -> tf.Tensor:
         """Converts an array of varying length to what the model takes."""
@@ -192,12 +195,8 @@ class Trainer(tf.Module):
         count undoes. The metric `loss` is `loss` alone; if layers add something, `loss_with_penalties` includes it, as
         Keras's loss does.
         """
-
-        def minimized(batch):
-            _, losses, metrics = self._forward_losses(batch, training=True)
-            return [losses.get("loss_with_penalties", losses["loss"])], metrics
-
-        (gradients,), metrics = differentiate(self, batch, minimized, [self.trainable_variables])
+        losses = functools.partial(self._forward_losses, training=True)
+        (gradients,), metrics = differentiate(self, batch, losses, [self.trainable_variables])
         return gradients, metrics
 
     # -- the engine's own ---------------------------------------------------------------------------------------------
@@ -206,39 +205,42 @@ class Trainer(tf.Module):
         """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
-                outputs, _, compute_metrics = self._forward_losses(batch, training=False)
+                _, compute_metrics, outputs = self._forward_losses(batch, training=False)
             metrics = {**compute_metrics(), **outside}
             if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, form.without_weights(batch))
             return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
 
-    def _forward_losses(
-        self, batch, training: bool
-    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
-        """Computes the losses by name: `loss`, its means if it is several, `loss_with_penalties` if layers add any.
+    def _forward_losses(self, batch, training: bool) -> BatchLosses:
+        """Computes the outputs and the losses, weighted by examples' weights.
 
-        Returns:
-          The model's outputs, the losses, and a function that computes all metrics, which need no tape.
+        By name the losses are `loss`, its means if it is several, and `loss_with_penalties` if layers add to it: that,
+        or else `loss`, is minimized.
         """
-        features = form.features(batch)
-        outputs = self.forward(features, training)
-        diagnosis.check_looked_up(features, self)
-        outputs = keras.halves_in_float32(outputs)  # so that a loss keeps small probabilities
-        losses = self._losses_by_name(outputs, batch, training)
-        penalized = self._with_penalties(losses["loss"])
-        losses = losses if penalized is None else {**losses, "loss_with_penalties": penalized}
-        return outputs, losses, lambda: self._with_metrics(losses, outputs, batch)
+        outputs = self.forward(form.fields(batch).features, training)
+        outputs = tf.nest.map_structure(keras.in_float32, outputs)  # so that a loss keeps small probabilities
+        if (losses := self._model_losses(outputs, batch)) is None:
+            owner, counted = f"{type(self).__name__}.loss", batches.counted(batch)
+            with diagnosis.labels_as_numbers(batch, self):
+                loss = (self.training_loss if training else self.loss)(outputs, counted)
+            step_context().losses.append(TracedLoss(owner, outputs, counted, loss))
+            losses = as_losses(loss, owner, form.fields(batch).weights, self.run_context.options.debug)
+        if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
+            losses = {**losses, "loss_with_penalties": penalized}
+        minimized = losses.get("loss_with_penalties", losses["loss"])
+        return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, batch), outputs)
 
-    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Mean | SumOfMeans]:
-        """Computes the loss and its means by name, weighted by examples' weights; refuses losses over pairs."""
-        compute, owner = self.training_loss if training else self.loss, f"{type(self).__name__}.loss"
-        with diagnosis.labels_as_numbers(batch, self):
-            loss = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
-        return as_losses(loss, owner, form.fields(batch).weights, check_values=self.run_context.options.debug)
+    def _model_losses(self, outputs, batch) -> dict[str, Mean | SumOfMeans] | None:
+        """Computes the losses by name if the model has a way of its own to; None if `loss` computes them."""
+        return None
 
-    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
-        """Returns the loss with what layers add to it; None if they add nothing."""
+    def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
+        """Returns the loss with what layers add to it; None if they add nothing.
+
+        A number is added to the mean over the global batch. As in Keras, arrays are summed: over the examples of all
+        replicas, if they depend on the batch.
+        """
         layers = keras.affected_layers(self._inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         if (added := keras.own_losses(layers)) and self.reduction.layers_may_mix_replicas:
@@ -249,11 +251,31 @@ class Trainer(tf.Module):
             )
         if not (added := [*added, *keras.regularization(layers)]):
             return None
-        return loss.plus(tf.add_n([tf.cast(x, tf.float32) for x in added]))
+        inputs = tf.nest.flatten(batch, expand_composites=True)
+        numbers, sums = list[tf.Tensor](), list[tf.Tensor]()
+        for x in (tf.cast(x, tf.float32) for x in added):
+            is_array = x.shape.rank != 0
+            is_part = is_array and graphs.dependence(x, inputs) != graphs.FREE
+            (sums if is_part else numbers).append(tf.reduce_sum(x) if is_array else x)
+        totals = [loss.count * tf.add_n(numbers)] if numbers else []
+        if sums:
+            self._check_sums()
+            totals.append(self.reduction.sum_counts(loss.count) * tf.add_n(sums))
+        return loss.plus(tf.add_n(totals))
+
+    def _check_sums(self) -> None:
+        """Raises UsageError if what layers add to the loss may not be a sum over examples."""
+        options = self.run_context.options
+        if max(options.accumulate_steps, options.parallel_micro_batches) > 1:
+            raise UsageError(
+                f"{type(self).__name__}: a layer adds an array to the loss (add_loss), which Keras sums over a "
+                "batch, and micro-batches are computed apart; add its mean, or use no accumulate_steps or splits_batch"
+            )
 
     def _with_metrics(self, losses: dict, outputs, batch) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"
-        pairs = diagnosis.without_pairs(self.metrics, owner, outputs, form.without_weights(batch))
+        pairs = self.metrics(outputs, unweighted := form.without_weights(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, unweighted, pairs))
         metrics = checked(pairs, owner, form.fields(batch).weights)
         if both := sorted(losses.keys() & metrics):
             raise UsageError(f"{owner}: {both[0]!r} is a mean of the loss; use another name, or leave it out")

@@ -1,7 +1,7 @@
 """Balances gymnasium's CartPole by policy gradients: python policy_gradient.py
 
 The program plays, and the run trains on these games, with an update for each batch of games: REINFORCE (Williams 1992,
-doi.org/10.1007/BF00992696) with the mean return of each time step as the baseline. Needs `crankshaft[examples]`.
+doi.org/10.1007/BF00992696) with the mean return of each time step as the baseline. Needs `pip install gymnasium`.
 """
 
 import gymnasium

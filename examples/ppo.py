@@ -2,7 +2,7 @@
 
 The program plays for some steps, and the run trains for some epochs on them: PPO (Schulman et al. 2017,
 https://arxiv.org/abs/1707.06347) with generalized advantage estimates (Schulman et al. 2016,
-https://arxiv.org/abs/1506.02438). Needs `crankshaft[examples]`.
+https://arxiv.org/abs/1506.02438). Needs `pip install gymnasium`.
 """
 
 import gymnasium

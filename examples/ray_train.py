@@ -1,7 +1,7 @@
 """Trains on two nodes of Ray's, and reports each epoch to it: python ray_train.py /shared/runs/ray
 
 Ray Train places the workers, and restarts them if one or its node is lost; the run resumes from its newest
-checkpoint. Connects to the cluster of RAY_ADDRESS, else starts one here. Needs `pip install crankshaft[ray]`.
+checkpoint. Connects to the cluster of RAY_ADDRESS, else starts one here. Needs `pip install 'ray[train,tune]'`.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A search by Ray Tune, whose scheduler ends bad trials: python ray_tune.py
 
 Each trial is a run of a process of its own, which the program trains an epoch at a time; trials share the cluster's
-cores. Connects to the cluster of RAY_ADDRESS, else starts one here. Needs `pip install crankshaft[ray]`.
+cores. Connects to the cluster of RAY_ADDRESS, else starts one here. Needs `pip install 'ray[train,tune]'`.
 """
 
 from ray import tune

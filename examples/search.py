@@ -1,7 +1,7 @@
 """A search for a learning rate and a width by Optuna, whose pruner ends bad trials: python search.py
 
 Each trial is a run of this process, which the program trains an epoch at a time; nothing of one reaches the next.
-Needs `pip install crankshaft[examples]`.
+Needs `pip install optuna`.
 """
 
 import optuna

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .run.run import Run
 
 
+@explanations.explained
 def run(
     trainer_class: type | None = None,
     *,
@@ -56,14 +57,13 @@ def run(
     Example:
       >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP
     """
-    with explanations.explained_errors():
-        run = run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
+    run = run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
     raise_signal_again(run)
     return run
 
 
 def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), set_by_data=(), **keywords) -> Run:
-    """Runs a model as `run` does; its caller explains exceptions (`explanations.explained_errors`).
+    """Runs a model as `run` does; its caller explains exceptions (`explanations.explained`).
 
     `set_by_data` are the names of flags that the data decides (`Data.flags`).
     """
@@ -82,6 +82,7 @@ def raise_signal_again(run: Run) -> None:
         raise KeyboardInterrupt
 
 
+@explanations.explained
 def open_run(
     trainer_class: type | None = None,
     *,
@@ -114,14 +115,13 @@ def open_run(
       ...     for _ in range(10):
       ...         print(run.step, run.train(steps=10)["loss"])
     """
-    with explanations.explained_errors():
-        config, script_flags = _configure(trainer_class, data, may_change, keywords, may_be_endless=True)
-        if not config.trains:
-            raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
-        if config.is_evaluator:
-            raise SystemExit(run_to_end(config, data, hooks, script_flags).code)
-        run = assemble_run(config, data, hooks, script_flags)
-        run.begin_loop()
+    config, script_flags = _configure(trainer_class, data, may_change, keywords, may_be_endless=True)
+    if not config.trains:
+        raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
+    if config.is_evaluator:
+        raise SystemExit(run_to_end(config, data, hooks, script_flags).code)
+    run = assemble_run(config, data, hooks, script_flags)
+    run.begin_loop()
     return run
 
 
@@ -132,7 +132,7 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
     """
     program.refuse("a run in Python")
     user_files.check_trainer(trainer_class)
-    given, script_flags = parsing.from_keywords(keywords)
+    given, script_flags = parsing.from_keywords(keywords, ("data", "hooks", "may_change"))
     config = configs.configure_program(
         given, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )
@@ -142,6 +142,7 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
     return config, {name: value for name, value in script_flags.items() if value != flags.FLAGS[name].value}
 
 
+@explanations.explained
 def load_model(
     run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None, name: str | None = None
 ):
@@ -172,10 +173,9 @@ def load_model(
     """
     from .run.saved import saved_run
 
-    with explanations.explained_errors():
-        user_files.check_trainer(trainer_class)
-        if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
-            raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
-        remote = remotes.remote_folder(path)
-        folder = remote.folder if remote else rules.absolute(path)
-        return saved_run.SavedRun(folder).model(str(which), trainer_class, name)
+    user_files.check_trainer(trainer_class)
+    if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):
+        raise UsageError(f"load_model({run_dir!r:.60}): give the path of a run's folder")
+    remote = remotes.remote_folder(path)
+    folder = remote.folder if remote else rules.absolute(path)
+    return saved_run.SavedRun(folder).model(str(which), trainer_class, name)

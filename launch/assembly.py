@@ -22,6 +22,7 @@ from .cluster import cluster, rendezvous, servers
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import exits, process, signals
+from .monitor import report
 from .run.data import loading
 from .run.results import RunOutcomeWriter
 
@@ -69,13 +70,14 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         servers.fail_fast()
     joining = None if config.is_evaluator or not config.cluster or rendezvous.has_joined(config.cluster) else config
     is_quiet = config.cluster is not None and not config.debug
-    if config.serves:
-        load = functools.partial(loading.sources, config, data)
-        run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
-        servers.serve(  # ends the process
-            config.cluster, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
-        )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(rendezvous.refusing(config.cluster))
+        if config.serves:
+            load = functools.partial(loading.sources, config, data)
+            run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
+            servers.serve(  # ends the process
+                config.cluster, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
+            )
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
@@ -126,7 +128,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 since = time.monotonic() - process.age_seconds() if config.owns_process else began
                 training.prepare(run, user_hooks, since)
                 stack.callback(training.close, run)
-        run.mark_open(outcome_writer, isolation, stack.pop_all())
+        run.mark_open(outcome_writer, isolation, stack.pop_all(), report.shown)
     return run
 
 
@@ -152,8 +154,9 @@ def _waiting_for_peers(config: Config | None):
         yield
         return
     with rendezvous.Rendezvous(config.cluster) as peers:
-        peers.wait(config.cluster_timeout_seconds, new_attempt=config.strategy == "multi_worker")
-        if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
+        in_step, elastic = config.strategy == "multi_worker", bool(config.min_workers)
+        peers.wait(config.cluster_timeout_seconds, new_attempt=in_step, elastic=elastic)
+        if in_step and config.is_chief and not config.cluster.secret:
             logging.warning(
                 "UDP heartbeats are not authenticated; set %s, the same random text for all workers",
                 cluster.SECRET,

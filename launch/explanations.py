@@ -5,16 +5,17 @@ Crankshaft's own errors have their line and exit code; `_EXPLANATIONS` is for ev
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import functools
 import os
 import re
 import resource
 import traceback
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from ..engine.errors import LabelError, NonfiniteError, reason
+from ..engine.errors import LabelError, NonfiniteError, chain, reason
 from ..engine.machine import cpus
 from .failures import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
 from .host import process
@@ -23,29 +24,65 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
+# Modules whose frames tell a program's author nothing.
+_LEFT_OUT = re.compile(r"(crankshaft\.(engine|launch)|tensorflow|keras|contextlib)(\.|$)|__autograph_generated")
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
-@contextlib.contextmanager
-def explained_errors() -> Iterator[None]:
-    """Turns exceptions of the body into a `CrankshaftError`, for calls from Python programs.
+P, R = ParamSpec("P"), TypeVar("R")
 
-    Exceptions of the program's own code, in a hook, a callback or its data, are raised unchanged. In a process in which
-    the body would hang, it is not executed, see `process.refuse_forked_start`.
+
+def explained(call: Callable[P, R]) -> Callable[P, R]:
+    """Makes a call that Python programs make raise its exceptions as `CrankshaftError`s, with short tracebacks.
+
+    Exceptions of the program's own code, in a hook, a callback or its data, stay themselves. In a process in which the
+    call would hang, it is not made, see `process.refuse_forked_start`.
     """
-    try:
-        process.refuse_forked_start()
-        yield
-    except Exception as error:
-        if not isinstance(error, CrankshaftError) and _is_programs(error):
-            raise
-        explained = _explained(error)
-        explained.message = f"{explained.message}{_limit(error)}"
-        explained.args = (explained.message,)
-        if explained is error:
-            raise
+
+    @functools.wraps(call)
+    def border(*args: P.args, **keywords: P.kwargs) -> R:
+        __tracebackhide__ = True  # in IPython and pytest
+        try:
+            process.refuse_forked_start()
+            return call(*args, **keywords)
+        except Exception as error:
+            raised = _to_programs_error(error)
+            debug = keywords.get("debug") or getattr(getattr([*args, None][0], "config", None), "debug", False)
+            if not debug and not os.environ.get("CRANKSHAFT_FULL_TRACEBACK"):
+                _shorten(error)
+        try:
+            raise raised
+        finally:
+            del raised  # it holds this frame
+
+    return border
+
+
+def _to_programs_error(error: Exception) -> Exception:
+    """Returns the error that a program gets, with its cause; it may be the same."""
+    if not isinstance(error, CrankshaftError) and _is_programs(error):
+        return error
+    explained = _explained(error)
+    explained.message = f"{explained.message}{_limit(error)}"
+    explained.args = (explained.message,)
+    if explained is not error:
         is_internal = isinstance(explained, UsageError) and _users_frame(error) is None
-        raise explained from None if is_internal else error  # which has the traceback
+        explained.__cause__ = None if is_internal else error  # which has the traceback
+    return explained
+
+
+def _shorten(error: BaseException) -> None:
+    """Leaves Crankshaft's, TensorFlow's and Keras's frames out of the tracebacks of errors that are the user's."""
+    for raised in chain(error):
+        if not isinstance(raised, CrankshaftError) and _users_frame(raised) is None:
+            continue  # it is to be found in those frames
+        entries, entry, kept = [], raised.__traceback__, None
+        while entry is not None:
+            entries, entry = [*entries, entry], entry.tb_next
+        for entry in reversed(entries):
+            if not _LEFT_OUT.match(entry.tb_frame.f_globals.get("__name__", "")):
+                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        raised.__traceback__ = kept
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
@@ -76,12 +113,7 @@ def _limit(error: BaseException) -> str:
 
 def _met_limit(error: BaseException) -> int | None:
     """Finds which of `_LIMITS` an error, or the one that it was raised for, has met; None for none."""
-    following: BaseException | None = error
-    while following is not None:
-        if (number := _system_errno(following)) in _LIMITS:
-            return number
-        following = following.__cause__ or following.__context__
-    return None
+    return next((number for raised in chain(error) if (number := _system_errno(raised)) in _LIMITS), None)
 
 
 def _system_errno(error: BaseException) -> int | None:
@@ -199,7 +231,8 @@ _EXPLANATIONS = (
         r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)",
         UsageError,
         "an epoch of the data has {1} examples, and the run goes by {0}, as they were counted as it began, or as "
-        "assert_cardinality says; give the data that it began with, or use another run_dir",
+        "assert_cardinality says; give the data that it began with, a seed to what samples in it, such as "
+        "rejection_resample, or use another run_dir",
     ),
     _Explanation(  # of `zipfile`, by which Keras and NumPy write
         ("ValueError",),
@@ -239,7 +272,12 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
 
 
 def _is_programs(error: Exception) -> bool:
-    """Whether the program, a library it called or a Keras callback raised an error outside step tracing."""
+    """Whether the program, a library it called or a Keras callback raised an error outside step tracing.
+
+    So is Python's own of arguments that a call does not have, with the border's frame alone.
+    """
+    if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
+        return True
     for frame in traceback.extract_tb(error.__traceback__):
         path = os.path.abspath(frame.filename)
         if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..engine import logging
+from ..engine.arguments import nearest, parameters
 from ..engine.data import entry, frames, views
 from ..engine.data.data import Data
 from ..engine.data.preprocessing import Preprocessing
@@ -27,10 +28,12 @@ from ..engine.keras_models.keras_callbacks import KerasCallbacks
 from ..engine.keras_models.keras_trainer import KerasTrainer
 from ..engine.strategies.registry import CLUSTERED
 from . import api, explanations
+from .command_line import parsing
+from .command_line.flags import FIELDS
 from .failures import UsageError
 from .run.compiled_cache import CompiledCache
 
-# Flags that `fit` sets by other arguments.
+# Names that people try, flags among them, and what `fit` takes instead.
 _ARGUMENTS = {
     "train_epochs": "epochs",
     "train_steps": "epochs and steps_per_epoch",
@@ -39,6 +42,10 @@ _ARGUMENTS = {
     "eval_every_steps": "validation_freq",
     "progress": "verbose",
     "input": "x",
+    "lr": "the optimizer's learning_rate, in compile",
+    "loss": "compile(loss=...)",
+    "metrics": "compile(metrics=...)",
+    **dict.fromkeys(("workers", "use_multiprocessing", "max_queue_size"), "that of a PyDataset, or leave it out"),
 }
 _MODES = ("train_and_eval", "train")
 _COUNTS = {  # the minimum of each, and whether it may be None
@@ -55,6 +62,7 @@ _INPUT_ARGUMENTS = ("y", "sample_weight", "class_weight", "validation_data", "va
 _RULES = entry.Rules(as_keras=True, weighs_outputs=True)
 
 
+@explanations.explained
 def fit(
     model: tf.keras.Model | Callable[..., tf.keras.Model],
     x: Any = None,
@@ -156,41 +164,44 @@ class Arguments(types.SimpleNamespace):
 def _train(arguments: Arguments) -> api.Run:
     for name in _ARGUMENTS.keys() & arguments.flags.keys():
         raise UsageError(f"fit has no {name}; use {_ARGUMENTS[name]}")
-    with explanations.explained_errors():
-        _check(arguments)
-        arguments = _limited(arguments)
-        trainer_class = KerasTrainer.for_model(arguments.model)
-        is_mirrored = isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy)  # the model was made so
-        callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
-        callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
-        backups = [callback for callback in callbacks if isinstance(callback, tf.keras.callbacks.BackupAndRestore)]
-        hook = KerasCallbacks(
-            [callback for callback in callbacks if callback not in backups],
-            epoch_steps=arguments.epoch_steps,
-            first_epoch=arguments.initial_epoch,
-            epochs=arguments.run_epochs,
-            eval_epochs=arguments.validation_freq,
-            batch_stride=arguments.stride,
-            verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
-        )
-        is_function = _makes_data(arguments.x)
-        train = None if arguments.names_input or is_function else _train_split(arguments)
-        flags = {
-            "input": arguments.x if arguments.names_input else None,
-            "validation_split": arguments.eval_share,
-            "progress": _PROGRESS[arguments.verbose],
-            **({"strategy": "mirrored"} if is_mirrored else {}),
-            **({} if is_function else _data_flags(arguments, train)),
-            **_length_flags(arguments),
-            **arguments.flags,
-            **(_backup_flags(backups[0], arguments, train) if backups else {}),
-        }
-        data = None if arguments.names_input else functools.partial(_load_data, arguments, train)
-        set_by_data = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
-        hooks = [*(other for other in arguments.hooks if other not in callbacks_as_hooks), hook]
-        # A run's checkpoints have the optimizer once, as the engine's.
-        with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
-            run = api.run_within(trainer_class, data=data, hooks=hooks, set_by_data=set_by_data, **flags)
+    names = [*parameters(fit), *(name for name in FIELDS if name not in _ARGUMENTS)]
+    for name in arguments.flags.keys() - {*names, *parsing.script_flag_names()}:
+        raise UsageError(f"{name} is unknown; {nearest(name, names, 'see help(crankshaft.fit)')}")
+    _check(arguments)
+    arguments = _limited(arguments)
+    trainer_class = KerasTrainer.for_model(arguments.model)
+    is_mirrored = isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy)  # the model was made so
+    callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
+    callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
+    backups = [callback for callback in callbacks if isinstance(callback, tf.keras.callbacks.BackupAndRestore)]
+    hook = KerasCallbacks(
+        [callback for callback in callbacks if callback not in backups],
+        epoch_steps=arguments.epoch_steps,
+        first_epoch=arguments.initial_epoch,
+        epochs=arguments.run_epochs,
+        eval_epochs=arguments.validation_freq,
+        batch_stride=arguments.stride,
+        verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
+    )
+    is_function = _makes_data(arguments.x)
+    train = None if arguments.names_input or is_function else _train_split(arguments)
+    flags = {
+        "input": arguments.x if arguments.names_input else None,
+        "validation_split": arguments.eval_share,
+        "progress": _PROGRESS[arguments.verbose],
+        "strategy": "mirrored" if is_mirrored else None,
+        "run_eagerly": (arguments.is_model and arguments.model.run_eagerly) or None,
+        **({} if is_function else _data_flags(arguments, train)),
+        **_length_flags(arguments),
+        **arguments.flags,
+        **(_backup_flags(backups[0], arguments, train) if backups else {}),
+    }
+    data = None if arguments.names_input else functools.partial(_load_data, arguments, train)
+    set_by_data = {name for name in _DATA_FLAGS if flags.get(name) is None} if is_function else ()
+    hooks = [*(other for other in arguments.hooks if other not in callbacks_as_hooks), hook]
+    # A run's checkpoints have the optimizer once, as the engine's.
+    with untracked_optimizer(arguments.model) if arguments.is_model else contextlib.nullcontext():
+        run = api.run_within(trainer_class, data=data, hooks=hooks, set_by_data=set_by_data, **flags)
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if arguments.is_model:
         arguments.model.history = hook.history

@@ -33,8 +33,10 @@ from .failures import UsageError, print_line
 _PROGRAM = "crankshaft local"
 _TRAIN = ("-m", "crankshaft", "train")
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
-    True: "who can log in to this machine can have TensorFlow's servers run code; its own network keeps others out",
-    False: "TensorFlow's servers listen on all interfaces and trust whoever calls; its own network keeps others out",
+    True: "TensorFlow's servers run code for whoever can log in to this machine; to keep others out, start this by "
+    "unshare -rn sh -c 'ip link set lo up; exec crankshaft local ...'",
+    False: "TensorFlow's servers listen on all interfaces and run code for whoever calls; to keep others out, start "
+    "this by unshare -rn sh -c 'ip link set lo up; exec crankshaft local ...'",
 }
 
 

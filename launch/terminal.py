@@ -40,6 +40,14 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1")
 
 
+def is_terminal(stream: Any) -> bool:
+    """Whether a stream is a terminal; one that a program has put in its place may have no more than `write`."""
+    try:
+        return stream.isatty()
+    except AttributeError:
+        return False
+
+
 def columns() -> int:
     """Returns the terminal's number of columns; 80 without a terminal."""
     return shutil.get_terminal_size().columns
@@ -56,7 +64,7 @@ def wrapped(text: str, width: int) -> list[str]:
 def fitted(text: str, file: TextIO) -> str:
     """Formats a text for printing to `file`: without control characters, and wrapped in a terminal."""
     text = visible(text)  # names in it may be from a file that anyone has written
-    if not file.isatty():
+    if not is_terminal(file):
         return text
     return "\n".join("\n".join(wrapped(line, columns())) for line in text.split("\n"))
 

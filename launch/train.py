@@ -53,13 +53,18 @@ def main(
         vocabulary has, by the name of each feature that is an id, how many ids there are; None: no feature is.
         None takes what --input names.
       hooks: your `engine.hooks`.
-      argv: the command line; None is the process's.
+      argv: the command line; None is the process's, which a notebook does not have.
       may_change: names of your own absl flags that do not decide a run's numbers: with other values of the others,
         a run_dir is not resumed.
 
     Example:
       >>> main(PlaneTrainer, data=data)  # doctest: +SKIP
     """
+    if argv is None and terminal.is_interactive() and not hasattr(sys.modules["__main__"], "__file__"):
+        raise failures.UsageError(
+            "main() reads the command line of a program and ends it, and this is a notebook or a prompt; use "
+            "crankshaft.run, with the flags as keywords: run(MyTrainer, data=data, train_epochs=10)"
+        )
     process.prepare_streams()
     terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:

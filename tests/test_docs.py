@@ -273,12 +273,38 @@ def test_guides_build_as_a_site(tmp_path):
     assert 'href="workers.html"' in index
 
 
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_a_block_that_is_a_file_is_introduced_by_its_name(path):
+    """In the paragraph before it: a page shows no block's title."""
+    text = path.read_text(encoding="utf-8")
+    for before, title in re.findall(r'([^\n]*(?:\n[^\n]+)*)\n\n```\w+ title="([^"]+)"', text):
+        assert f"`{title}`" in before, title
+
+
 def test_pages_that_all_read_and_the_readmes_script_are_short():
     for page, most in (("README.md", 150), ("BUILD.md", 250)):
         assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
     (script,) = [block for block in blocks(README) if block.title]
     assert len(script.text.splitlines()) < 30
     assert "    main(" in script.text
+
+
+def test_nothing_tells_anyone_to_install_the_other_crankshaft():
+    """PyPI's project of that name is a library for Minecraft: ours is installed from its folder."""
+    texts = [
+        *SOURCES,
+        *PAGES,
+        *(ROOT / "examples").iterdir(),
+        ROOT / "Makefile",
+        ROOT / "tests" / "clusters" / "install.sh",
+    ]
+    other = re.compile(r"\binstall\b[^`\n]*[ '\"]crankshaft(?![\w.-])|\bcrankshaft\[\w+\]")
+    found = {
+        path.name: other.findall(path.read_text(encoding="utf-8"))
+        for path in texts
+        if path != ROOT / "tests" / "test_docs.py" and path.is_file()
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_each_line_of_what_must_hold_names_a_test_of_make_test(request):

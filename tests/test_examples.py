@@ -1,7 +1,7 @@
 """The examples run as they stand: the notebooks in a Jupyter kernel, those that take long in processes of their own."""
 
+import json
 import os
-import pathlib
 import re
 import runpy
 import shutil
@@ -12,9 +12,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.pages import ROOT, blocks
 from tests.waiting import PATIENCE
 
-EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def execute(notebook, folder) -> list:
@@ -34,22 +35,55 @@ def texts(cell) -> str:
     return "\n".join(found)
 
 
+def shown(cells) -> list[dict]:
+    """What cells have displayed, by media type; nothing has a terminal's codes, which a page shows as they are."""
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert "\\u001b" not in json.dumps(outputs)
+    return [output["data"] for output in outputs if output["output_type"] == "display_data"]
+
+
 @pytest.mark.slow
-def test_the_notebook_runs_and_draws_its_progress(tmp_path):
+def test_the_notebook_runs_and_draws_one_bar(tmp_path):
     code = execute(nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4), tmp_path)
-    widgets = [
-        output for output in code[1].outputs if "application/vnd.jupyter.widget-view+json" in output.get("data", {})
-    ]
-    assert widgets, "no bar was drawn by rich"
+    (bar,) = shown(code)  # and no empty element before the summary
+    assert bar["text/html"].startswith('<progress value="260" max="260"></progress> <code>step 260/260  loss')
     assert "Run(step=260, loss=" in texts(code[1])
     assert "eval_loss" in texts(code[2])
     assert "True 260" in texts(code[4])
     assert (tmp_path / "runs" / "plane" / "events.jsonl").exists()
 
 
+def cell_of(block) -> str:
+    """A block of the guide as one types it into a cell."""
+    if block.language == "bash":
+        return f"!{block.text}"
+    return f"%%writefile {block.title}\n{block.text}" if block.title else block.text
+
+
+@pytest.mark.slow
+def test_the_guide_runs_in_a_notebook(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+    guide = [block for block in blocks(ROOT / "docs" / "notebooks.md") if block.language != "console"]
+    cells = [nbformat.v4.new_code_cell(cell_of(block)) for block in guide]
+    code = execute(nbformat.v4.new_notebook(cells=cells), tmp_path)
+    *in_python, _ = code  # the last one's command has a terminal
+    assert [bar["text/html"].count("<progress") for bar in shown(in_python)] == [1, 1]  # the run, and it again
+    (page,) = [
+        output
+        for cell in in_python
+        for output in cell.outputs
+        if "<iframe" in output.get("data", {}).get("text/html", "")
+    ]
+    assert "step" in page["data"]["text/html"]
+    assert "resumed at step 65 of 130" in texts(code[2])
+    result = json.loads((tmp_path / "runs" / "two" / "result.json").read_text())
+    assert (result["step"], result["strategy"]) == (26, "multi_worker")
+
+
 @pytest.mark.slow
 def test_a_notebook_holds_a_run_from_cell_to_cell(tmp_path):
     code = execute(nbformat.read(EXAMPLES / "held.ipynb", as_version=4), tmp_path)
+    assert shown(code) == []
     assert re.findall(r"^\d+", texts(code[1]), re.M) == ["20", "40", "60", "80", "100"]
     assert "100 a good start True" in texts(code[3])
     assert "eval_loss" in texts(code[4])

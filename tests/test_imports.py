@@ -26,7 +26,7 @@ MAY_IMPORT = {
         *("absl.app", "absl.flags", "absl.testing"),
         *("absl.logging.PythonFormatter", "absl.logging.get_absl_handler", "absl.logging.use_absl_handler"),
         *("filelock", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
-        *("pandas", "prometheus_client", "simpy", "yaml"),  # where they are there
+        *("IPython", "pandas", "prometheus_client", "simpy", "yaml"),  # where they are there
         *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
     },
 }

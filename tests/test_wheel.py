@@ -86,7 +86,7 @@ def installed(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     built = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
     subprocess.run(built, check=True, timeout=PATIENCE, capture_output=True)
-    (wheel,) = folder.glob("crankshaft-*.whl")
+    (wheel,) = folder.glob("crankshaft_train-*.whl")
     venv.create(folder / "env", with_pip=False)
     (packages,) = (folder / "env" / "lib").glob("python*/site-packages")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(packages), str(wheel)], check=True, timeout=PATIENCE)

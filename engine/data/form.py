@@ -174,10 +174,10 @@ def element_spec(batch) -> Any:
     return map_padded(with_unknown_dimensions, specs)
 
 
-def batch_spec(spec: Spec) -> tf.TypeSpec:
+def batch_spec(spec: Spec, size: int | None = None) -> tf.TypeSpec:
     """The specification of a batch's tensor: a ragged one, or with unknown dimensions."""
     kind = functools.partial(tf.RaggedTensorSpec, ragged_rank=1) if spec.is_ragged else tf.TensorSpec
-    return kind([None, *spec.shape], tf.as_dtype(spec.dtype))
+    return kind([size, *spec.shape], tf.as_dtype(spec.dtype))
 
 
 class Batches(dict):

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import SourceError, StuckReadError
+from ..errors import SourceError, StuckReadError, rounded
 from ..internals.tensorflow import weak_method
 from . import form
 from .arrays import ArraySource
+from .frames import to_array
 from .order import Order
 from .source import Source, Spec, WrappedSource
 from .timeouts import quote_files, wait_for_result
@@ -316,7 +317,7 @@ class Reads:
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
         return StuckReadError(
-            f"{_name(self.source)}.read has not returned for {idle:.3g} s, at {at}, from example "
+            f"{_name(self.source)}.read has not returned for {rounded(idle)} s, at {at}, from example "
             f"{first} on{quote_files(self.source.files())}; see whether its files' disk or host answers, or raise "
             "step_timeout_seconds"
         )
@@ -386,7 +387,7 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
         ) from None
 
     def as_array(spec: Spec, value) -> np.ndarray:
-        array = np.asarray(value)
+        array = to_array(value)
         if array.ndim == 0 or len(array) != examples:
             count = "a single value" if array.ndim == 0 else f"{len(array)} examples"
             raise SourceError(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from .. import logging
-from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason
+from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason, rounded
 from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
@@ -66,6 +66,11 @@ class Stream(Split):
     def shuffles(self) -> Sequence[tf.data.Dataset]:
         """Datasets, within it, of another order at each reading: an iterator's state has that of their seeds."""
         return () if self.dataset is None else pipelines.shuffles(self.dataset)
+
+    @functools.cached_property
+    def samplers(self) -> Sequence[tf.data.Dataset]:
+        """Datasets, within it, that sample by seeds of their process, which no iterator's state has."""
+        return () if self.dataset is None else pipelines.samplers(self.dataset)
 
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -388,8 +393,8 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
                 logging.warning("counting the dataset's examples: %d so far", counted)
             if 0 < timeout_seconds < (seconds := now - began) and not stream.files():  # files end
                 raise SourceError(
-                    f"the dataset's examples are being counted for {seconds:.3g} s, {counted:,} so far, and it may "
-                    "never end; give train_steps, and eval_every_steps if there is evaluation data, state their "
+                    f"the dataset's examples are being counted for {rounded(seconds)} s, {counted:,} so far, and it "
+                    "may never end; give train_steps, and eval_every_steps if there is evaluation data, state their "
                     "number by tf.data.experimental.assert_cardinality, or raise step_timeout_seconds"
                 )
     return counted

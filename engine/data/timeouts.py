@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from ..errors import StuckStreamError
+from ..errors import StuckStreamError, rounded
 from ..machine import threads
 
 _POLL_SECONDS = 1.0
@@ -74,6 +74,6 @@ class StreamTimeout:
 
     def _stuck(self, idle: float) -> StuckStreamError:
         return StuckStreamError(
-            f"the data is a stream{quote_files(self._files)} without data or computation for {idle:.3g} s; see whether "
-            "the files or the host that it reads answer, or raise step_timeout_seconds"
+            f"the data is a stream{quote_files(self._files)} without data or computation for {rounded(idle)} s; see "
+            "whether the files or the host that it reads answer, or raise step_timeout_seconds"
         )

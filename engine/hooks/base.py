@@ -75,7 +75,7 @@ class Status:
 
     @property
     def epochs(self) -> float:
-        """Epochs done."""
+        """Epochs done, with the present one's fraction."""
         return (self.step + self.epoch_shift) / self.steps_per_epoch
 
     @property
@@ -210,7 +210,7 @@ class Hook:
         return {}
 
     def restore_host_state(self, values: dict) -> None:
-        """Restores the result of `host_state`."""
+        """Continues from what `host_state` has returned, read back from a checkpoint."""
 
     def data_changed(self, splits: set[str]) -> None:
         """Discards measurements on these splits ("train", "eval"), whose data has changed.

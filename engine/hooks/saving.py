@@ -45,6 +45,7 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
 
     Raises:
       SaveError: see `save`.
+      UsageError: see `Captured.check_save`.
     """
     state = status.state
     if not state.is_whole or state.step != status.step:
@@ -52,6 +53,7 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
             f"step {status.step} could not be written: the call after it was interrupted, so the variables are not "
             "those of one step; restore a checkpoint, as run.restore('latest') does, and train from there"
         )
+    state.trainer.inventory.captured.check_save()
     named = by_name(hooks)
     prepared = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
     state.input.capture(status.step)

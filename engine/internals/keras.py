@@ -8,6 +8,7 @@ They find layers' state other than trained weights, and their additions to the l
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -93,18 +94,34 @@ def with_optional(model: tf.keras.layers.Layer, features: Any) -> Any:
     return {**dict.fromkeys(names), **features} if isinstance(names, dict) and isinstance(features, dict) else features
 
 
-def build_for(model: tf.keras.Model, specs: Any) -> None:
-    """Makes a model's variables by tracing a call; Keras's symbols, which its own `build` uses, are dense."""
-    tf.function(lambda inputs: model(inputs), autograph=False).get_concrete_function(specs)
+def call(model: tf.keras.layers.Layer, inputs: Any, **training: bool) -> Any:
+    """Calls a model as Keras's `fit` does: one whose `call` has no `training` computes as in inference."""
+    return model(inputs, **(training if model._call_has_training_arg else {}))
 
 
-def call_symbolically(model: tf.keras.Model, inputs: Any, **options: Any) -> None:
-    """Calls a model with symbolic inputs, which makes its variables; outputs may be None."""
+def build(model: tf.keras.layers.Layer, specs: Any, **training: bool) -> None:
+    """Makes a model's variables by a call with symbols or, if that fails, as in Keras's `fit` by tracing one.
+
+    Args:
+      specs: nest of specifications of a batch's features.
+    """
+
+    def trace() -> None:
+        tf.function(lambda inputs: call(model, inputs, **training), autograph=False).get_concrete_function(specs)
+
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(specs)):
+        trace()  # symbols are dense
+        return
+    inputs = tf.nest.map_structure(lambda spec: tf.keras.Input(tuple(spec.shape[1:]), dtype=spec.dtype), specs)
     try:
-        model(inputs, **options)
-    except ValueError as error:
-        if "returned a non-tensor" not in str(error):  # Keras has called it, and only has no node for such outputs
-            raise
+        call(model, inputs, **training)
+    except Exception as error:  # of any class: methods that only symbols call may be wrong
+        if "returned a non-tensor" in str(error):  # Keras has called it, and only has no node for such outputs
+            return
+        with contextlib.suppress(Exception):
+            trace()
+            return
+        raise
 
 
 def overrides(model: tf.keras.layers.Layer, method: str) -> bool:
@@ -300,18 +317,14 @@ def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
 
 
-def halves_in_float32(outputs):
-    """Returns a nest of a layer's outputs, 16-bit ones as float32, with Keras's masks."""
-
-    def converted(x):
-        if getattr(x, "dtype", None) not in (tf.bfloat16, tf.float16):
-            return x
-        wide = tf.cast(x, tf.float32)
-        if (mask := backend.get_keras_mask(x)) is not None:
-            backend.set_keras_mask(wide, mask)
-        return wide
-
-    return tf.nest.map_structure(converted, outputs)
+def in_float32(output):
+    """Returns an output of a layer, as float32 if it is of 16 bits, with Keras's mask."""
+    if getattr(output, "dtype", None) not in (tf.bfloat16, tf.float16):
+        return output
+    wide = tf.cast(output, tf.float32)
+    if (mask := backend.get_keras_mask(output)) is not None:
+        backend.set_keras_mask(wide, mask)
+    return wide
 
 
 def with_mask(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -368,6 +381,16 @@ def initial_state(policy: str | None) -> dict[str, Any]:
 def new_state() -> dict[str, Any]:
     """Resets Keras's state in this thread to a new process's (names, policy, seed), and returns the former one."""
     return exchange_state({})
+
+
+@functools.cache
+def attributes() -> frozenset[str]:
+    """Returns the names of all attributes, methods among them, that Keras gives every layer and model."""
+    before = new_state()  # keeps the numbering of the user's layers
+    try:
+        return frozenset({"optimizer", *dir(tf.keras.Model())})
+    finally:
+        exchange_state(before)
 
 
 def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
@@ -439,6 +462,59 @@ def with_attributes(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]
         for name in attributes:
             instance_attributes.pop(name, None)
         instance_attributes.update(before)
+
+
+class TakenOver:
+    """A context in which methods of some Keras objects are others.
+
+    Replicas are traced in turns, each in a thread of its own: the objects have their own methods again after the last
+    thread has left the context.
+
+    Args:
+      methods: functions of an object and the method's arguments, by the method's name.
+    """
+
+    def __init__(self, methods: Mapping[str, Callable], objects: Iterable = ()):
+        self._methods, self._objects, self._depth = methods, list(objects), 0
+
+    def add(self, taken: Any) -> None:
+        """Adds an object, in the context or before it."""
+        self._objects.append(taken)
+        if self._depth:
+            self._take(taken)
+
+    def _take(self, taken: Any) -> None:
+        # Not by setattr, by which Keras would track them.
+        vars(taken).update((name, functools.partial(call, taken)) for name, call in self._methods.items())
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        for taken in self._objects:
+            self._take(taken)
+
+    def __exit__(self, *_) -> None:
+        self._depth -= 1
+        for taken in () if self._depth else self._objects:
+            for name in self._methods:
+                vars(taken).pop(name, None)
+
+
+def optimizers_in(model: tf.keras.Model) -> dict[str, tf.keras.optimizers.Optimizer]:
+    """Finds the optimizers in the attributes of a model and its layers, also in lists and dictionaries, by path."""
+    found: dict[int, tuple[str, tf.keras.optimizers.Optimizer]] = {}
+
+    def visit(path: str, value: Any) -> None:
+        if isinstance(value, tf.keras.optimizers.Optimizer):
+            found.setdefault(id(value), (path, value))
+        elif isinstance(value, (dict, list, tuple)):
+            for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+                visit(f"{path}.{name}", item)
+
+    for layer in layers_in(model):
+        for name, value in [*vars(layer).items()]:
+            if name not in KEPT_IN_LISTS:
+                visit(name if layer is model else f"{layer.name}.{name}", value)
+    return dict(found.values())
 
 
 def computing_alone(model: tf.keras.Model) -> Callable[..., Any]:

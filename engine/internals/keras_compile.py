@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from ..errors import UsageError
+from .keras import TakenOver, optimizers_in
 
 # Convert a loss's labels, [..., classes] or integers, to classes; -1 is no class.
 _CLASSES_BY: dict[Callable, Callable] = {
@@ -30,8 +31,8 @@ mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
 _DECIDING = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _VALUES = "_values_by_runs"  # the attribute for them of what `compile` has stored
 _NAME = "{}_loss"  # name of an output's loss in logs
-# Where updates of a model's metrics are noted instead of made, by the metric's name, in this thread.
-_updates: contextvars.ContextVar[dict[str, list[tuple]] | None] = contextvars.ContextVar("updates", default=None)
+# Where updates of a model's metrics are noted instead of made, in this thread.
+_notes: contextvars.ContextVar[Notes | None] = contextvars.ContextVar("notes", default=None)
 # (a loss of one output before it is divided, as a scalar to minimize; where each is noted by name), of this thread.
 _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar("losses")
 
@@ -48,8 +49,8 @@ def compile_values(model: tf.keras.Model) -> dict[str, Any]:
     """
     stored = vars(model._compile_config)
     if _VALUES not in stored:
-        decided = {**{name: arguments(model)[name] for name in _DECIDING}, "optimizer": model.optimizer}
-        stored[_VALUES] = _described(decided)
+        given = arguments(model)
+        stored[_VALUES] = _described({**{name: given.get(name) for name in _DECIDING}, **optimizers_in(model)})
     return stored[_VALUES]
 
 
@@ -116,8 +117,68 @@ def kept_metrics(model: tf.keras.Model) -> dict[str, tf.keras.metrics.Metric]:
     return {f"{layer.path}.{metric.name}": metric for layer in model._flatten_layers() for metric in layer._metrics}
 
 
-class KeptMetrics:
-    """The metrics that a model's layers keep, and what its loss updates, which replicas can't: `noted` has the updates.
+def all_metrics(model: tf.keras.Model) -> list[tf.keras.metrics.Metric]:
+    """Returns the metrics of a compiled model: of its layers, of `compile`, of its `metrics`, and Keras's of losses."""
+    compiled, loss = model._compile_metrics, model._compile_loss
+    found = [*kept_metrics(model).values(), *model.metrics, model._loss_tracker]
+    found += compiled.metrics if compiled is not None and compiled.built else ()
+    found += loss.metrics if loss is not None and loss.built else ()
+    return [*{id(one): one for one in found if one is not None and not isinstance(one, CompileMetrics)}.values()]
+
+
+class Notes(NamedTuple):
+    """What a step does with metrics.
+
+    Attributes:
+      updates: the arguments of each update, by metric.
+      results: each tensor that a metric's `result` returned, its metric, and its key if the result is a dictionary.
+      graph: the graph of the step itself, not of a branch or loop in it.
+    """
+
+    updates: dict[tf.keras.metrics.Metric, list[tuple]]
+    results: list[tuple[tf.Tensor, tf.keras.metrics.Metric, str | None]]
+    graph: tf.Graph
+
+
+class NotedMetrics:
+    """Metrics of a model, whose updates are noted while a step is traced: each replica would make its own.
+
+    Args:
+      metrics: the metrics; None, the one of a single output's loss, is left out.
+    """
+
+    def __init__(self, metrics: Iterable[tf.keras.metrics.Metric | None] = ()):
+        self._taken = TakenOver({"update_state": _update_state, "result": _result})
+        self.note(metrics)
+
+    def note(self, metrics: Iterable[tf.keras.metrics.Metric | None]) -> None:
+        """Takes over the updates of some metrics."""
+        for metric in (x for x in metrics if x is not None):
+            self._taken.add(metric)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def made() -> Iterator[None]:
+        """Makes updates in this context, also within one of `noting`."""
+        token = _notes.set(None)
+        try:
+            yield
+        finally:
+            _notes.reset(token)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[Notes]:
+        """Yields the notes of what is done in this context."""
+        token = _notes.set(notes := Notes({}, [], tf.compat.v1.get_default_graph()))
+        try:
+            with self._taken:
+                yield notes
+        finally:
+            _notes.reset(token)
+
+
+class KeptMetrics(NotedMetrics):
+    """The metrics that a model's layers keep, and those that its loss updates.
 
     Args:
       model: a model that is compiled and built.
@@ -129,47 +190,23 @@ class KeptMetrics:
 
     def __init__(self, model: tf.keras.Model):
         self.metrics: dict[str, tf.keras.metrics.Metric] = {}
-        self._noted: list[tf.keras.metrics.Metric] = []
-        self._depth = 0  # of contexts of `noted`, outside which users' metrics are as they were
-        self.note(layer_metrics := list(kept_metrics(model).values()))
+        super().__init__(layer_metrics := list(kept_metrics(model).values()))
         self.kept = {metric.name for metric in layer_metrics} - {"loss"}
 
-    def note(self, metrics: Sequence[tf.keras.metrics.Metric | None]) -> None:
-        """Takes over the updates of some metrics; those of a single output's loss are None."""
-        for metric in (x for x in metrics if x is not None):
-            self._noted.append(metric)
-            if self._depth:
-                _take_over(metric)
-            if metric.name != "loss":
-                self.metrics[metric.name] = metric
-
-    @staticmethod
-    @contextlib.contextmanager
-    def made() -> Iterator[None]:
-        """Makes updates in this context, also within one of `noted`."""
-        token = _updates.set(None)
-        try:
-            yield
-        finally:
-            _updates.reset(token)
+    def note(self, metrics: Iterable[tf.keras.metrics.Metric | None]) -> None:
+        metrics = [metric for metric in metrics if metric is not None]
+        super().note(metrics)
+        self.metrics |= {metric.name: metric for metric in metrics if metric.name != "loss"}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[dict[str, list[tuple]]]:
-        """Yields the arguments of each update that is made in this context, by the metric's name."""
-        noted: dict[str, list[tuple]] = {}
-        token = _updates.set(noted)
-        self._depth += 1
-        for metric in self._noted:
-            _take_over(metric)
-        try:
-            yield noted
-        finally:
-            _updates.reset(token)
-            self._depth -= 1
-            for metric in () if self._depth else self._noted:
-                vars(metric).pop("update_state", None)
-            for name in noted.keys() - self.metrics.keys():
-                del noted[name]
+        """Yields the arguments of each update that is made in this context, by the metric's name, after it."""
+        by_name: dict[str, list[tuple]] = {}
+        with self.noting() as notes:
+            yield by_name
+        for metric, updates in notes.updates.items():
+            if metric.name in self.metrics:
+                by_name.setdefault(metric.name, []).extend(updates)
 
 
 class OwnLoss:
@@ -205,19 +242,33 @@ class OwnLoss:
         return tf.cast(loss, tf.float32), noted
 
 
-def _take_over(metric: tf.keras.metrics.Metric) -> None:
-    vars(metric)["update_state"] = functools.partial(_update_state, metric)
-
-
 def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):
-    """Updates a metric, or notes the arguments in `KeptMetrics.noted`."""
+    """Updates a metric, or notes the arguments."""
     update = type(metric).update_state
-    if (noted := _updates.get()) is None:
+    if (notes := _notes.get()) is None:
         return update(metric, *arguments, **keywords)
+    if tf.compat.v1.get_default_graph() is not notes.graph:
+        raise UsageError(
+            f"the step updates the metric {metric.name} within tf.cond, a loop or a tf.function, from where its sums "
+            "can't be taken; update it at each step, with a weight of 0 where it does not count"
+        )
     given = inspect.signature(update).bind(metric, *arguments, **keywords).args[1:]
     tensors = tuple(tf.convert_to_tensor(tensor) for tensor in given if tensor is not None)
-    noted.setdefault(metric.name, []).append(tensors)
+    notes.updates.setdefault(metric, []).append(tensors)
     return None
+
+
+def _result(metric: tf.keras.metrics.Metric):
+    """Computes a metric's result, and notes its tensors, by which to know them again."""
+    result = type(metric).result(metric)
+    if (notes := _notes.get()) is None:
+        return result
+
+    def noted(value, key=None) -> tf.Tensor:
+        notes.results.append((tf.identity(value), metric, key))
+        return notes.results[-1][0]
+
+    return {key: noted(x, key) for key, x in result.items()} if isinstance(result, dict) else noted(result)
 
 
 def is_mean(metric: tf.keras.metrics.Metric) -> bool:

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
-from tensorflow.python.framework import auto_control_deps_utils, config
+from tensorflow.python.framework import auto_control_deps_utils, config, op_def_registry
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
 from tensorflow.python.util import pywrap_xla_ops
 
@@ -87,7 +89,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restores the result of `random_state`."""
+    """Sets this thread's eager seed and generator to those of `random_state`."""
     vars(context.context()).update(state)
 
 
@@ -126,6 +128,26 @@ def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.
         all_reduce=lambda self, reduce_op, value, options=None: own(value),
         all_gather=lambda self, value, axis, options=None: own(value),
     )
+
+
+def eager_variables() -> contextlib.AbstractContextManager:
+    """Makes variables in this context, of a function that is traced, as if they were made outside of it.
+
+    A traced function lifts their initial values out of its graph, which it can't from that of a replica.
+    """
+    strategy = tf.distribute.get_strategy()
+    names = ("initial_value", "trainable", "name", "dtype", "constraint", "synchronization", "aggregation", "shape")
+
+    def make(keywords: Mapping[str, Any]) -> tf.Variable:
+        with strategy.scope() if strategy is not default_strategy() else contextlib.nullcontext():
+            return tf.Variable(**{name: value for name, value in keywords.items() if name in names})
+
+    def create(_, **keywords) -> tf.Variable:
+        # In a thread of its own, since a replica's is within that replica's graph and context.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            return thread.submit(make, keywords).result()
+
+    return tf.variable_creator_scope(create)
 
 
 def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
@@ -440,6 +462,13 @@ def may_write(op: tf.Operation) -> list[tf.Tensor]:
 def xla_kernels() -> set[str]:
     """Returns the kinds of ops that XLA has a kernel for, on CPUs or GPUs."""
     return {*pywrap_xla_ops.get_cpu_kernel_names(), *pywrap_xla_ops.get_gpu_kernel_names()}
+
+
+@functools.cache
+def has_two_seeds(kind: str) -> bool:
+    """Returns whether ops of a kind have two seeds, by TensorFlow's registry."""
+    definition = op_def_registry.get(kind)
+    return definition is not None and {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}
 
 
 def has_state_beside_variables(node: Any) -> bool:

@@ -6,19 +6,13 @@ import dataclasses
 
 import tensorflow as tf
 
-from .. import logging
 from ..errors import UsageError
 from ..internals import keras
 from ..step.options import CLIPS, StepOptions
+from .own_step import METHODS
 
-# Methods of a Keras model that customize Keras's loop, and the equivalent method of Trainer.
-_INSTEAD = {
-    "train_step": "train_step",
-    "test_step": "eval_step",
-    "compute_metrics": "metrics",
-    "make_train_function": "train_step",
-    "make_test_function": "eval_step",
-}
+# Methods of a Keras model that make Keras's loop, and those that make a step of it, which are run.
+_INSTEAD = {"make_train_function": "train_step", "make_test_function": "test_step"}
 # Arguments of `compile` about the update, and the run's options that would set them a second time.
 _SET_BY_COMPILE = {
     **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
@@ -41,28 +35,27 @@ def check(model) -> None:
     name = type(model).__name__
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
-    for method, instead in _INSTEAD.items():
-        if keras.overrides(model, method):
-            raise UsageError(
-                f"{name} overrides {method}, which only Keras's loop would call; write a crankshaft.Trainer "
-                f"with build_model and {instead}"
-            )
-    if model.run_eagerly:
-        logging.warning("%s is compiled with run_eagerly=True; steps are compiled here all the same", name)
-    if model.optimizer is None:
+    if overridden := [method for method in _INSTEAD if keras.overrides(model, method)]:
+        instead = dict.fromkeys(_INSTEAD[method] for method in overridden)
+        raise UsageError(
+            f"{name} overrides {', '.join(overridden)}, which only Keras's loop would call; "
+            f"override {', '.join(instead)} (docs/keras.md)"
+        )
+    if model.optimizer is None and not keras.overrides(model, "train_step"):
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
 
 
 def step_options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> StepOptions:
     """Returns the run's options with those of `compile`. Raises UsageError if both set one."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    compiled = dataclasses.replace(
-        options,
-        precision=options.precision if optimizer is model.optimizer else "float16",
-        clip_norm=optimizer.global_clipnorm or 0.0,
-        clip_variable_norm=optimizer.clipnorm or 0.0,
-        clip_value=optimizer.clipvalue or 0.0,
-    )
+    optimizer, compiled = getattr(model.optimizer, "inner_optimizer", model.optimizer), options
+    if not any(keras.overrides(model, method) for method in METHODS):  # in whose steps each optimizer has its own
+        compiled = dataclasses.replace(
+            options,
+            precision=options.precision if optimizer is model.optimizer else "float16",
+            clip_norm=optimizer.global_clipnorm or 0.0,
+            clip_variable_norm=optimizer.clipnorm or 0.0,
+            clip_value=optimizer.clipvalue or 0.0,
+        )
     for name, argument in _SET_BY_COMPILE.items():
         if getattr(options, name) not in (
             getattr(StepOptions(), name),

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,15 +17,17 @@ from ..build import build_layers, make_optimizer
 from ..data import form
 from ..errors import UsageError, counted, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
+from ..internals.variables import tracked_variables
 from ..metrics.means import FEW_CLASSES, confusion_matrix, weighable
 from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
 from ..optimizers.loss_scale import DynamicLossScale
 from ..step import batches, diagnosis
-from ..step.context import StepContext, step_context
+from ..step.context import StepContext, TracedLoss, step_context
 from ..step.gathering import gather_together
+from ..step.gradients import BatchLosses
 from ..trainer import Trainer
-from . import trials
+from . import own_step, trials
 from .compiled_model import check, step_options
 from .keras_metrics import KerasMetric
 
@@ -94,10 +97,12 @@ class KerasTrainer(Trainer):
     default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
+    saved_places = "an attribute of the model, a layer, a constraint or a tf.keras.losses.Loss (also in a list)"
 
     def __init__(self, **arguments):
         super().__init__()
         self._arguments = arguments
+        self._own_steps: own_step.OwnSteps | None = None
 
     @classmethod
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
@@ -155,8 +160,9 @@ class KerasTrainer(Trainer):
         if not cls.is_built:
             return on_one
         model = cls.make()
-        both = model, getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        return all(not keras.has_strategy(x) if on_one else keras.scope_strategy(x) is distribution for x in both)
+        optimizers = [getattr(one, "inner_optimizer", one) for one in keras.optimizers_in(model).values()]
+        parts = model, *optimizers
+        return all(not keras.has_strategy(x) if on_one else keras.scope_strategy(x) is distribution for x in parts)
 
     def build(self) -> None:
         source = type(self).make(**self._arguments)
@@ -164,25 +170,74 @@ class KerasTrainer(Trainer):
         self.run_context = dataclasses.replace(
             self.run_context, options=step_options(self.run_context.options, source, self.is_built)
         )
-        is_copy = self.is_built and not self.run_context.in_place
+        is_itself = self.run_context.in_place or not self.is_built
         self.model = source
-        if is_copy:
-            with _by_configuration(source):
-                self.model = keras_copy.copied(source)
-                self.model.compile(**keras_compile.arguments(source))
-                if not source.built:
-                    keras_copy.complete(source, self.model)
-        _build(self, self.model)
-        if is_copy and source.built:
-            with _by_configuration(source):
-                keras_copy.complete(source, self.model)
-            keras_copy.copy_state(source, self.model)
+        if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
+            self._build_own_steps(own[0], not is_itself)
+            return
+        if not is_itself:
+            self.model = self._copied(source)
+        build_layers(self, self.model)
+        if self.is_built and is_itself and self.run_context.options.ema_decay:
+            self._copied(source)  # as where the averages will be: what can't be copied is found before the first step
+        in_losses = tracked_variables(types.SimpleNamespace(**keras_compile.arguments(source)))
+        listed = {id(variable) for variable in self.model.variables}
+        self.loss_variables = [variable for variable in in_losses.values() if id(variable) not in listed]
         self.wants_jit = bool(source.jit_compile)
         keras_compile.compile_values(source)  # before callbacks set others
         self._build_optimizer(source)
         if not self.run_context.only_predicts:
             self._build_losses()
         self.compiled_state = keras_compile.CompiledState(self.model)
+
+    def _build_own_steps(self, method: str, is_copy: bool) -> None:
+        """Builds a model that overrides a step of Keras's loop: with what the trace of its steps makes and applies."""
+        if is_copy:
+            raise UsageError(
+                f"{type(self.model).__name__} overrides {method}, and can't be copied to where it would be trained; "
+                "pass a function that makes and compiles the model"
+            )
+        self.wants_jit = bool(self.model.jit_compile)
+        if self.run_context.only_predicts:
+            build_layers(self, self.model)
+        else:
+            self._own_steps = own_step.OwnSteps(self, self._to_data)
+            self._own_steps.build(self._adopt)
+            # As attributes, so that checkpoints have them.
+            self.own_optimizers, self.own_loss_scales = self._own_steps.optimizers, self._own_steps.loss_scales
+        self.compiled_state = keras_compile.CompiledState(self.model)
+
+    def _adopt(self, optimizer: tf.keras.optimizers.Optimizer, variables: Sequence) -> KerasOptimizer:
+        """Makes the engine's optimizer of one that the model applies itself to variables."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if inner.built:
+            variables = keras_copy.updated_by(inner)
+        engines = make_optimizer(self, variables, KerasOptimizer(inner, as_compiled=True))
+        if not optimizer.built:  # a LossScaleOptimizer
+            optimizer.build(variables)
+        return engines
+
+    def _to_data(self, batch) -> Any:
+        """Converts a batch to what Keras's `fit` passes to a step: x, (x,), (x, y) or (x, y, sample_weight)."""
+        fields = form.fields(form.map_padded(self._unwrap_padded, batch))
+        labels, weights = self._weighed(fields.labels)
+        return tf.keras.utils.pack_x_y_sample_weight(
+            fields.features, labels, fields.weights if weights is None else weights
+        )
+
+    def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
+        """Returns a built copy of a compiled model, with its weights if it has any."""
+        with _by_configuration(source):
+            copy = keras_copy.copied(source)
+            copy.compile(**keras_compile.arguments(source))
+            if not source.built:
+                keras_copy.complete(source, copy)
+        build_layers(self, copy)
+        if source.built:
+            with _by_configuration(source):
+                keras_copy.complete(source, copy)
+            keras_copy.copy_state(source, copy)
+        return copy
 
     def _build_optimizer(self, source: tf.keras.Model) -> None:
         scaled = source.optimizer
@@ -219,6 +274,7 @@ class KerasTrainer(Trainer):
         if inner is not compiled and compiled.built:
             self.loss_scale.copy_from(compiled)
         if inner.built:
+            self.optimizer.iterations.assign(inner.iterations)
             self.optimizer.update_counts.assign(
                 tf.fill([len(self.optimizer.all_variables)], tf.cast(inner.iterations, tf.int64))
             )
@@ -229,14 +285,15 @@ class KerasTrainer(Trainer):
         if not cls.is_built:
             return 0
         model = cls.make()
-        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        return max(int(inner.iterations.numpy()), vars(model).get(_UPDATES, 0))
+        by_runs = vars(model).get(_UPDATES, 0)
+        return by_runs if model.optimizer is None else max(int(model.optimizer.iterations.numpy()), by_runs)
 
     def restart(self, updates_before: int) -> None:
         """Prepares for another run of the same model itself, whose compiled steps are used again."""
         self.run_context.updates_before.assign(updates_before)
         keras.seed_again(self.run_context.host_seed)
-        self._continue_from(self.model.optimizer)
+        if not self._own_steps:  # in which optimizers count for themselves
+            self._continue_from(self.model.optimizer)
 
     @property
     def compile_values(self) -> dict[str, Any]:
@@ -248,11 +305,13 @@ class KerasTrainer(Trainer):
         """The variables of the compiled optimizer, with the present loss scale."""
         if self.inventory.loss_scale and hasattr(self.model.optimizer, "dynamic_scale"):
             self.inventory.loss_scale.copy_to(self.model.optimizer)
-        return self.model.optimizer.variables
+        return [] if self.model.optimizer is None else self.model.optimizer.variables
 
     @property
     def unreset(self) -> list[str]:
         """The names of metrics whose `reset_state` does nothing: callbacks get their values over the run."""
+        if self._own_steps:
+            return self._own_steps.unreset
         by_name = self._metrics.by_name if self._metrics else {}
         return [name for name, metric in by_name.items() if keras.is_unreset(metric.metric)]
 
@@ -260,18 +319,28 @@ class KerasTrainer(Trainer):
         """Makes the losses and metrics that the model is compiled with, by a trace of both on one batch."""
         compiled = keras_compile.arguments(self.model)
         fields = form.fields(form.values(form.element_spec(self.run_context.example)))
-        specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x), fields)
         self._kept = keras_compile.KeptMetrics(self.model)
         is_own = keras.overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
-        self._losses = None if is_own else self._compiled_losses(compiled, specs.labels is not None)
+        self._losses = None if is_own else self._compiled_losses(compiled, fields.labels is not None)
         traces: list[_Trace] = []
 
         def trace(*batch):
-            traces.append(self._trace(compiled, *batch))
+            # In replicas, as steps are: layers may exchange values.
+            tf.distribute.get_strategy().run(lambda *batch: traces.append(self._trace(compiled, *batch)), batch)
             return traces[-1].outputs
 
-        outputs = tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+        def traced(size: int | None = None) -> tuple[Any, Any]:
+            specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
+            try:
+                return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
+            except Exception:  # of any class: `squeeze` has a rank only in a batch of known size, as a step's is
+                with contextlib.suppress(Exception):
+                    if size is None:
+                        return traced(2)
+                raise
+
+        specs, outputs = traced()
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
@@ -283,7 +352,9 @@ class KerasTrainer(Trainer):
             labels_and_outputs = self._weighed(specs.labels)[0], outputs
             symbols = tf.nest.map_structure(lambda x: None if x is None else keras.symbol(x), labels_and_outputs)
             self._metrics = keras_compile.Metrics(self.model, *symbols)
-            sums |= {name: KerasMetric(metric.metric) for name, metric in self._metrics.by_name.items()}
+            sums |= {
+                name: KerasMetric(metric.metric, has_one_length=True) for name, metric in self._metrics.by_name.items()
+            }
         self._sums = sums
 
     def _compiled_losses(self, compiled: Mapping[str, Any], has_labels: bool) -> keras_compile.Losses | None:
@@ -306,7 +377,8 @@ class KerasTrainer(Trainer):
                 self.forward(features, training=False)
             outputs = self.forward(features, training=True)  # which may be more, and losses are of these in Keras
         labels, weights = self._weighed(labels)
-        _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
+        if self._own_loss is None or compiled["metrics"] or compiled["weighted_metrics"]:
+            _check_names(compiled, labels, outputs, getattr(self.model, "output_names", None) or ())
         is_masked = False
         if self._own_loss is not None:
             weights = example_weights if weights is None else weights
@@ -349,7 +421,7 @@ class KerasTrainer(Trainer):
             metric, is_scalar = self._kept.metrics[name], [not all(x.shape.rank for x in given) for given in update]
             is_weighed = name in self._kept.kept and len(update[0]) > 1
             if not any(is_scalar):
-                sums[name] = KerasMetric(metric)
+                sums[name] = KerasMetric(metric, has_one_length=True)
             elif not all(is_scalar) or not keras_compile.is_mean(metric) or is_weighed:
                 raise UsageError(
                     f"{type(self.model).__name__} updates {name}, which is not a Mean, with one number of the batch; "
@@ -378,27 +450,36 @@ class KerasTrainer(Trainer):
             return [_OWN] if own_sums else [loss.name for loss in self._losses.keras_losses]
         return names
 
+    @property
+    def reports_loss(self) -> bool:
+        return self._own_steps is None  # one of its own may return none
+
+    def eval_step(self, batch):
+        return self._own_steps.test(batch) if self._own_steps else super().eval_step(batch)
+
     def train_step(self, batch) -> dict[str, Any]:
+        if self._own_steps:
+            return self._own_steps.train(batch)
         if self.trainable_variables or not self.run_context.in_place:
             return super().train_step(batch)
         # As in Keras, there is no update without weights to train.
         with keras.computing_with(step_context().values):
-            _, _, metrics = self._forward_losses(batch, training=True)
-            return metrics()
+            return self._forward_losses(batch, training=True).metrics()
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
         # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.
         return padded.tensor if isinstance(padded, form.Ragged) else padded.values
 
-    def _losses_by_name(self, outputs, batch, training: bool) -> dict[str, Any]:
+    def _model_losses(self, outputs, batch) -> dict[str, Any] | None:
         if self._own_loss is None:
-            return super()._losses_by_name(outputs, batch, training)
+            return None
         batch = form.map_padded(self._unwrap_padded, batch)
         # Called once per step, with the weights: layers that it calls may change their state.
         compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
         with diagnosis.labels_as_numbers(batch, self):
             owner = f"{type(self).__name__}.{_OWN}"
-            total, pairs = diagnosis.without_pairs(compute, owner, outputs, batches.counted(batch))
+            total, pairs = compute(outputs, counted := batches.counted(batch))
+        step_context().losses.append(TracedLoss(owner, outputs, counted, (total, pairs)))
         return {**pairs, "loss": Mean(total, _size(batch))}
 
     def loss(self, outputs, batch) -> Mean:
@@ -514,19 +595,25 @@ class KerasTrainer(Trainer):
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
         return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
-    def _forward_losses(
-        self, batch, training: bool
-    ) -> tuple[Any, dict[str, Mean | SumOfMeans], Callable[[], dict[str, Any]]]:
+    def _forward_losses(self, batch, training: bool) -> BatchLosses:
         with self._kept.noted() as updates:
-            outputs, losses, metrics = super()._forward_losses(batch, training)
-        return outputs, losses, lambda: {**self._layer_pairs(updates, batch), **metrics()}
+            losses = super()._forward_losses(batch, training)
+        return losses._replace(metrics=lambda: {**self._layer_pairs(updates, batch), **losses.metrics()})
 
     def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
         return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
 
-    def _with_penalties(self, loss: Mean | SumOfMeans) -> Mean | SumOfMeans | None:
-        whole = super()._with_penalties(loss)
+    def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
+        whole = super()._with_penalties(loss, batch)
         return None if self._own_loss else whole  # it has added what layers add, or left it out
+
+    def _check_sums(self) -> None:
+        super()._check_sums()
+        if self._own_loss and not self.reduction.alone():
+            raise UsageError(
+                f"{type(self.model).__name__} has its own compute_loss, and a layer adds an array to the loss "
+                "(add_loss), of which each replica has a part; add its mean, or use one device"
+            )
 
     def _gathered(self, nest):
         """Gathers a nest of tensors [examples, ...] from all replicas, outputs with their masks."""
@@ -589,26 +676,15 @@ def _check_names(compiled: Mapping[str, Any], labels: Any, outputs: Any, output_
         )
 
 
-def _build(trainer: KerasTrainer, model: tf.keras.Model) -> None:
-    """Makes a model's variables; does nothing if they exist."""
-    features = form.features(trainer.run_context.example)
-    specs = form.values(form.element_spec(features))
-    if model.built or not any(spec.is_ragged for spec in tf.nest.flatten(specs)):
-        build_layers(trainer, model)
-    else:
-        keras.build_for(model, tf.nest.map_structure(form.batch_spec, specs))
-
-
 @contextlib.contextmanager
 def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
     try:
         yield
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"Keras can't recreate {type(model).__name__} from its configuration "
-            f"({' '.join(str(error).split())[:120]}); implement get_config, or pass a function that returns the "
-            "compiled model"
+            f"Keras can't recreate {type(model).__name__} from its configuration ({reason(error)[:120]}); implement "
+            "get_config, or pass a function that returns the compiled model"
         ) from error
 
 
@@ -627,14 +703,13 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
       updates: the number of the model's updates so far.
     """
     vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
+    if trained is model:
+        return
     if not model.built:
-        _build(trainer, model)
-    if trained is not model:
-        for theirs, mine in zip(model.weights, trained.weights, strict=True):
-            theirs.assign(mine)
+        build_layers(trainer, model)
+    for theirs, mine in zip(model.weights, trained.weights, strict=True):
+        theirs.assign(mine)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    trained_by = trainer.optimizer_variables
-    for theirs, mine in zip(model.optimizer.variables, trained_by, strict=True):
-        if theirs is not mine:
-            theirs.assign(mine)
+    for theirs, mine in zip(model.optimizer.variables, trainer.optimizer_variables, strict=True):
+        theirs.assign(mine)

@@ -68,7 +68,7 @@ def describe(variables: Mapping[str, str]) -> dict:
 def versions() -> dict[str, str | None]:
     """Returns versions by name; None for crankshaft if it runs from its sources."""
     try:
-        crankshaft = importlib.metadata.version("crankshaft")
+        crankshaft = importlib.metadata.version("crankshaft-train")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
         crankshaft = None
     return {

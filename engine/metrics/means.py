@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,10 +26,10 @@ def is_loss(name: str) -> bool:
 
 
 @functools.cache
-def _directed(direction: str | None) -> type[Mean]:
-    if direction not in (None, "max", "min"):
+def _directed(direction: str) -> type[Mean]:
+    if direction not in ("max", "min"):
         raise UsageError(f"direction={direction!r} is unknown; use 'max' or 'min', or leave it out")
-    return type("Mean", (Mean,), {"direction": direction}) if direction else Mean
+    return type("Mean", (Mean,), {"direction": direction})
 
 
 def mean(values, weights=None, direction: str | None = None) -> Mean:
@@ -54,7 +55,7 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
       >>> float(pair.total), float(pair.count)
       (9.0, 3.0)
     """
-    values, kind = tf.cast(values, tf.float32), _directed(direction)
+    values, kind = tf.cast(values, tf.float32), Mean if direction is None else _directed(direction)
 
     def weigh(examples):
         return mean(values, combined(weights, examples, values), direction)
@@ -182,32 +183,45 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return examples if weights is None else tf.cast(weights, tf.float32) * examples
 
 
-def as_pair(pair, owner: str, weights=None) -> Pair:
+def as_pair(pair, owner: str, weights=None, is_loss: bool = False, check_values: bool = False) -> Any:
     """Converts a pair (total, count) to its kind, with scalar float32 tensors; a plain tuple becomes a `Mean`.
 
-    With the examples' `weights`, float32 [batch], it is weighted by them; a pair from outside this module is unchanged.
+    Args:
+      owner: the method that returned it, for messages.
+      weights: the examples' weights, float32 [batch], by which the pair is weighted; None if there are none.
+      is_loss: whether weights that can't be applied are an error; a metric without values of examples stays as it is.
+      check_values: whether to add asserts.
 
     Raises:
-      UsageError: it is not a pair; the message begins with `owner`.
+      UsageError: it is not a pair, or weights can't be applied to it.
     """
-    if weights is not None and getattr(pair, "weigh", None):
-        pair = pair.weigh(weights)
-    if isinstance(pair, VECTORS):
-        return pair
+    weigh = getattr(pair, "weigh", None)
+    if weights is not None and is_loss and weigh is None:
+        raise UsageError(
+            f"{owner}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
+            "return crankshaft.mean(losses), all that belongs to an example added up before"
+        )
+    if weights is not None and weigh:
+        pair = weigh(weights)
     if isinstance(pair, tf.keras.metrics.Metric):
         raise UsageError(
             f"{owner}: a Keras metric is not a pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
             f"__init__ or build, and return self.{pair.name}(labels, predictions)"
         )
-    if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise UsageError(f"{owner}: a {type(pair).__name__} is not a pair (total, count); {_suggestion(pair)}")
-    total, count = (tf.cast(part, tf.float32) for part in pair)
-    for name, part in (("total", total), ("count", count)):
-        if part.shape.rank not in (None, 0):
-            raise UsageError(
-                f"{owner}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
-            )
-    return (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
+    if not isinstance(pair, VECTORS):
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise UsageError(f"{owner}: a {type(pair).__name__} is not a pair (total, count); {_suggestion(pair)}")
+        total, count = (tf.cast(part, tf.float32) for part in pair)
+        for name, part in (("total", total), ("count", count)):
+            if part.shape.rank not in (None, 0):
+                raise UsageError(
+                    f"{owner}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
+                )
+        pair = (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
+    if check_values:
+        message = f"{owner}: its count is negative or not finite; count examples, or add weights up"
+        tf.debugging.Assert(tf.logical_and(pair.count >= 0, tf.math.is_finite(pair.count)), [message, pair.count])
+    return pair
 
 
 def _suggestion(returned) -> str:
@@ -223,32 +237,18 @@ def _suggestion(returned) -> str:
     return line
 
 
-def as_loss(pair, owner: str, weights=None, check_values: bool = False) -> Mean:
-    """Converts a loss by `as_pair`; ValueError if weights can't be applied to it. `check_values` adds asserts."""
-    if weights is not None and not getattr(pair, "weigh", None):
-        raise UsageError(
-            f"{owner}: the data has weights, and its pair was not made by crankshaft.mean, so they can't be applied; "
-            "return crankshaft.mean(losses), all that belongs to an example added up before"
-        )
-    pair = as_pair(pair, owner, weights)
-    if check_values:
-        message = f"{owner}: its count is negative or not finite; count examples, or add weights up"
-        tf.debugging.Assert(tf.logical_and(pair.count >= 0, tf.math.is_finite(pair.count)), [message, pair.count])
-    return pair
-
-
 def as_losses(returned, owner: str, weights=None, check_values: bool = False) -> dict[str, Mean | SumOfMeans]:
-    """Converts a loss by `as_loss`, a dictionary's each; returns `loss`, of several their sum, and each under its name.
+    """Converts a loss by `as_pair`, a dictionary's each; returns `loss`, of several their sum, and each under its name.
 
     Raises:
       UsageError: one is not a mean, or a name can't be a metric's; the message begins with `owner`.
     """
     if not isinstance(returned, dict):
-        return {"loss": as_loss(returned, owner, weights, check_values)}
+        return {"loss": as_pair(returned, owner, weights, True, check_values)}
     means: dict[str, Mean] = {}
     for name, mean_of_it in returned.items():
         _check_name(name, owner)
-        pair = as_loss(mean_of_it, f"{owner}[{name!r}]", weights, check_values)
+        pair = as_pair(mean_of_it, f"{owner}[{name!r}]", weights, True, check_values)
         if not isinstance(pair, Mean):
             raise UsageError(f"{owner}[{name!r}] is a {type(pair).__name__}; return a crankshaft.mean(losses)")
         means[name] = type(pair)(tf.where(pair.count == 0.0, 0.0, pair.total), pair.count)

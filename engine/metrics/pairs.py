@@ -75,9 +75,9 @@ class Mean(Pair):
     def value(self) -> float | None:
         return self.total / self.count if self.count else None
 
-    def plus(self, number: tf.Tensor) -> Mean:
-        """Returns the pair whose value is larger by a scalar. Replica code."""
-        return Mean(self.total + self.count * number, self.count)
+    def plus(self, total: tf.Tensor) -> Mean:
+        """Returns the pair with a scalar added to its sum. Replica code."""
+        return Mean(self.total + total, self.count)
 
     def __mul__(self, factor) -> Mean:
         if isinstance(self, (RootMean, ExpMean)):
@@ -98,9 +98,9 @@ class SumOfMeans(Pair):
         counted = self.count != 0
         return float((self.total[counted] / self.count[counted]).sum()) if counted.any() else None
 
-    def plus(self, number: tf.Tensor) -> SumOfMeans:
-        """Returns the pair whose value is larger by a scalar. Replica code."""
-        return SumOfMeans(tf.concat([self.total, [[self.count * number, self.count]]], 0), self.count)
+    def plus(self, total: tf.Tensor) -> SumOfMeans:
+        """Returns the pair with one more mean, a scalar by the counts' sum. Replica code."""
+        return SumOfMeans(tf.concat([self.total, [[total, self.count]]], 0), self.count)
 
 
 class RootMean(Mean):

@@ -71,7 +71,7 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
     metrics; these are concatenated, not added up.
     """
     scalars, vectors = _in_order(metrics)
-    rows = [tf.stack([tf.cast(tf.stack(metrics[name]), dtype) for name in scalars])] if scalars else []
+    rows = [tf.stack([tf.cast(tf.stack([*metrics[name]]), dtype) for name in scalars])] if scalars else []
     scores: list[tf.Tensor] = []
     for name in vectors:
         pair = metrics[name]
@@ -81,7 +81,7 @@ def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False)
         elif isinstance(pair, (Auc, SumOfMeans)):
             rows.append(tf.cast(without_details({name: pair})[name].total, dtype))
         else:
-            rows.append(tf.cast(tf.stack(pair, axis=1), dtype))
+            rows.append(tf.cast(tf.stack([*pair], axis=1), dtype))
     rows += scores
     if not rows:
         return tf.zeros([0, 2], dtype)

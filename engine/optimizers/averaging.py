@@ -198,7 +198,7 @@ class Averaged(tf.keras.Model):
         self.reset()
 
     def call(self, *arguments, **keywords):
-        return keras.halves_in_float32(self.model(*arguments, **keywords))
+        return tf.nest.map_structure(keras.in_float32, self.model(*arguments, **keywords))
 
     def get_config(self):
         raise NotImplementedError("the trainer's build makes an Averaged model")  # so that no file claims to define it

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..internals import keras
-from ..internals.variables import tf_variable
+from ..internals.variables import read_local, tf_variable
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
 from .base import Optimizer, plain_settings
@@ -34,13 +34,15 @@ class KerasOptimizer(Optimizer):
       learning_rate: None keeps the optimizer's rate or schedule.
       weight_decay: None keeps the optimizer's decay and exclusions.
       as_compiled: whether the trainer applies its clipping as the engine's, and its average of the weights is used as
-        in Keras's `fit`: not in evaluations.
+        in Keras's `fit`: not in evaluations; and a variable's number of updates is the optimizer's, as in Keras, also
+        if some of them were of other variables.
     """
 
     _use_locking = False
 
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
-        self.keras_optimizer = None
+        self.keras_optimizer: tf.keras.optimizers.Optimizer = None  # made by `build`
+        self._counts_alike = as_compiled
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
         self._slots_by_id: Callable = {}.get  # of an optimizer that the program has built, none are known
         self._refused = _ENGINE_OPTIONS.keys() - (_COMPILE_OPTIONS if as_compiled else ())
@@ -147,6 +149,13 @@ class KerasOptimizer(Optimizer):
             slots = keras.build_with_slots(optimizer, [target.original for target in targets])
             self._slots_by_id = slots.get  # not a dictionary, which checkpoints would track
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
+
+    def _read_counts(self):
+        # Keras has one count for all variables, which a callback may assign, as it resets or restores their slots.
+        count = read_local(tf_variable(self.keras_optimizer.iterations))
+        if self._counts_alike:
+            return tf.fill(self.update_counts.shape, count)
+        return tf.where(tf.equal(count, read_local(self.iterations)), super()._read_counts(), count)
 
     def _row_slots(self, target):
         optimizer = self.keras_optimizer

@@ -23,7 +23,7 @@ from . import per_replica
 MEAN, SUM = tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM
 _LOW = 1 << 12  # integers are sent as two float32, whose sums over thousands of replicas are exact
 _RNN_STATE = "rnn_state"  # Keras's name for a stateful layer's state
-_ADD_ROWS = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
+ADD_ROWS = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
 
 
 class Aggregated(NamedTuple):
@@ -102,7 +102,8 @@ def assign(
 ) -> None:
     """Assigns each variable its aggregated value on all replicas, from the sums of `terms` and of the counts.
 
-    The values of those to which replicas add are then the ones in `before`.
+    The values of those to which replicas add are then the ones in `before`. The step's readings note which ops have
+    written the variables so far, for `assigned_since_sum`.
     """
     for (variable, by), total in zip(state, totals, strict=True):
         variable = tf_variable(variable)
@@ -118,6 +119,9 @@ def assign(
             before[id(variable)] = value
         with tf.name_scope(ENGINE_SCOPE):
             assign_local(variable, value)
+    counts = writes() if state else {}
+    noted = step_context().readings.aggregated
+    noted.update((id(variable), counts[id(tf_variable(variable).handle)]) for variable, _ in state)
 
 
 def assigned_since_sum(
@@ -156,10 +160,10 @@ def updates_explained(replicas: int) -> Iterator[None]:
         rows = (
             ""
             if is_apart
-            else f"; for rows of a replica's own examples, make it with aggregation='sum', and {_ADD_ROWS}"
+            else f"; for rows of a replica's own examples, make it with aggregation='sum', and {ADD_ROWS}"
         )
         raise UsageError(
-            f"{_described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
+            f"{described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
             f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{rows}"
         ) from error
 
@@ -172,97 +176,6 @@ def _exact_float32(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.stack([value // _LOW, value % _LOW]), tf.float32)
 
 
-class Doubts:
-    """Variables that a step may assign by its batch's size, since it computes with a constant that equals the size.
-
-    A second trace of the step, on three times as many examples, decides: a constant that stays is no size.
-    """
-
-    def __init__(self) -> None:
-        self._errors: dict[int, UsageError] = {}  # by the variable's `id`
-        self._decides = False
-
-    def __bool__(self) -> bool:
-        return bool(self._errors)
-
-    @contextlib.contextmanager
-    def deciding(self) -> Iterator[None]:
-        """Makes a step that is traced within the second trace. A step that takes no other size is refused."""
-        self._decides = True
-        try:
-            yield
-        except UsageError:
-            raise
-        except Exception as error:
-            raise next(iter(self._errors.values())) from error
-        finally:
-            self._errors, self._decides = {}, False
-
-    def examples(self, batch):
-        """Returns the batch on which to trace a step."""
-        if not self._decides:
-            return batch
-        return tf.nest.map_structure(lambda x: tf.concat([x] * 3, 0), batch, expand_composites=True)
-
-    def check(self, assignments: Assignments, variable: tf.Variable, error: UsageError) -> None:
-        """Raises an error if the variable is assigned by the replica's own examples."""
-        handles = [copy.handle for copy in per_replica.components(variable)]
-        if any(assignments.depend_on_batch(handle) for handle in handles):
-            raise error
-        if any(assignments.depend_on_batch(handle, by_size=True) for handle in handles):
-            if not self._decides:
-                self._errors[id(variable)] = error
-            elif id(variable) in self._errors:
-                raise error
-
-
-def check(
-    graph: tf.Graph,
-    batch,
-    replicas: int,
-    state: Sequence[Aggregated],
-    undeclared: Sequence[tf.Variable],
-    trained: Sequence[tf.Variable],
-    per_replica_variables: Sequence[tf.Variable],
-    doubts: Doubts,
-) -> None:
-    """Checks that each variable that a step assigns from its replica's examples is aggregated.
-
-    Args:
-      undeclared: untrained variables without a declared aggregation.
-      trained: variables whose gradients are summed.
-      doubts: gets the variables that only a second trace can decide about.
-
-    Raises:
-      UsageError: a variable has no aggregation, or one that is impossible.
-    """
-    copies = [component for variable in per_replica_variables for component in per_replica.components(variable)]
-    assignments = Assignments(graph, batch, [copy.handle for copy in copies])
-    by_own = f"each of {replicas} replicas assigns it by its own examples"
-    summed = "the batch's result of tf.distribute.get_replica_context().all_reduce('sum', ...)"
-    for variable in undeclared:
-        fix = (
-            "and it declares no aggregation of these values; make it with aggregation='sum' if the replicas' additions "
-            f"add up, 'mean', or 'only_first_replica', or assign {summed}"
-        )
-        doubts.check(assignments, variable, UsageError(f"{_described(variable)}: {by_own}, {fix}"))
-    for variable in trained:
-        fix = f"and a trained variable has to be equal on all of them; assign {summed}"
-        doubts.check(assignments, variable, UsageError(f"{_described(variable)}: {by_own}, {fix}"))
-    for variable, by in state:
-        if by == MEAN and not variable.dtype.is_floating:
-            raise UsageError(
-                f"{variable_path(variable)}: its aggregation is the mean, and its dtype is {variable.dtype.name}; use "
-                "'sum', 'only_first_replica', or make it float32"
-            )
-        if by == SUM and not all(assignments.only_add(copy.handle) for copy in per_replica.components(variable)):
-            raise UsageError(
-                f"{_described(variable)}: its aggregation is the sum of what replicas "
-                "add, and the step assigns it something other than itself plus something; use assign_add (for rows of "
-                f"the replica's own examples {_ADD_ROWS}), or sum the batch's share by "
-                "tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation out"
-            )
-
-
-def _described(variable: tf.Variable) -> str:
+def described(variable: tf.Variable) -> str:
+    """Returns a variable's path and shape, for messages."""
     return f"{variable_path(variable)} {variable.shape.as_list()}"

@@ -74,7 +74,8 @@ class LocalSgd(Reduction):
         """Returns this replica's own (gradients, count); zeros if it has no examples."""
         step_context().applied.mark("Reduction.sum")
         local, has_examples = Gradients(gradients), step_context().has_examples
-        self._watch_norm(gradients, count)
+        if "gradient_norm" in self.watched:
+            self._watch_norm(gradients, count)
         tf.raw_ops.AssignAddVariableOp(resource=self._period.examples.handle, value=self._example_count(count))
         return local if has_examples is None else local.with_values(_zero_unless(has_examples, local.values)), count
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from .. import logging
-from ..internals.variables import read_local, tf_variable, variable_path
+from ..internals.variables import compiled_once, read_local, tf_variable, variable_path
 from ..mesh import collectives
 
 _OTHER_REPLICAS = (
@@ -65,8 +65,7 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
         return [collectives.all_gather(context, read_local(variable)) for variable in variables]
 
-    # Not eager: TensorFlow would trace each of them, and warn.
-    rows = tf.function(lambda: strategy.run(replica_rows), autograph=False)()
+    rows = compiled_once(lambda: strategy.run(replica_rows))()  # eagerly, TensorFlow would trace each of them
     return [strategy.experimental_local_results(copies)[0] for copies in rows]
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals.graphs import writes
 from ..internals.tensorflow import is_only_replica, timestamp
 from ..internals.variables import tf_variable
 from ..mesh import collectives
@@ -126,37 +125,23 @@ class Reduction(tf.Module):
           if the mesh shards the optimizer, are made dense. If a variable's update is sharded (`engine.mesh.shards`), it
           is the shard that this replica updates.
         """
-        step_context().applied.mark("Reduction.sum")
-        return self._sum(gradients, count, self._aggregated_state(averages), variables)
-
-    def aggregate_again(self, batch, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:
-        """Aggregates what the step has assigned from this replica's batch since it last summed.
-
-        Args:
-          count: scalar float32, the batch's examples.
-        """
-        if not self.alone() and (late := assigned_since_sum(self._state(), batch, per_replica_variables)):
-            self._sum((), count, late, ())
-
-    def _sum(
-        self, gradients: Sequence, count, state: Sequence[Aggregated], variables: Sequence
-    ) -> tuple[Gradients, tf.Tensor]:
-        """Sums gradients of sharded variables over `data`, and those of copies across all replicas.
-
-        Of a sharded model only the first replica along `model` adds its gradients of copies, so all copies get the same
-        bits, although TensorFlow may order the arithmetic differently in each replica's graph.
-        """
-        mesh = step_context().mesh
+        context = step_context()
+        context.applied.mark("Reduction.sum")
+        state = self._state() if averages is None else [Aggregated(variable) for variable in averages]
+        self.averaged.update(id(tf_variable(variable)) for variable in averages or ())
+        mesh = context.mesh
         if mesh.all_replicas.size == 1:
             return Gradients(gradients), count
+        # A padded empty batch has one made-up example: its count is 0, and all that it gives is set to zero below.
         gradients, count = list(gradients), self._example_count(count)
-        if gradients:
+        if gradients and "gradient_norm" in self.watched:
             self._watch_norm(gradients, count)
         if mesh.is_sharded and len(variables) != len(gradients):
             raise UsageError(
                 "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
                 "for each gradient"
             )
+        # Replicas along `model` have the same examples: one of them counts them.
         count_once, is_on_mesh = mesh.zero_except_first_model_rank(count), mesh.is_sharded or mesh.shard_optimizer
         known = variables if is_on_mesh else ()
         pieces = [plan_update_shard(v, mesh) for v in known] or [None] * len(gradients)
@@ -167,27 +152,39 @@ class Reduction(tf.Module):
             if gradient is not None:
                 (slices if is_sparse else dense).append(i)
         summed: dict[int, Any] = {}
+        # Each kind goes over another axis, so each has buckets of its own.
         for in_pieces, is_sharded in itertools.product((True, False), repeat=2):  # the rest is last, with the count
             axis, counted = (mesh.data, count) if is_sharded else (mesh.all_replicas, count_once)
             indices = [i for i in dense if (bool(pieces[i]), bool(shardings[i])) == (in_pieces, is_sharded)]
             values = [zero_without_examples(tf.convert_to_tensor(gradients[i]), counted) for i in indices]
             items = [Item(x, exact=False, piece=pieces[i]) for i, x in zip(indices, values, strict=True)]
             if not (in_pieces or is_sharded):
-                items += [*aggregation_items(state, count_once), Item(count_once, exact=True)]
+                exact = (*terms(state, count_once, context.readings.accumulators), count_once)
+                items += [Item(term, exact=True) for term in exact]
             sums = self._sum_in_buckets(axis, items)
             summed.update(zip(indices, sums, strict=False))
+        # Rows of tables are gathered, not made dense: a table may have millions of rows that no replica has touched.
         summed.update((i, self._gather_slices(gradients[i], count_once)) for i in slices)
-        assign_aggregated(state, sums[len(indices) : -1], sums[-1])
+        assign(state, sums[len(indices) : -1], sums[-1], context.readings.accumulators)
         shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
         gradients = [summed.get(i) for i in range(len(gradients))]
         return Gradients(gradients, shardings=shardings if is_on_mesh else ()), sums[-1]
 
-    def _aggregated_state(self, averages: Sequence[tf.Variable] | None) -> Sequence[Aggregated]:
-        """Returns the variables that a sum aggregates: those of `build`, or the averages that a step passes."""
-        if averages is None:
-            return self._state()
-        self.averaged.update(id(tf_variable(variable)) for variable in averages)
-        return [Aggregated(variable) for variable in averages]
+    def aggregate_again(self, batch, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:
+        """Aggregates what the step has assigned from this replica's batch since it last summed.
+
+        Args:
+          count: scalar float32, the batch's examples.
+        """
+        if self.alone() or not (state := self._state()):
+            return
+        if late := assigned_since_sum(state, batch, per_replica_variables):
+            mesh = step_context().mesh
+            count = mesh.zero_except_first_model_rank(self._example_count(count))
+            before = step_context().readings.accumulators
+            items = [Item(term, exact=True) for term in (*terms(late, count, before), count)]
+            *totals, total = self._sum_in_buckets(mesh.all_replicas, items)
+            assign(late, totals, total, before)
 
     def sum_statistics(self, values: tf.Tensor) -> tf.Tensor:
         """Sums a layer's statistics of its examples across the replicas that make an update together.
@@ -202,6 +199,8 @@ class Reduction(tf.Module):
         """
         if self._counts_alone():
             return values
+        # Replicas of one process are traced in turns, which change at such an exchange: from here on what a layer keeps
+        # may be another replica's.
         self.note_midstep_exchange()
         return tf.custom_gradient(lambda x: (self.sum_counts(x), self.sum_counts))(values)
 
@@ -230,7 +229,7 @@ class Reduction(tf.Module):
 
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
         collect_norm = step_context().collect_norm
-        if collect_norm is not None and "gradient_norm" in self.watched:
+        if collect_norm is not None:
             self._figures.gradient_norm = tf.cond(
                 collect_norm, lambda: Gradients(gradients).over(count).unscaled().norm(), lambda: 0.0
             )
@@ -251,6 +250,7 @@ class Reduction(tf.Module):
                 "gradients at each, and call Update.apply within the condition ('Train a part every k steps' in the "
                 "cookbook)"
             )
+        # Order matters to speed alone; the sums are returned in the order in which they came.
         items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket is sent meanwhile
         times_it = "reduce_seconds" in self.watched
         started = _time_after([item.value for item in items]) if times_it else None
@@ -271,18 +271,20 @@ class Reduction(tf.Module):
 
     def _sum_bucket(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in bucket]
-        return _reshape_all(collectives.as_one(flat, axis.all_reduce), [item.value.shape for item in bucket])
+        sums = tf.split(axis.all_reduce(tf.concat(flat, -1)), [value.shape[0] for value in flat], axis=-1)
+        return [tf.reshape(total, item.value.shape) for total, item in zip(sums, bucket, strict=True)]
 
     def _sum_bucket_in_shards(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         """Sums each item's shard on its replica; 16-bit values in float32, in the order of the replicas."""
-        rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in bucket]
+        pieces = [item.piece for item in bucket if item.piece]  # all have one
+        rows = [piece.rows(tf.cast(item.value, tf.float32)) for piece, item in zip(pieces, bucket, strict=True)]
         if self.reduce_dtype == tf.float32:
             sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
         else:
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
             lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return _reshape_all(sums, [item.piece.sharding.local_shape for item in bucket])
+        return _reshape_all(sums, [piece.sharding.local_shape for piece in pieces])
 
     def _sum_bucket_gathered(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)
@@ -323,19 +325,6 @@ class Reduction(tf.Module):
 def _most_gathered(axis: Axis) -> int:
     """Returns the number of 16-bit values that a replica may send at once."""
     return max(1, GATHERED_BYTES // (2 * axis.size))
-
-
-def aggregation_items(state: Sequence[Aggregated], count: tf.Tensor) -> list[Item]:
-    """Returns this replica's term of each variable's new value."""
-    return [Item(term, exact=True) for term in terms(state, count, step_context().readings.accumulators)]
-
-
-def assign_aggregated(state: Sequence[Aggregated], totals: Sequence[tf.Tensor], count: tf.Tensor) -> None:
-    """Assigns each variable its value from the sums of `aggregation_items` and of the counts, and notes that."""
-    readings = step_context().readings
-    assign(state, totals, count, readings.accumulators)
-    counts = writes() if state else {}
-    readings.aggregated.update((id(one), counts[id(tf_variable(one).handle)]) for one, _ in state)
 
 
 def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ..data import form
 from ..errors import UsageError
 from ..internals.keras_compile import without_missing
-from ..metrics.means import as_loss
+from ..metrics.means import as_pair
 from ..metrics.pairs import Mean
 from .context import step_context
 
@@ -48,8 +48,8 @@ def weighed(loss: Callable, outputs, batch) -> Mean | dict[str, Mean]:
     """
     weights, returned = form.fields(batch).weights, loss(outputs, counted(batch))
     if isinstance(returned, dict):
-        return {name: as_loss(pair, f"the loss[{name!r}]", weights) for name, pair in returned.items()}
-    return as_loss(returned, "the loss", weights)
+        return {name: as_pair(pair, f"the loss[{name!r}]", weights, is_loss=True) for name, pair in returned.items()}
+    return as_pair(returned, "the loss", weights, is_loss=True)
 
 
 def pad_empty_batch(batch):
@@ -159,8 +159,8 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     of fewer examples than `steps` has one for each. Memory has the activations of one and one set of sums.
 
     Args:
-      compute: batch -> (gradients, metrics): gradients of a *sum* of losses, tensors, `tf.IndexedSlices` or None;
-        metrics are nests of tensors that add up, such as (total, count) pairs.
+      compute: batch -> (gradients, metrics): gradients of a *sum* of losses, tensors, `tf.IndexedSlices` or None, as a
+        list; metrics are nests of tensors that add up, such as (total, count) pairs.
       steps: number of micro-batches; 1 is a plain call.
       parallel: how many each of them is split into, see `sum_micro_batches`.
       loops: whether `compute` may run in a loop; sums across replicas may not.
@@ -168,16 +168,7 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     Returns:
       (gradients, metrics) of the whole batch. Slices stay slices: a row occurs once for each micro-batch that has it.
     """
-    if steps == parallel == 1:
-        return compute(batch)
-
-    def listed(batch):
-        gradients, metrics = compute(batch)
-        return list(gradients), metrics
-
-    def sums(batch):
-        return sum_micro_batches(listed, batch, parallel)
-
+    sums = functools.partial(sum_micro_batches, compute, count=parallel) if parallel > 1 else compute
     size = _size(batch)
     if steps == 1:
         return sums(batch)
@@ -186,15 +177,16 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     if not loops or is_uneven:  # XLA needs equal lengths within a loop, so the loop is unrolled
         return sum_micro_batches(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
-
     micro_batch_context = step_context().micro_batch_contexts(steps)
 
-    def micro_batch_sums(i):
+    def later_sums(i):
         with micro_batch_context(i):
             return sums(_micro_batch(batch, size, i, micro_batches))
 
-    first_sums = micro_batch_sums(0)
-    return _pack_like(first_sums, _sum_in_loop(micro_batch_sums, _present_tensors(first_sums), micro_batches))
+    # The first is traced outside of the loop, which needs its results' shapes.
+    with micro_batch_context(0):
+        first_sums = sums(_micro_batch(batch, size, 0, micro_batches))
+    return _pack_like(first_sums, _sum_in_loop(later_sums, _present_tensors(first_sums), micro_batches))
 
 
 def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = False):
@@ -261,6 +253,11 @@ def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count) -> list:
         tf.IndexedSlices(*(array.concat() for array in t), x.dense_shape) if isinstance(x, tf.IndexedSlices) else t
         for t, x in zip(totals, firsts, strict=True)
     ]
+
+
+def num_examples(batch) -> tf.Tensor:
+    """Returns the number of examples of a batch, scalar float32."""
+    return tf.cast(_size(batch), tf.float32)
 
 
 def _size(batch):

@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -33,6 +34,15 @@ def step_context() -> StepContext:
       ...     return features + tf.random.stateless_normal(tf.shape(features), step_context().seed())
     """
     return _entered.get() or StepContext()
+
+
+class TracedLoss(NamedTuple):
+    """A call of a trainer's loss or metrics, for the checks of a step: its arguments, and what it returned."""
+
+    owner: str
+    outputs: Any
+    batch: Any
+    result: Any
 
 
 @dataclasses.dataclass(eq=False)
@@ -91,6 +101,8 @@ class StepContext:
       applied: the record in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
       outside: the counts so far of ids and labels out of range: (the metric's name, its pair).
+      batch: this replica's share of the batch.
+      losses: the calls of losses and metrics so far.
       note_write: called with a variable and the indices of rows that are written next, also if the step is skipped.
     """
 
@@ -113,6 +125,8 @@ class StepContext:
     applied: Applied = dataclasses.field(default_factory=Applied)
     counts_ids: bool = False
     outside: list[tuple] = dataclasses.field(default_factory=list)
+    batch: Any = None
+    losses: list[TracedLoss] = dataclasses.field(default_factory=list)
     note_write: Callable[[tf.Variable, tf.Tensor], None] = lambda *_: None
 
     def __enter__(self) -> StepContext:

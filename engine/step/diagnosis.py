@@ -1,23 +1,22 @@
-"""Checks a traced step's graph for mistakes that would silently train something else.
+"""Finds, while a step is traced, mistakes that only the running code shows: the rest is `engine.strategies.checks`.
 
-Text or large ids used as numbers, losses of pairs of examples, ids and labels out of range, random numbers that differ
-in a resumed run, sums that lose digits. Replica code, except `warn_of_rounded`.
+Text used as numbers by a loss, ids and labels out of range, weights that get no gradient; and, before a run, large ids
+used as numbers. Replica code, except `warn_of_rounded`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from .. import logging
 from ..data.arrays import Mapped
-from ..data.form import fields, text_fields
+from ..data.form import text_fields
 from ..errors import UsageError
-from ..internals.graphs import STATEFUL_RANDOM, all_called, hidden_by_custom_gradients, operations
+from ..internals.graphs import hidden_by_custom_gradients
 from ..internals.variables import variable_path
 from ..metrics.pairs import Outside, Pair
 from .context import step_context
@@ -37,65 +36,34 @@ _BY_FIRST = {
     "Transpose",
 }
 _BY_ALL = {"ConcatV2", "Pack"}
-_BY_SHAPES = {"Rank", "Shape", "ShapeN", "Size"}  # ops whose values are not the examples'
-# Ops whose CPU kernels accumulate 16-bit values in 16 bits.
-_SUMS = {
-    "Cumsum",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "ScatterNd",
-    "SegmentMean",
-    "SegmentSum",
-    "SegmentSumV2",
-    "TensorScatterAdd",
-    "UnsortedSegmentSum",
-}
 # Ops whose ids or labels XLA and GPUs do not check to be in range, and the word for them. TensorFlow's CPU kernels
 # raise; XLA takes another row instead, GPUs zeros.
 _NUMBERED = {"GatherV2": "ids", "ResourceGather": "ids", "SparseSoftmaxCrossEntropyWithLogits": "labels"}
-_STATEFUL_SAMPLING = (
-    "the step samples random numbers that differ in a resumed run (%s, of tf.random); use tf.random.stateless_* "
-    "with step_context().seed(), or Keras's layers"
-)
 _ROUNDED = (
     "%s: whole numbers up to %s become float32 in the model, which represents them exactly up to %s; subtract an "
     "offset, divide them, or look them up as ids"
 )
-_SUMMARY_OF_ONE = (
-    "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
-    "metric, such as crankshaft.mean of a value for each example, which a run writes with its own"
-)
-_SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
-def check_looked_up(features, trainer) -> None:
-    """Raises UsageError if a forward pass that was traced in this graph uses text as numbers."""
-    text = text_fields((features,))
-    if text and _casts_text():
-        raise UsageError(
-            f"{', '.join(text)} holds strings, and {type(trainer).__name__} computes with them as with numbers; look "
-            "them up before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
-        )
-
-
-def _casts_text() -> bool:
-    if tf.executing_eagerly():
-        return False
-    here = tf.compat.v1.get_default_graph().get_operations()
-    return any(op.type == "Cast" and op.get_attr("SrcT") == tf.string for op in here)
+def casts_text(graph: tf.Graph, first: int = 0) -> bool:
+    """Returns whether an op of a graph, from number `first` on, casts text to numbers."""
+    ops = graph.get_operations()[first:]
+    return any(op.type == "Cast" and op.get_attr("SrcT") == tf.string for op in ops)
 
 
 @contextlib.contextmanager
 def labels_as_numbers(batch, trainer) -> Iterator[None]:
     """Raises UsageError if a loss that is traced within uses labels that are text as numbers."""
     names = [name for name in text_fields(batch) if name.startswith("labels")]
-    cause = None
+    cause, graph = None, tf.compat.v1.get_default_graph()
+    first = len(graph.get_operations())
     try:
         yield
     except (TypeError, ValueError) as error:
         if not names:
             raise
         cause = error
-    if cause or (names and _casts_text()):
+    if cause or (names and casts_text(graph, first)):
         raise UsageError(
             f"{', '.join(names)} holds strings, and {type(trainer).__name__}.loss computes with them as with numbers; "
             "number them before, by np.unique(labels, return_inverse=True), or look them up by "
@@ -171,82 +139,6 @@ def check_gradients_pass(losses: Sequence[tf.Tensor], variables: Sequence, value
             "be trained; call a block by crankshaft.engine.layers.recomputed(layer, inputs), or give the function the "
             "layer's weights as arguments"
         )
-
-
-def warn_of_step(graph: tf.Graph, replicas: int) -> None:
-    """Warns of what a step that was traced in a graph does not do as it may seem to.
-
-    It samples numbers that no resumed run repeats, adds up 16-bit values in 16 bits, or writes one replica's summary.
-    """
-    halves, ops = (tf.bfloat16, tf.float16), [*operations(graph)]
-    if sampled := STATEFUL_RANDOM & {op.type for op in ops}:
-        logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
-    if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
-        logging.warning_once(_SUMS_IN_16_BITS, ", ".join(inexact[:5]))
-    if replicas > 1 and any(op.type.startswith("Write") and op.type.endswith("Summary") for op in ops):
-        logging.warning_once(_SUMMARY_OF_ONE, replicas)
-
-
-def without_pairs(function: Callable, owner: str, outputs, batch) -> Any:
-    """Returns function(outputs, batch), after checking that no operation broadcasts examples [n, 1] with examples [n].
-
-    Labels [n] and outputs [n, 1] broadcast to [n, n]. Each `tf.function`, branch and loop that it calls is checked too.
-    An axis that is added on purpose, as by labels[None, :] or scores[:, None], is not a mistake.
-
-    Raises:
-      UsageError: one does, with the shapes.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    result = function(outputs, batch)
-    tensors = [x for x in tf.nest.flatten((outputs, batch), expand_composites=True) if tf.is_tensor(x)]
-    size = tf.nest.flatten(batch)[0].shape[0]
-    captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
-    here = [x for x in (captured.get(id(x), x) for x in tensors) if getattr(x, "graph", None) is graph]
-    if size != 1 and _broadcasts(graph.get_operations()[before:], here):
-        labels = fields(batch).labels
-        raise UsageError(
-            f"{owner}: values [n, 1] and [n] of n examples broadcast to [n, n], one for each pair of them (outputs are "
-            f"{_shape(outputs, size)}, labels {_shape(() if labels is None else labels, size)}); make the shapes "
-            "alike, by outputs[:, 0] or labels[:, None], or write labels[None, :] if pairs are meant"
-        )
-    return result
-
-
-def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]) -> bool:
-    """Returns whether one of these operations pairs the examples of `tensors`, or of values computed from them."""
-    examples = {x.name for x in tensors}
-    columns = {x.name for x in tensors if _is_column(x)}  # and what is computed from them and still [n, 1]
-    for op in operations:
-        inputs = [x for x in op.inputs if x.name in examples]
-        if not inputs or op.type in _BY_SHAPES:
-            continue
-        column_sizes = {x.shape[0] for x in inputs if x.name in columns}
-        sizes = column_sizes & {x.shape[0] for x in inputs if x.shape.rank == 1}
-        if any(x.shape.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] in sizes for x in op.outputs):
-            return True
-        for called in all_called(op):
-            # A branch does not take the condition, the first input.
-            arguments = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
-            if _broadcasts(called.get_operations(), [inner for outer, inner in arguments if outer.name in examples]):
-                return True
-        examples.update(x.name for x in op.outputs)
-        columns.update(x.name for x in op.outputs if column_sizes and _is_column(x))
-    return False
-
-
-def _is_column(x: tf.Tensor) -> bool:
-    return x.shape.rank == 2 and x.shape[1] == 1
-
-
-def _shape(nest, size: int | None):
-    """Returns the shape of each tensor of a nest, with n for the examples."""
-
-    def named(x) -> str:
-        return f"[{', '.join('n' if axis == size else str(axis) for axis in x.shape)}]"
-
-    shapes = tf.nest.map_structure(named, nest)
-    return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,12 +11,16 @@ from ..errors import UsageError
 from ..internals import keras
 from ..internals.variables import assign_local, table_identity, tf_variable, variable_path
 from ..mesh.shards import Sharding
-from ..metrics.means import as_loss, as_losses, is_loss
+from ..metrics.means import as_losses, as_pair, is_loss
 from ..metrics.pairs import Mean, SumOfMeans
 from ..metrics.sums import without_details
 from . import batches, diagnosis
 from .batches import zero_unless
 from .context import step_context
+from .options import StepOptions
+
+if TYPE_CHECKING:
+    from ..optimizers.loss_scale import DynamicLossScale
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
@@ -164,6 +168,8 @@ class Update:
       gradients: all gradients of the update, of the mean across replicas, unscaled. Those of frozen variables are left
         out.
       variables: the gradients' variables.
+      options: the options by which to clip and skip, if an optimizer has its own; None takes the trainer's.
+      loss_scale: the loss scale that adapts to the gradients; None takes the trainer's.
 
     Attributes:
       gradients: clipped by their global norm (Pascanu et al. 2013), by each variable's, or by value.
@@ -181,9 +187,18 @@ class Update:
       ...     return update.end(metrics)
     """
 
-    def __init__(self, trainer, gradients: Sequence, variables: Sequence):
-        options, collect_norm = trainer.run_context.options, step_context().collect_norm
+    def __init__(
+        self,
+        trainer,
+        gradients: Sequence,
+        variables: Sequence,
+        options: StepOptions | None = None,
+        loss_scale: DynamicLossScale | None = None,
+    ):
+        options, collect_norm = options or trainer.run_context.options, step_context().collect_norm
         gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates
+        # What is not updated must not count in the norm either, or freezing a layer would change how others are
+        # clipped.
         pairs = zip(gradients.values, variables, strict=True)
         gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
         # The norm of shards is a sum across replicas, which may not be in a condition.
@@ -192,6 +207,7 @@ class Update:
         elif collect_norm is None:
             self.norm, self._has_norm = tf.constant(0.0), tf.constant(0.0)
         else:  # it is one more pass over all gradients
+            # The reported norm is of the steps at which metrics are read; all other steps are spared the pass.
             self.norm = tf.cond(collect_norm, gradients.norm, lambda: 0.0)
             self._has_norm = tf.cast(collect_norm, tf.float32)
         if (probe := trainer.inventory.probe) is not None and collect_norm is not None:
@@ -199,6 +215,8 @@ class Update:
         self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
         step_context().applied.mark("Update")
         if options.clip_norm:
+            # Clipping by the global norm is one more factor, multiplied where the update reads a gradient: no pass of
+            # its own.
             gradients = gradients.times(options.clip_norm / tf.maximum(self.norm, options.clip_norm))
         elif options.clip_value:
             gradients = gradients.clipped_by_value(options.clip_value)
@@ -206,7 +224,7 @@ class Update:
             gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(table_identity, variables)))
         self.gradients = gradients
         self._positions = {id(tf_variable(variable)): position for position, variable in enumerate(variables)}
-        self._loss_scale = getattr(trainer, "loss_scale", None)  # float16's
+        self._loss_scale = loss_scale or getattr(trainer, "loss_scale", None)  # float16's
 
     def apply(self, optimizer, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
@@ -218,6 +236,7 @@ class Update:
         if self.finite is None:
             optimizer.apply(gradients, variables)
         else:
+            # In a condition, not by a choice of values: an update writes slots in place, and NaN times 0 is NaN.
             tf.cond(self.finite, lambda: optimizer.apply(gradients, variables), lambda: None)
 
     def end(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -236,6 +255,8 @@ class Update:
         if self._loss_scale is not None:
             self._loss_scale.update(self.finite)
             losses = [tf.reduce_all(tf.math.is_finite(metrics[name].total)) for name in metrics if is_loss(name)]
+            # Too high a loss scale makes gradients infinite and leaves the loss finite: those examples were computed,
+            # and count.
             counts |= tf.reduce_all(losses)
         skipped = Mean(1.0 - tf.cast(self.finite, tf.float32), tf.constant(1.0))
         return {**zero_unless(counts, metrics), **zero_unless(self.finite, norm), "skipped": skipped}
@@ -288,10 +309,11 @@ def minimize(
             raise UsageError(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
             )
-        return [as_loss(pairs[name], f"{owner}: {name!r}") for name in optimizers], lambda: pairs
+        return BatchLosses([as_pair(pairs[name], f"{owner}: {name!r}") for name in optimizers], lambda: pairs)
 
     variables = [optimizer.trainable for optimizer in optimizers.values()]
     gradients, metrics = differentiate(trainer, batch, compute, variables)
+    # One sum per optimizer, since each loss has a count of its own.
     means, averages = [], None  # moving statistics are averaged with the first sum
     for name, local, group in zip(optimizers, gradients, variables, strict=True):
         summed, count = trainer.reduction.sum(local, metrics[name].count, averages, group)
@@ -307,17 +329,33 @@ def minimize(
     return update.end(metrics)
 
 
-def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence]) -> tuple[list[Gradients], dict]:
+class BatchLosses(NamedTuple):
+    """The losses of a batch or micro-batch.
+
+    Attributes:
+      minimized: the pairs to differentiate.
+      metrics: computes all metrics, which need no tape.
+      outputs: the model's outputs, if they are asked for.
+    """
+
+    minimized: list[Mean | SumOfMeans]
+    metrics: Callable[[], dict[str, Any]]
+    outputs: Any = None
+
+
+def differentiate(
+    trainer, batch, losses: Callable[[Any], BatchLosses], variables: Sequence[Sequence]
+) -> tuple[list[Gradients], dict]:
     """Computes gradients of *sums* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
     Computes them in the micro-batches that the trainer's options set.
 
     Args:
-      losses: returns a micro-batch's (pairs, a function that returns the metrics); each pair is differentiated.
-      variables: for each pair, the variables to differentiate by.
+      losses: computes those of a micro-batch; each of `minimized` is differentiated.
+      variables: for each of these, the variables to differentiate by.
 
     Returns:
-      (each pair's gradients, metrics). Gradients of frozen variables are None, and those of variables that they
+      (each loss's gradients, metrics). Gradients of frozen variables are None, and those of variables that they
       replace, see `_assign_next_values`.
     """
     options, reduction, updates = trainer.run_context.options, trainer.reduction, trainer.inventory.freezing.updates
@@ -330,23 +368,34 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         context = step_context().up_to_date()
         with (
             tf.GradientTape(
-                persistent=not is_whole or len(variables) > 1, watch_accessed_variables=not has_frozen
+                # A tape that is not persistent frees each intermediate value as soon as its gradient is computed.
+                persistent=not is_whole or len(variables) > 1,
+                watch_accessed_variables=not has_frozen,
             ) as tape,
             keras.computing_with(context.values, [v for group in updated for v in group], tape) as sources,
         ):
             if has_frozen:  # so that frozen first layers are not recorded
                 tape.watch(list(map(tf_variable, sources)))
             with diagnosis.numbers_out_of_range() as outside:
-                pairs, metrics = losses(batch)
-            if is_whole:
-                pairs = [_as_one_mean(pair, reduction) for pair in pairs]
-            totals = [_totals(pair, alone) for pair in pairs]
+                pairs, metrics, _ = losses(batch)
+            if is_whole:  # then the counts of the global batch are known before the backward pass
+                pairs = [_as_one_mean(pair, reduction) if isinstance(pair, SumOfMeans) else pair for pair in pairs]
+            # Within the tape, so that it differentiates the scaled losses.
+            totals = [_scaled_totals(pair, alone) for pair in pairs]
         gradients: list = []
         rest = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
-            group_sources = [next(rest) if updates(variable) else None for variable in group]
-            diagnosis.check_gradients_pass(pair_totals, group, group_sources)
-            columns = [_gradients_by(group_sources, tape, total) for total in pair_totals]
+            given = [next(rest) if updates(variable) else None for variable in group]
+            watched = [source for source in given if source is not None]
+            diagnosis.check_gradients_pass(pair_totals, group, given)
+            columns = []
+            for total in pair_totals:
+                found = tape.gradient(total, watched)
+                for gradient, source in zip(found, watched, strict=True):
+                    if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
+                        gradient.set_shape(source.shape)
+                ordered = iter(found)
+                columns.append([None if source is None else next(ordered) for source in given])
             check_reached([gradient for column in columns for gradient in column], type(trainer).__name__)
             if isinstance(pair, SumOfMeans):
                 gradients.append(_MeansLoss(columns, _counts(pair)))
@@ -356,20 +405,26 @@ def differentiate(trainer, batch, losses: Callable, variables: Sequence[Sequence
         return gradients, {**without_details(metrics()), **outside}
 
     step_context().applied.mark("compute_gradients")
+    # Within a loop one trace serves all micro-batches, so what it reads may be written by a later one: all is read
+    # again.
     with step_context().up_to_date(is_once=False):
-        gradients, metrics = batches.accumulate(
-            compute,
-            batch,
-            options.accumulate_steps,
-            options.parallel_micro_batches,
-            loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
-        )
+        if is_whole:
+            gradients, metrics = compute(batch)
+        else:
+            gradients, metrics = batches.accumulate(
+                compute,
+                batch,
+                options.accumulate_steps,
+                options.parallel_micro_batches,
+                loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
+            )
     summed = [pair.summed(reduction) if isinstance(pair, _MeansLoss) else Gradients(pair) for pair in gradients]
-    summed = [_assign_next_values(group, total, is_whole) for group, total in zip(variables, summed, strict=True)]
+    if any(getattr(variable, "overwrite_with_gradient", False) for group in variables for variable in group):
+        summed = [_assign_next_values(group, total, is_whole) for group, total in zip(variables, summed, strict=True)]
     return summed, metrics
 
 
-def _totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
+def _scaled_totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
     """Returns the (scaled) scalars whose gradients a loss needs: its total; of several means that of each.
 
     Of one mean on one replica, which is `alone`, it is the mean itself, see `Gradients`.
@@ -377,25 +432,13 @@ def _totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
     if isinstance(pair, SumOfMeans):
         return tf.unstack(step_context().scaled(pair.total[:, 0]))
     total = step_context().scaled(pair.total)
+    # Without a sum across replicas the mean can be taken before the backward pass, where it is one division.
     return [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total]
 
 
-def _as_one_mean(pair: Mean | SumOfMeans, reduction) -> Mean:
-    """Returns a loss of a whole batch as one mean, with the same gradient in the global batch as the sum of several."""
-    if not isinstance(pair, SumOfMeans):
-        return pair
+def _as_one_mean(pair: SumOfMeans, reduction) -> Mean:
+    """Returns several means of a whole batch as one, with the same gradient in the global batch as their sum."""
     return Mean(tf.reduce_sum(pair.total[:, 0] * _count_ratios(_counts(pair), reduction)), pair.count)
-
-
-def _gradients_by(sources: Sequence, tape: tf.GradientTape, total: tf.Tensor) -> list:
-    """Returns the gradients of a scalar, None for each source that is None."""
-    watched = [source for source in sources if source is not None]
-    gradients = tape.gradient(total, watched)
-    for gradient, source in zip(gradients, watched, strict=True):
-        if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
-            gradient.set_shape(source.shape)
-    rest = iter(gradients)
-    return [None if source is None else next(rest) for source in sources]
 
 
 def _assign_next_values(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:
@@ -454,6 +497,8 @@ def _count_ratios(counts: tf.Tensor, reduction) -> tf.Tensor:
     Args:
       counts: this replica's counts, float32 [means + 1]: that of each mean, and the one that adds up to N.
     """
+    # A mean over known labels only is divided by their number on all replicas: a mean of the replicas' means would
+    # weigh a label by how many others its replica has.
     counts = reduction.sum_counts(tf.stop_gradient(counts))
     return tf.math.divide_no_nan(counts[-1], counts[:-1])
 

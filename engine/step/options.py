@@ -6,7 +6,7 @@ The few functions that apply options note that a step calls them while it is tra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -99,9 +99,10 @@ class StepOptions:
     @property
     def changed(self) -> dict[str, Any]:
         """The options that a step has to apply, by name: those that differ from their defaults."""
-        defaults = {**vars(StepOptions()), **{name: getattr(self, name) for name in _CHOSEN_BY_ENGINE}}
+        chosen = {name: getattr(self, name) for name in _CHOSEN_BY_ENGINE}
         if self.weight_decay_exclude == WEIGHT_DECAY_EXCLUDE:
-            defaults["weight_decay_exclude"] = WEIGHT_DECAY_EXCLUDE
+            chosen["weight_decay_exclude"] = WEIGHT_DECAY_EXCLUDE
+        defaults = {**vars(_DEFAULTS), **chosen}
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
@@ -132,6 +133,9 @@ class StepOptions:
             raise UsageError("ema_warmup=False needs ema_decay, which is off; set that too, or leave ema_warmup out")
 
 
+_DEFAULTS = StepOptions()
+
+
 @dataclasses.dataclass(frozen=True)
 class RunContext:
     """The values that a run passes to its trainer before the model is built.
@@ -145,6 +149,8 @@ class RunContext:
       in_place: whether to train an existing model itself instead of a copy.
       updates_before: updates of an existing model before the run, scalar int64; its steps sample as if they were
         numbered from there. None is 0.
+      load_initial: loads the weights with which the run begins, if they fit, into a model that has just been made:
+        `load_initial(path, model)`, the path being that of the trainer's attribute.
     """
 
     options: StepOptions = StepOptions()
@@ -154,6 +160,7 @@ class RunContext:
     example: Any = None
     in_place: bool = False
     updates_before: tf.Variable | None = None
+    load_initial: Callable[[str, Any], None] = lambda path, model: None
 
     @property
     def only_predicts(self) -> bool:
@@ -169,36 +176,13 @@ class RunContext:
         return self.options.seed if before is None else seed_after(self.options.seed, int(before.numpy()))
 
 
-# The calls that together apply an option. An option of none is noted by its own name.
-_APPLIED_BY = {
-    **dict.fromkeys(CLIPS, ("Update",)),
-    "accumulate_steps": ("compute_gradients",),
-    "on_nonfinite=skip": ("Update.apply", "Update.end"),
-    "precision=float16": ("compute_gradients", "Gradients.unscaled", "Update.apply", "Update.end"),
-    **dict.fromkeys(("reduce_dtype", "sync_every_steps"), ("Reduction.sum",)),
-    **dict.fromkeys(("freeze", "reduce_lr", "shard_optimizer"), ("Optimizer.apply",)),
-    "recompute": ("recomputed",),
-}
-_UPDATE_OPTIONS = ("clip_norm", "clip_variable_norm", "clip_value", "accumulate_steps", "on_nonfinite", "precision")
-_SUM_OPTIONS = ("reduce_dtype", "sync_every_steps")
-_ARGUMENTS = {
-    "clip_variable_norm": "clipnorm",
-    "clip_value": "clipvalue",
-    "weight_decay_exclude": None,
-    "ema_warmup": None,
-}
-
-_MINIMIZE = 'return crankshaft.minimize(self, batch, self.losses, {"loss": self.optimizer})'
-_MAKE = "self.optimizer = crankshaft.make_optimizer(self, variables)"
-
-
 class Applied:
     """The options that the traces of a run's steps have applied so far.
 
     Traces add up: a `tf.function` that a step calls is traced once, in the step's first trace.
 
     Attributes:
-      names: the names of the calls in `_APPLIED_BY`, and of options that are applied otherwise.
+      names: the names of the calls that apply options, and of options that are applied otherwise.
       optimizers: the `id`s of the engine's optimizers that made an update.
     """
 
@@ -218,68 +202,3 @@ class Applied:
             self.mark("ema_decay", "ema_warmup")
         if optimizer.reduce_dtype.size == 2:  # as it sends gradients to parameter servers
             self.mark("Reduction.sum")
-
-    def check(self, trainer, has_sharded_optimizer: bool = False) -> None:
-        """Raises UsageError for the options that are set and never applied.
-
-        Args:
-          trainer: prepared; its step was traced.
-        """
-        sharded = {"shard_optimizer": True} if has_sharded_optimizer else {}
-        wanted = {**trainer.run_context.options.changed, **trainer.reduction.changed, **sharded}
-        inventory = trainer.inventory
-        if not (inventory.all_weights or inventory.trainable_variables):  # then there is no update, as in Keras
-            wanted = {name: value for name, value in wanted.items() if name not in _UPDATE_OPTIONS}
-        names = self.names | inventory.options_applied_by(self.optimizers)
-
-        def is_applied(name: str, value: Any) -> bool:
-            calls = _APPLIED_BY.get(name) or _APPLIED_BY.get(f"{name}={value}", (name,))
-            return names.issuperset(calls)
-
-        missing = [name for name, value in wanted.items() if not is_applied(name, value)]
-        if not missing:
-            return
-        has_optimizer = bool(trainer.inventory.optimizers)
-        causes = {name: self._cause(name, wanted[name], has_optimizer) for name in missing}
-        why, fix = causes[missing[0]]
-        shown = [*_named_options({name: wanted[name] for name in missing if causes[name] == (why, fix)})]
-        have = "has" if len(shown) == 1 else "have"
-        owner = type(trainer).__name__
-        raise UsageError(f"{' and '.join(shown)} {have} no effect: {owner}{why}; {fix}, or leave the option out")
-
-    def _cause(self, name: str, value: Any, has_optimizer: bool) -> tuple[str, str]:
-        """Returns why an option is not applied, and the cure; equal for options that go together."""
-        if name == "recompute":
-            return (
-                " calls no layer by crankshaft.engine.layers.recomputed, so nothing would be computed again",
-                "call its blocks by that",
-            )
-        if (name, value) == ("precision", "bfloat16"):
-            return " computes nothing in it", "make its layers in build, without a dtype of their own"
-        if not self.optimizers or name in (*_UPDATE_OPTIONS, *_SUM_OPTIONS):
-            make = "" if has_optimizer else f", and {_MAKE} in build"
-            return (
-                ".train_step makes its update without it",
-                f"write {_MINIMIZE} in train_step, where losses(batch) returns the metrics{make}",
-            )
-        if name in RATE_OPTIONS:
-            return (
-                "'s optimizers have a learning rate of their own",
-                "make them with the run's, as in tf.keras.optimizers.Nadam(crankshaft.learning_rate(self))",
-            )
-        if name in RULE_OPTIONS:
-            return "'s optimizers are of its own making", f"write {_MAKE} in build, and no build_optimizer"
-        return "'s optimizer was made without it", f"write {_MAKE} in build, or with an optimizer as third argument"
-
-
-def _named_options(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yields options as they were set, named as settings."""
-    for name, value in values.items():
-        if name in _ARGUMENTS:
-            yield f"optimizer_arg={_ARGUMENTS[name] or name}={value}"
-        elif isinstance(value, dict):
-            yield from (f"{name}={key}={argument}" for key, argument in value.items())
-        elif name == "freeze":
-            yield from (f"{name}={pattern}" for pattern, _ in value)
-        else:
-            yield name if value is True else f"{name}={value}"

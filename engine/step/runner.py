@@ -17,7 +17,7 @@ from ..internals.tensorflow import TemporaryVariable, is_only_replica, replica_i
 from ..internals.variables import assign_local, read_local, server_device
 from ..mesh.mesh import Mesh
 from ..metrics.sums import without_details
-from .batches import check_weighed, dense, pad_empty_batch, zero_unless
+from .batches import check_weighed, dense, num_examples, pad_empty_batch, zero_unless
 from .context import Readings, StepContext, step_context
 from .options import Applied
 
@@ -29,8 +29,17 @@ class StepRunner:
         self._trainer = trainer
         self._counts_ids = counts_ids
         self._inventory = trainer.inventory
+        # Found here, before a step is traced, so that a trace has a step's own calls alone.
+        self._generators = self._inventory.seed_generators
+        self._per_replica_variables = self._inventory.per_replica_variables
         self._mesh = mesh or Mesh()
-        self._applied = Applied()
+        self.applied = Applied()
+        self._contexts: list[StepContext] = []
+
+    def pop_contexts(self) -> list[StepContext]:
+        """Returns the contexts of the steps that were traced since it was called last, one for each replica."""
+        contexts, self._contexts = self._contexts, []
+        return contexts
 
     def train_batch(
         self, batch, step: tf.Tensor, collect_norm: tf.Tensor, readings: Readings | None = None, jit: bool = False
@@ -48,26 +57,30 @@ class StepRunner:
         Raises:
           UsageError: there is no loss among them.
         """
-        batch, has_examples = pad_empty_batch(batch)
+        padded, has_examples = pad_empty_batch(batch)
         with self.training(step, collect_norm, has_examples, readings) as context:
+            context.batch, batch = batch, padded
+            # TensorFlow's CPU kernels raise for an id out of range; XLA's take another row, so it is counted as a
+            # metric that ends the run.
             context.counts_ids |= jit
             if (probe := self._inventory.probe) is not None:
                 probe.note_examples(batch, collect_norm)
             restore = self._state_restorer(has_examples)
+            # Confusion matrices and scores are an evaluation's: adding them up in each step would cost more than small
+            # steps.
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
-            if "loss" not in metrics:
+            if "loss" not in metrics and self._trainer.reports_loss:
                 raise UsageError(
                     f"{type(self._trainer).__name__}.train_step returned {', '.join(metrics) or 'no metrics'}, without "
                     "'loss', which a run shows and checks; name one of the losses so"
                 )
-            self._trainer.reduction.aggregate_again(batch, metrics["loss"].count, self._inventory.per_replica_variables)
+            count = metrics["loss"].count if self._trainer.reports_loss else num_examples(batch)
+            self._trainer.reduction.aggregate_again(batch, count, self._per_replica_variables)
+            # After the sums, whose mean of moving statistics a skipped step must not keep either.
             restore(metrics)
             for averaged in self._inventory.averaged.values():
+                # Last, so that an average follows the weights as this step leaves them.
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
-            graph = metrics["loss"].total.graph
-            if (precision := self._trainer.run_context.options.precision) != "float32" and graphs.has(graph, precision):
-                self._applied.mark("precision")
-            self._applied.check(self._trainer, self._mesh.shard_optimizer)
             return zero_unless(self._counts(has_examples), metrics)
 
     def evaluate_batch(
@@ -86,7 +99,7 @@ class StepRunner:
             `compute(features)`. Of replicas with the same examples, only the first one's have rows.
 
         Raises:
-          UsageError: the step returns no predictions, and they are asked for; or it writes what no checkpoint has.
+          UsageError: the step returns no predictions, and they are asked for.
         """
         step, owner = tf.identity(state.step_variable), type(self._trainer).__name__
         batch, has_examples = pad_empty_batch(batch)
@@ -104,7 +117,6 @@ class StepRunner:
                     )
                 if returns_rows:
                     rows = _rows(rows, batch, counted, "predict" if compute else f"{owner}.predictions")
-        state.check_written(tf.compat.v1.get_default_graph())
         return (metrics, rows) if returns_rows else metrics
 
     def _state_restorer(self, has_examples: tf.Tensor | None) -> Callable[[dict], None]:
@@ -120,10 +132,11 @@ class StepRunner:
             self._trainer.run_context.options.may_skip,
         )
         state = [aggregated.variable for aggregated in inventory.aggregated]
-        local = [*inventory.per_replica_variables, *(state if reduction.restores_statistics else ())]
+        local = [*self._per_replica_variables, *(state if reduction.restores_statistics else ())]
+        # What such a batch adds must be added once, though each replica has computed it.
         if is_only_replica():  # each computes the same examples, which sums of all replicas' values have once
             first = tf.equal(self._mesh.data.rank, 0)
-            sums = [v for v in inventory.per_replica_variables if v.aggregation == tf.VariableAggregation.SUM]
+            sums = [v for v in self._per_replica_variables if v.aggregation == tf.VariableAggregation.SUM]
             computes = {id(v): first for v in sums}
         else:
             computes = {} if has_examples is None else {id(v): has_examples for v in local}
@@ -190,15 +203,16 @@ class StepRunner:
             updates_before=self._trainer.run_context.updates_before,
             mesh=self._mesh,
             readings=readings or Readings(),
-            generators=self._inventory.seed_generators,
+            generators=self._generators,
             frozen=self._inventory.freezing.frozen,
-            applied=self._applied,
+            applied=self.applied,
             counts_ids=self._counts_ids,
         )
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
         with context, undivided_losses(), seeds:
+            if not tf.executing_eagerly():
+                self._contexts.append(context)
             yield context
-        self._inventory.note_traced_values()
 
 
 def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):
@@ -226,6 +240,7 @@ def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf
         with tf.name_scope(graphs.ENGINE_SCOPE):
             assign_local(variable, value)
 
+    # Other workers write it meanwhile: assigning the old value again, even the same, would undo what they wrote.
     if server_device(variable):  # others change it too, so it is assigned only if needed
         for does_count in counts:
             tf.cond(does_count, lambda: None, lambda: assign(value))

@@ -26,7 +26,8 @@ from ..metrics.predictions import in_order
 from ..metrics.sums import Sums
 from ..state import TrainState
 from ..trainer import Trainer, computes_metrics
-from .inner_loop import LoopResult, Program
+from .loop_result import LoopResult
+from .program import Program
 
 
 class Stop(NamedTuple):

@@ -21,7 +21,8 @@ from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
 from .base import Stop
-from .inner_loop import InnerLoop, LoopResult
+from .inner_loop import InnerLoop
+from .loop_result import LoopResult
 from .options import StrategyOptions, WorkerTask
 from .replicated import Replicated
 from .workers import LOCAL, WorkersLoop
@@ -120,7 +121,7 @@ class MultiWorker(Replicated):
             def exchange(words):
                 return self.distribution.run(share, args=(words,))
 
-            self._exchange = exchange
+            self._exchange = exchange.get_concrete_function()
         sized = len(value).to_bytes(_WORD, "little") + value
         words = tf.constant(np.frombuffer(sized.ljust(-(-len(sized) // _WORD) * _WORD, b"\0"), np.int64))
         joined = self.distribution.experimental_local_results(self._exchange(words))[0].numpy().tobytes()

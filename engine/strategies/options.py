@@ -84,6 +84,7 @@ class StrategyOptions:
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
       gpus: the GPUs to use, see `gpus.use_only`. By default one_device takes the first, and parameter_server's
         coordinator none, since others compute.
+      run_eagerly: whether training steps are executed op by op, as `print` and a debugger in them need; on one device.
       deterministic: whether GPUs compute the same bits each time, by slower kernels; a few operations have none.
       owns_process: whether to set the whole process's threads, and hide GPUs that this run does not use.
     """
@@ -102,5 +103,6 @@ class StrategyOptions:
     feed_options: FeedOptions = dataclasses.field(default_factory=FeedOptions)
     parallel_micro_batches: int = 1
     gpus: Sequence[int] | None = None
+    run_eagerly: bool = False
     deterministic: bool = True
     owns_process: bool = True

@@ -16,7 +16,8 @@ from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
 from ..internals.tensorflow import seconds_since, timestamp
 from ..mesh import collectives
 from ..metrics.sums import LoopSums, RowSpec, total_rows
-from .inner_loop import InnerLoop, LoopResult, StepTrace
+from .inner_loop import InnerLoop, StepTrace
+from .loop_result import LoopResult
 
 LOCAL = "worker/"  # prefix of a step's metrics that are not summed across workers, but are part of the row
 # From the host; the rest is measured in the call.
@@ -62,6 +63,8 @@ class WorkersLoop(InnerLoop):
     Attributes:
       agreed_steps: approximate number of steps for the next call on all workers.
     """
+
+    _arrivals: Arrivals
 
     def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):
         self._worker = worker

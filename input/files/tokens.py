@@ -225,7 +225,7 @@ def learned(size: int, files: Files, pieces: Iterable[TextPiece], folder: str | 
 
 
 def _library() -> Any:
-    missing = "a vocabulary needs the library tokenizers; pip install 'crankshaft[text]', or use tokenizer=bytes"
+    missing = "a vocabulary needs the library tokenizers; pip install tokenizers, or use tokenizer=bytes"
     with importing("tokenizers", missing):
         import tokenizers
     return tokenizers

@@ -21,7 +21,7 @@ def crc32c(data: bytes, start: int = 0) -> int:
 
 @functools.cache
 def _library() -> ModuleType:
-    with importing("crc32c", "shards need the library crc32c; pip install 'crankshaft[tfrecord]'"):
+    with importing("crc32c", "shards need the library crc32c; pip install crc32c"):
         import crc32c
     return crc32c
 

@@ -85,7 +85,8 @@ class Parser:
             with tf.device("CPU:0"):
                 if self._parse is None:
                     signature = [tf.TensorSpec([None], tf.string)]
-                    self._parse = tf.function(in_graph(self._features), signature, autograph=False)
+                    parse = tf.function(in_graph(self._features), signature, autograph=False)
+                    self._parse = parse.get_concrete_function()  # whose traces TensorFlow does not count
                 return tf.nest.map_structure(lambda x: x.numpy(), self._parse(tf.constant(records, tf.string)))
         except tf.errors.InvalidArgumentError:
             for index, record in enumerate(records):
@@ -102,8 +103,8 @@ class Parser:
             return f"has {len(record)} bytes, and {features[0]} takes {size}" if is_wrong else None
         try:
             stored = values_in(record)
-        except NotAnExampleError:
-            return "is not a serialized tf.train.Example"
+        except NotAnExampleError as error:
+            return str(error).removeprefix("it ")
         lines = (_mismatch(feature, stored.get(feature.name), stored) for feature in features)
         return next(filter(None, lines), None)
 

@@ -151,6 +151,6 @@ def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
 
 def library() -> Any:
     """Returns array_record's module. Raises `UsageError` without it."""
-    with importing("array_record", "ArrayRecords need PyPI's array_record; pip install 'crankshaft[array-record]'"):
+    with importing("array_record", "ArrayRecords need the library array_record; pip install array_record crc32c"):
         from array_record.python import array_record_module
     return array_record_module

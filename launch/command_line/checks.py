@@ -22,12 +22,17 @@ from .values import differences, plain
 def check(config: Config) -> None:
     """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name.
 
-    Waits only for hosts whose names do not resolve yet.
+    Waits only for hosts whose names do not resolve yet, and lets the other tasks of a cluster know of a mistake.
     """
     process.refuse_within_import()
+    with rendezvous.refusing(config.cluster):
+        _check(config)
+
+
+def _check(config: Config) -> None:
     conflicts.refuse(config, conflicts.CONFLICTS)
     if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError("metrics_port needs prometheus_client; pip install 'crankshaft[monitor]'")
+        raise UsageError("metrics_port needs prometheus_client; pip install prometheus_client")
     if config.cluster and not rendezvous.has_joined(config.cluster):
         discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
         rendezvous.check_bindable(config.cluster)
@@ -45,8 +50,7 @@ def check(config: Config) -> None:
     if config.mode == "predict":
         if config.output.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
             raise UsageError(
-                f"output={config.output} is written by pyarrow; pip install 'crankshaft[parquet]', or write .csv or "
-                ".npz"
+                f"output={config.output} is written by pyarrow; pip install pyarrow, or write .csv or .npz"
             )
         if config.is_chief:
             _check_output(config.output)
@@ -112,7 +116,7 @@ def _check_export(config: Config) -> None:
         if ending == ".keras":
             raise UsageError(f"export_since={since} can't be combined with output={path}; give output a folder")
         if importlib.util.find_spec("pyarrow") is None:
-            raise UsageError(f"export_since={since} is read by pyarrow; pip install 'crankshaft[parquet]'")
+            raise UsageError(f"export_since={since} is read by pyarrow; pip install pyarrow")
         if not os.path.isdir(os.path.join(since, "tables")):
             raise UsageError(
                 f"export_since={since} has no folder tables/; give the folder of an earlier export, .../export/STEP, "

@@ -233,6 +233,8 @@ class Config(Flags):
     @property
     def no_jit_reason(self) -> str | None:
         """The reason why XLA can't be used with these flags, or None if it can."""
+        if self.run_eagerly:
+            return "run_eagerly executes steps op by op"
         checking = "debug" if self.debug else "check_numerics" if self.check_numerics else None
         return checking and f"XLA leaves the checks of {checking} out"
 
@@ -444,6 +446,11 @@ def _check_names(effective: Mapping[str, Any], trainer_class: type | None, has_d
     elif effective["model"] not in (None, trainer_class.__name__):
         raise UsageError(
             f"model={effective['model']} is given, but this script trains {trainer_class.__name__}; omit it"
+        )
+    if trainer_class and not has_data and not effective["input"]:
+        raise UsageError(
+            f"data is missing for {trainer_class.__name__}; give data=(train, eval), or a function that returns it, or "
+            f"name an input: {', '.join(registry.NAMES['input'])}"
         )
     if not has_data or effective["input"]:
         registry.check_name("input", effective["input"])

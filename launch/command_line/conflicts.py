@@ -62,6 +62,11 @@ PLACEMENT_CONFLICTS: Conflicts = (
         "later; use mode=train_and_eval without one, or a folder that all tasks share",
     ),
     (
+        lambda c: c.run_eagerly and c.strategy != "one_device",
+        "run_eagerly executes steps op by op on one device; use strategy=one_device instead of {c.strategy}, or leave "
+        "run_eagerly out",
+    ),
+    (
         lambda c: c.min_workers and (not c.max_restarts or c.cluster.is_chosen),
         "min_workers={c.min_workers} is for workers that start again in their places, each on its host; give "
         "max_restarts to crankshaft train or crankshaft.main (crankshaft local always starts all of its workers again)",

@@ -446,6 +446,12 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
+    run_eagerly: bool = _shown_flag(
+        Boolean(),
+        False,
+        "Execute training steps op by op, on one device, so that print and a debugger work in losses and layers. Slow.",
+        of_call=True,
+    )
     metrics_port: int | None = _shown_flag(
         Integer(0, 65535),
         None,

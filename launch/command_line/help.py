@@ -92,13 +92,13 @@ def short_help_text(program: str, doc: str) -> str:
         field = FIELDS[name]
         choices = field.metadata["info"].kind.choices
         text = field.metadata["info"].help + (f" One of {', '.join(choices)}." if choices else "") + _default(field)
-        parts = terminal.wrapped(text, _columns() - column) if sys.stdout.isatty() else [text]
+        parts = terminal.wrapped(text, _columns() - column) if terminal.is_terminal(sys.stdout) else [text]
         lines.append(f"  --{name}".ljust(column) + f"\n{' ' * column}".join(parts))
     return "\n".join(lines)
 
 
 def flag_help(field: dataclasses.Field) -> str:
-    """Describes a flag for --help."""
+    """Returns a flag's lines of --help: how it is written, what it does, its default."""
     return described(f"--{usage(field)}", field.metadata["info"].help + _default(field))
 
 

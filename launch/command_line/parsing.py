@@ -60,12 +60,12 @@ def train_flags(words: Sequence[str]) -> Values:
     return _merged([*(values for values, _ in _load_config_files(words, known_only=True)), given])
 
 
-def from_keywords(keywords: Mapping[str, Any]) -> tuple[Values, Values]:
+def from_keywords(keywords: Mapping[str, Any], arguments: Sequence[str] = ()) -> tuple[Values, Values]:
     """Reads the values that keywords give, with those of their `config`; and those of a script's own flags.
 
-    None leaves a flag at its default. Raises `UsageError`.
+    None leaves a flag at its default; `arguments` are the names of the call's others. Raises `UsageError`.
     """
-    given, script_values = _typed(keywords)
+    given, script_values = _typed(keywords, arguments)
     if "config" not in given:
         return given, script_values
     in_file, script_values_in_file = _load_config_file(given["config"], given)
@@ -123,7 +123,7 @@ def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> 
     return UsageError(f"{name} is unknown; {nearest(name, names, otherwise)}")
 
 
-def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
+def _typed(values: Mapping[str, Any], arguments: Sequence[str] = ()) -> tuple[Values, Values]:
     """Converts values to their flags' types, and those of a script's own flags. Raises `UsageError`."""
     given: Values = {}
     script_values: Values = {}
@@ -133,7 +133,7 @@ def _typed(values: Mapping[str, Any]) -> tuple[Values, Values]:
         if name in FIELDS:
             given[name] = coerce(FIELDS[name], value)
         elif name not in flags.FLAGS:
-            raise _unknown(name, [*FIELDS, *script_flag_names()], "see crankshaft train --help")
+            raise _unknown(name, [*arguments, *FIELDS, *script_flag_names()], "see crankshaft train --help")
         elif isinstance(flag := flags.FLAGS[name], flags.MultiFlag):
             items = value if isinstance(value, (list, tuple)) else [value]
             script_values[name] = [_parse_script_value(flag, item) for item in items]
@@ -300,7 +300,7 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _from_yaml(flag: str, path: str, text: str) -> Any:
     """Reads YAML as text, but for null: which word is a number, and which is true, is the flag's to decide."""
-    with importing("yaml", f"{flag}={path} needs PyYAML: pip install crankshaft[yaml], or give a .json"):
+    with importing("yaml", f"{flag}={path} needs PyYAML; pip install PyYAML, or give a .json"):
         import yaml
 
     class Loader(yaml.BaseLoader):

@@ -77,7 +77,7 @@ class Boolean(ValueType):
 
 
 class Number(ValueType):
-    """A number of an interval."""
+    """A number of an interval, also as text; no bool, which Python counts among the numbers."""
 
     def __init__(self, **ends: Any):
         self.interval = Interval(**ends)
@@ -98,7 +98,7 @@ class Number(ValueType):
 
 
 class Integer(Number):
-    """An integer."""
+    """An integer of 32 bits at most, which TensorFlow's counters take."""
 
     def __init__(self, lower: int, upper: int = INT32):
         super().__init__(lower=lower, upper=upper, whole=True)
@@ -409,6 +409,12 @@ def check_ip_address(text: str) -> None:
         ipaddress.ip_address(text)
     except ValueError:
         raise ValueError("it is not an IP address; use e.g. 10.0.0.5") from None
+
+
+def check_host_name(text: str) -> None:
+    """Raises ValueError if a text is not the name of a host."""
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", text):
+        raise ValueError("it is not a host's name; use e.g. hub.example.org, without https:// and a port")
 
 
 def check_mesh(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html as markup
 import json
 import pathlib
 from typing import Any
@@ -28,6 +29,17 @@ def html(data: dict[str, Any] | None = None) -> str:
         .replace("%%scripts%%", "".join(f"<script>{script}</script>" for script in scripts))
         .replace("%%data%%", held)
     )
+
+
+class Shown:
+    """A page with its data, for a notebook, which shows it below a cell in a frame of its own."""
+
+    def __init__(self, data: dict[str, Any]):
+        self.html = html(data)
+
+    def _repr_html_(self) -> str:
+        source = markup.escape(self.html)
+        return f'<iframe srcdoc="{source}" sandbox="allow-scripts" width="100%" height="900"></iframe>'
 
 
 def _asset(name: str) -> str:

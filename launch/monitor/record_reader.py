@@ -103,6 +103,11 @@ class RecordReader:
         return self._identity, self._offset, self.problem
 
     @property
+    def time_without_end(self) -> float | None:
+        """Time of the newest event of a run that has begun, and has written no end; None of others."""
+        return self._time if "start" in self._latest and "end" not in self._latest else None
+
+    @property
     def num_workers(self) -> int:
         """How many workers are known; 0 if the run has not named any."""
         return len(self._workers)

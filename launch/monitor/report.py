@@ -39,11 +39,15 @@ def main(argv: list[str]) -> int:
     help.show(_text(paths, flags.html))
 
 
+def shown(*paths: str) -> page.Shown:
+    """Returns the page of runs' folders and of results, for a notebook."""
+    return page.Shown({"runs": [MonitoredRun(path).shown(_FOR_EVER) for path in paths]})
+
+
 def _text(paths: list[str], html: str | None) -> str:
     """Returns the text to print. Writes the page with --html."""
     if html and paths:
-        shown = [MonitoredRun(path).shown(_FOR_EVER) for path in paths]
-        write_user_file(html, page.html({"runs": shown}))
+        write_user_file(html, shown(*paths).html)
         return f"written to {html}"
     if len(paths) != 1:
         raise UsageError(

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import socket
 import stat
 from typing import Any
 
@@ -14,8 +15,11 @@ from ...engine.checkpoints.run_dir import NAMES
 from ...engine.errors import reason
 from ...engine.machine.files import folder_below, open_regular
 from ..benchmark import benchmark_report
+from ..command_line.flags import Flags
+from ..command_line.values import plain
 from ..failures import UsageError
-from ..plan import saved
+from ..host.process import is_alive
+from . import plan_file
 from .record_reader import RecordReader
 
 _LOGS, _LOG_BYTES = 8, 16 << 10
@@ -44,7 +48,7 @@ class MonitoredRun:
         self.name = os.path.basename(os.path.abspath(path))
         self._result, self._open_flags = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
         self._folder = path if is_folder else None
-        self._planned = RunDir(path).plan
+        self._planned, self._lock = RunDir(path).plan, RunDir(path).lock
         self._record = RecordReader(RunDir(path).events) if is_folder else None
         if not is_folder:
             benchmark_report.read(path)
@@ -76,21 +80,37 @@ class MonitoredRun:
             revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
             shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
             if self._record:
-                shown |= {"read": round(self._record.read, 3), **self._record.age()}
+                shown |= {"read": round(self._record.read, 3), **self._record.age(), "killed": self._was_killed()}
             if revision != seen:
                 record = self._record.view(find, _LANES) if self._record else {}
+                record["changed"] = _changed(record.get("latest", {}).get("config", {}).get("values"))
                 tails = {name: _end(folder, name) for name, *_ in logs}
                 result = _benchmark(self._result, self._open_flags)
                 shown["view"] = {**record, "result": result, "logs": tails, "plan": self._plan()}
         return shown
 
+    def _was_killed(self) -> float | None:
+        """Returns the time of the last event of a run whose process is gone, and has not written its end."""
+        with contextlib.suppress(OSError):
+            with open(open_regular(self._lock, os.O_NOFOLLOW), "rb") as file:
+                pid, host = [*file.read(512).decode(errors="replace").split(), "", ""][:2]
+            if self._record and host == socket.gethostname() and pid.isdecimal() and not is_alive(int(pid)):
+                return self._record.time_without_end
+        return None
+
     def _plan(self) -> dict[str, Any]:
         """Returns the plan's figures for the run's number of workers; {} without a plan for it."""
         with contextlib.suppress(UsageError):
             if self._record and os.path.lexists(self._planned):
-                plan = saved.read(self._planned, os.O_NOFOLLOW)
+                plan = plan_file.read(self._planned, os.O_NOFOLLOW)
                 return plan.get(self._record.num_workers or 1, {})
         return {}
+
+
+def _changed(values: Any) -> list[str]:
+    """Lists the flags among a record's whose values are not the defaults."""
+    defaults = plain(vars(Flags()))
+    return [name for name, value in values.items() if value != defaults.get(name)] if isinstance(values, dict) else []
 
 
 def _benchmark(path: str, flags: int) -> dict[str, Any]:

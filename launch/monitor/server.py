@@ -33,7 +33,6 @@ _HEADERS = [
     ("Cache-Control", "no-store"),
     ("Referrer-Policy", "no-referrer"),
     ("X-Content-Type-Options", "nosniff"),
-    ("X-Frame-Options", "DENY"),
 ]
 _READ_SECONDS = 0.4  # per answer: a long record is shown while it is still being read
 
@@ -48,6 +47,12 @@ class MonitorFlags:
         "127.0.0.1",
         "Address to listen on. If others reach it, the link has a token, without which nothing is shown.",
     )
+    allow_host: str | None = flag(
+        Text("a host name", rules.check_host_name),
+        None,
+        "Host of a proxy through which the page is opened, such as a hosted notebook's, and whose pages may frame it. "
+        "The link has a token.",
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -58,9 +63,10 @@ def main(argv: list[str]) -> int:
     if not paths:
         raise UsageError("the run's folder is missing; name it: crankshaft monitor RUN_DIR")
     address = ipaddress.ip_address(bind)
-    token = "" if address.is_loopback else secrets.token_urlsafe(24)
+    token = "" if address.is_loopback and not flags.allow_host else secrets.token_urlsafe(24)
+    shown = application([MonitoredRun(path) for path in paths], token, flags.allow_host)
     try:
-        server = Server(bind, port, application([MonitoredRun(path) for path in paths], token), any_host=bool(token))
+        server = Server(bind, port, shown, any_host=bool(token))
     except OSError as error:
         fix = "--bind=ADDRESS takes another of this host's, see `ip address`"
         if error.errno != errno.EADDRNOTAVAIL:
@@ -68,19 +74,25 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"--bind={bind} --port={port} can't be listened on ({error.strerror}); {fix}") from None
     host = socket.gethostname() if address.is_unspecified else f"[{address}]" if address.version == 6 else address
     query = f"?token={token}" if token else ""
-    print(f"http://{host}:{server.port}/{query}   (Ctrl-C ends it)", flush=True)
+    proxied = f"; through {flags.allow_host}: /proxy/{server.port}/{query}" if flags.allow_host else ""
+    print(f"http://{host}:{server.port}/{query}   (Ctrl-C ends it{proxied})", flush=True)
     with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     return 0
 
 
-def application(runs: list[MonitoredRun], token: str = "") -> Application:
-    """Returns the server's application: the page at `/`, and its data at `/data`."""
+def application(runs: list[MonitoredRun], token: str = "", framed_by: str | None = None) -> Application:
+    """Returns the server's application: the page at `/`, and its data at `/data`.
+
+    `framed_by` is the host whose pages may show it in a frame.
+    """
     lock = threading.Lock()
+    ancestors = f"{framed_by}:*" if framed_by else "'none'"
+    frames = ("Content-Security-Policy", f"frame-ancestors {ancestors}")
 
     def answer(environ: dict[str, Any], start_response: Callable) -> Iterable[bytes]:
         def answered(status: str, kind: str, text: str) -> list[bytes]:
-            start_response(status, [("Content-Type", f"{kind}; charset=utf-8"), *_HEADERS])
+            start_response(status, [("Content-Type", f"{kind}; charset=utf-8"), frames, *_HEADERS])
             return [text.encode()]
 
         if environ["REQUEST_METHOD"] != "GET":

@@ -128,7 +128,7 @@ def check() -> None:
 
 
 def _simpy() -> Any:
-    with importing("simpy", "a simulation needs simpy: pip install crankshaft[plan]"):
+    with importing("simpy", "a simulation needs simpy; pip install simpy"):
         import simpy
     return simpy
 

@@ -13,10 +13,12 @@ import tensorflow as tf
 from ...engine import logging
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.checkpoints import manifest as manifests
+from ...engine.errors import rounded
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
 from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
+from ...engine.hooks.eviction import make_eviction
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
@@ -42,7 +44,7 @@ _POLL_SECONDS = 1.0
 
 
 def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
-    """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
+    """Makes a run's hooks, in the order in which they act: those that evict, judge, show, stop, and that save.
 
     Those that the run itself reads are set as its attributes: `record` to `sync_check`, see `BaseRun`.
 
@@ -70,7 +72,8 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         names = strategy.replica_names
         run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
 
-    hooks: list[Hook] = []  # which those that save keep, for the state of all of them
+    # Which those that save keep, for the state of all of them. What is evaluated and saved is without evicted rows.
+    hooks: list[Hook] = [*make_eviction(run.trainer.inventory)]
     hooks += _judges(run, callbacks, eval_period, hooks)
     hooks += [run.final, run.rows, *user_hooks]
     if run.sync_check:
@@ -194,7 +197,9 @@ class _IncludeWorkers(Periodic):
     def _poll(self) -> None:
         absent, newcomers = self._cluster.absent, self._cluster.newcomers
         while not self._ended.wait(_POLL_SECONDS):
-            returned = [(name, address) for name, address in absent if members.is_waiting(address)]
+            returned = [
+                (name, address) for name, address in absent if members.is_waiting(address, self._cluster.addresses)
+            ]
             self._waiting = returned + (discovery.newcomers(self._cluster, newcomers) if newcomers else [])
 
     def act(self, status: Status) -> None:
@@ -272,7 +277,7 @@ def _describe(record: Recorder) -> str:
         return f"starting, for {duration(goodput['total'] + record.age)}"
     step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
     parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
-    parts += [f"epoch {latest['epoch']:.3g}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
+    parts += [f"epoch {rounded(latest['epoch'])}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
     parts += [f"{duration(left)} left"] if left is not None else []
     parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
     return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
+import html
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from ...engine.errors import UsageError, visible
+from ...engine.errors import UsageError, rounded, visible
 from ...engine.hooks import Hook, Status
 from ...engine.machine.threads import PROCESS
 from ...engine.mesh import shards
@@ -34,7 +35,7 @@ class Progress(Hook):
     """Shows step, metrics, examples a second, time left and evaluations. Reads metrics only when it shows them.
 
     Args:
-      mode: "bar", redrawn in place; "plain", a line now and then; "off"; "auto", a bar if `file` is a terminal.
+      mode: "bar", redrawn in place; "plain", a line now and then; "off"; "auto", a bar in a terminal or a notebook.
       file: stream to write to; None is standard output.
       redraw_seconds: at least so long from one redrawing of the bar to the next. Each costs about a millisecond.
       line_seconds: at least so long from one plain line to the next, except for evaluations and the last step.
@@ -45,9 +46,9 @@ class Progress(Hook):
     def __init__(self, mode: str = "auto", file=None, redraw_seconds=0.2, line_seconds=10.0, clock=time.monotonic):
         self._file = file or sys.stdout
         self.mode = resolved_mode(mode, self._file)
-        self._seconds_between = redraw_seconds if self.mode == "bar" else line_seconds
+        self._seconds_between = line_seconds if self.mode == "plain" else redraw_seconds
         self._clock = clock
-        self._bar: Bar | None = None
+        self._bar: Bar | CellBar | None = None
         self._recent: list[Totals] = []  # one at most
         self._shown_at = 0.0
         self._shown_step: int | None = None
@@ -59,7 +60,9 @@ class Progress(Hook):
 
     def begin(self, status: Status) -> None:
         self._shown_at = self._clock()
-        if self.mode == "bar":
+        if self.mode == "cell":
+            self._bar = CellBar(status.until_step)
+        elif self.mode == "bar":
             self._bar = Bar(self._file, _step(status), status.until_step, status.step)
             atexit.register(self.close)  # after an exception, the terminal's cursor has to come back
 
@@ -92,7 +95,7 @@ class Progress(Hook):
     def _show(self, status: Status) -> None:
         # The line of a stop is one more: the next has all steps since the one before.
         metrics = metrics_shown((self._metrics.totals if status.stop else self._metrics.take()).means())
-        epoch = f"epoch {status.epochs:.3g}"
+        epoch = f"epoch {rounded(status.epochs)}"
         speed = f"{rate:,.0f} examples/s" if (rate := self._rate()) else ""
         left = "" if status.seconds_left is None else f"{duration(status.seconds_left)} left"
         self._shown_step = status.step
@@ -137,7 +140,7 @@ class Bar:
             console=self._console,
             auto_refresh=False,
             transient=not stays,
-            redirect_stderr=sys.stderr.isatty(),  # a standard error that goes to a file stays there
+            redirect_stderr=terminal.is_terminal(sys.stderr),  # a standard error that goes to a file stays there
         )
         self._task = self._progress.add_task(description, total=total, text="starting")
         self._progress.update(self._task, completed=completed)
@@ -163,6 +166,40 @@ class Bar:
         """Restores the terminal."""
         self._progress.stop()
         terminal.redirect_log(self._stderr, sys.stderr)
+
+
+class CellBar:
+    """A progress bar below a notebook's cell, redrawn in place; lines printed meanwhile stand below it.
+
+    Args:
+      total: the amount of work; None if it is unknown.
+    """
+
+    width = _SUMMARY_COLUMNS
+
+    def __init__(self, total: float | None):
+        self._total = total
+        self._cell: int | None = None
+        self._shown: Any = None
+
+    def draw(self, completed: float, description: str, text: str) -> None:
+        """Redraws the bar; the first time in a cell it is a new one."""
+        from IPython import display, get_ipython
+
+        line = f"{description}  {text}"
+        share = f'<progress value="{completed}" max="{self._total}"></progress> ' if self._total else ""
+        bundle = {"text/plain": line, "text/html": f"{share}<code>{html.escape(line)}</code>"}
+        if self._cell == (cell := get_ipython().execution_count):
+            self._shown.update(bundle, raw=True)
+        else:
+            self._cell, self._shown = cell, display.display(bundle, raw=True, display_id=True)
+
+    def print(self, line: str) -> None:
+        """Prints a line below the bar."""
+        print(visible(line), flush=True)
+
+    def close(self) -> None:
+        """Does nothing: the bar stays as it is."""
 
 
 def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.monotonic) -> Callable:
@@ -205,14 +242,14 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
 
 
 def resolved_mode(mode: str, file) -> str:
-    """Resolves --progress: "bar" in a terminal or a notebook, else "plain", or "off". Raises ValueError if unknown."""
+    """Resolves --progress: "bar" in a terminal, "cell" in a notebook, "plain", or "off". Raises `UsageError`."""
     if mode not in MODES:
         raise UsageError(f"progress={mode} is unknown; use one of {', '.join(MODES)}")
+    if mode in ("auto", "bar") and file is sys.stdout and Console().is_jupyter:
+        return "cell"
     if mode != "auto":
         return mode
-    # Below a notebook's cell rich draws a bar by ipywidgets.
-    is_notebook = file is sys.stdout and Console().is_jupyter and importlib.util.find_spec("ipywidgets") is not None
-    return "bar" if file.isatty() or is_notebook else "plain"
+    return "bar" if terminal.is_terminal(file) else "plain"
 
 
 def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
@@ -227,7 +264,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     """
     file = file or sys.stdout
     width = _SUMMARY_COLUMNS
-    if file.isatty():
+    if terminal.is_terminal(file):
         width = min(max(terminal.columns(), _LEAST_SUMMARY), width)
     for model in (model for model in models if hasattr(model, "summary")):
         print(_summary(model, width), file=file, flush=True)
@@ -241,7 +278,12 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
 
 def _summary(model, width: int) -> str:
     texts: list[str] = []
-    with PROCESS:
+    hiding: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if Console().is_jupyter:
+        from IPython.utils.capture import capture_output
+
+        hiding = capture_output(stdout=False, stderr=False)  # rich displays an empty element
+    with PROCESS, hiding:
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = str(width)  # Keras would truncate wider lines otherwise
         try:

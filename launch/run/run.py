@@ -20,7 +20,7 @@ from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from ...engine.trainer import Trainer
 from .. import explanations
 from ..command_line.config import Config
-from ..failures import RunError, UsageError
+from ..failures import UsageError
 from ..host import exits
 from ..host.isolation import Isolation
 from ..host.signals import Standby
@@ -42,16 +42,24 @@ class Run(BaseRun):
       is_open: whether it is open.
     """
 
-    def mark_open(self, outcome_writer: RunOutcomeWriter, isolation: Isolation, stack: contextlib.ExitStack) -> None:
+    def mark_open(
+        self,
+        outcome_writer: RunOutcomeWriter,
+        isolation: Isolation,
+        stack: contextlib.ExitStack,
+        shown: Callable[[str], Any],
+    ) -> None:
         """Opens the run, the last step of assembling it.
 
         Args:
           isolation: the run's values of process-wide state, which the program has others of.
           stack: the contexts that closing the run exits.
+          shown: makes the page of the run in a folder.
         """
         self.run_dir: str | None = self.config.configured_run_dir
         self.is_open = True
         self._outcome_writer, self._isolation, self._stack = outcome_writer, isolation, stack
+        self._shown = shown
         self._standby = Standby(self._end_by_signal)
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
@@ -67,9 +75,11 @@ class Run(BaseRun):
     def __enter__(self) -> Run:
         return self
 
+    @explanations.explained
     def __exit__(self, kind, error, _) -> None:
         self._end(error)
 
+    @explanations.explained
     def close(self) -> None:
         """Ends the run: saves it, writes its result, and frees what it holds. A run that is closed stays so.
 
@@ -78,6 +88,7 @@ class Run(BaseRun):
         """
         self._end(None)
 
+    @explanations.explained
     def train(self, steps: int | None = None, epochs: float | None = None, data=None) -> Means:
         """Trains the given number of steps or epochs, from where the run is.
 
@@ -104,6 +115,7 @@ class Run(BaseRun):
         with self._call("train", steps=steps, epochs=epochs, data=data) as split:
             return training.train(self, steps, epochs, split)
 
+    @explanations.explained
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Writes a checkpoint of the current state, and waits until it is on the disk.
 
@@ -122,6 +134,7 @@ class Run(BaseRun):
                 saving.save(self.checkpoints, self.loop.status, self.hooks, again=True)
                 self.checkpoints.wait()
 
+    @explanations.explained
     def restore(self, which: str | int) -> None:
         """Takes the run back to a checkpoint: weights, optimizer, step, position in the data, hooks and `extra`.
 
@@ -139,6 +152,7 @@ class Run(BaseRun):
                 raise UsageError(f"restore({which!r}): the run has no checkpoints; give open_run a run_dir")
             training.restore(self, which)
 
+    @explanations.explained
     def reset_patience(self) -> None:
         """Makes early stopping and `reduce_lr` begin again: the next evaluation is the first that they see.
 
@@ -176,6 +190,16 @@ class Run(BaseRun):
         """The rows so far, one for each window of training metrics or evaluation."""
         return self.rows.rows if self.config.trains else HistoryRows()
 
+    def page(self) -> Any:
+        """Returns the page of `crankshaft monitor` as it is now, which a notebook shows below its cell.
+
+        Raises:
+          UsageError: the run has no run_dir, whose record the page shows.
+        """
+        if not self.config.run_dir:
+            raise UsageError("page(): the run has no folder whose record it would show; give it a run_dir")
+        return self._shown(self.config.run_dir)
+
     @property
     def models(self) -> dict[str, tf.keras.Model]:
         """The Keras models among the trainer's attributes, by name, with their current weights.
@@ -198,6 +222,7 @@ class Run(BaseRun):
             self._copy.refresh()
         return saved_run.model_of_run(self, self._isolation, self._evaluated_trainer())
 
+    @explanations.explained
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
 
@@ -229,6 +254,7 @@ class Run(BaseRun):
         trainer = saved_run.SavedRun(self.config.run_dir).trainer("best", lambda _: weights.fresh_trainer(self))
         return saved_run.model_of_run(self, self._isolation, trainer)
 
+    @explanations.explained
     def predict(
         self, data: Any = None, name: str | None = None, *, split: str | None = None, columns: bool = False
     ) -> Any:
@@ -265,6 +291,7 @@ class Run(BaseRun):
                 return outputs
             return prediction_files.prediction_columns(predictions.view_run(self), examples, outputs, name)
 
+    @explanations.explained
     def generate(
         self,
         prompt: str | Sequence[int] = "",
@@ -285,7 +312,7 @@ class Run(BaseRun):
           seed: seed of the samples; None is the run's.
 
         Raises:
-          UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
+          UsageError: the model predicts no next token (`models.generation.Generates`), the prompt is empty, or an
             argument is out of range.
         """
         sampled = {} if seed is None else {"seed": seed}
@@ -293,6 +320,7 @@ class Run(BaseRun):
         with self._call("generate", while_open=False, prompt=prompt, **sampling):
             return generation.generate_after(self, prompt, **sampling)
 
+    @explanations.explained
     def evaluate(self, data=None) -> dict[str, float]:
         """Computes the metrics' means, with the weights that evaluations use, each example once.
 
@@ -356,7 +384,7 @@ class Run(BaseRun):
         call = f"{method}({passed})"
         if while_open and not self.is_open:
             raise UsageError(f"{call}: the run is closed; open it again, with the same run_dir to continue it")
-        with self._standby.calling(), explanations.explained_errors():
+        with self._standby.calling():
             try:
                 with self._environment(uses_random=method == "train"):
                     split = None
@@ -505,8 +533,7 @@ class Run(BaseRun):
         if not self.is_open:
             return
         if error is not None and self.strategy.num_hosts > 1:
-            with explanations.explained_errors():
-                self._release(error)
+            self._release(error)
             return
         try:
             with self._call("close"), self._closing():
@@ -516,10 +543,10 @@ class Run(BaseRun):
                     self.loop.end()
                 self._end_with(training.outcome(self, evaluates=False))
                 self._standby.note(None if ended_by else training.ending_signal(self))
-        except (UsageError, RunError) as problem:
+        except Exception as problem:
             if error is None and not ended_by and not is_left:
                 raise
-            logging.error("the run is closed, and not saved: %s", problem)
+            logging.error("the run is closed, and not saved: %s", explanations.explain(problem, has_debug=False)[1])
 
 
 @contextlib.contextmanager

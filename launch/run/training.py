@@ -367,7 +367,8 @@ def _goodput_line(goodput: Mapping[str, Any]) -> str:
     total, steps = seconds.pop("total"), seconds.pop("steps")
     rest = sorted(seconds, key=lambda kind: -seconds[kind])
     others = ", ".join(f"{kind} {duration(seconds[kind])}" for kind in rest if seconds[kind] >= 0.5)
-    return f"goodput {goodput['share']:.0%}: {duration(steps)} of {duration(total)} were steps that count; {others}"
+    line = f"goodput {goodput['share']:.0%}: {duration(steps)} of {duration(total)} were steps that count"
+    return f"{line}; {others}" if others else line
 
 
 def _first_line(run: BaseRun, manifest: Manifest | None) -> str:

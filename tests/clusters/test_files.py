@@ -23,8 +23,8 @@ def objects(name: str) -> list[dict]:
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_objects_are_kubernetes_own(name):
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install crankshaft[clusters]").validate
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install crankshaft[clusters]")
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install '.[clusters]'").validate
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install '.[clusters]'")
     found = objects(name)
     for each in [each for each in found if each["kind"] != "JobSet"] + jobs_of(found):
         validate(each, "1.33", strict=True)
@@ -34,7 +34,7 @@ def test_objects_are_kubernetes_own(name):
 
 
 def test_the_examples_train_job_is_kubeflows_own():
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install crankshaft[clusters]")
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install '.[clusters]'")
     runtime, train_job = objects("kubeflow.yaml")
     assert models.TrainerV1alpha1ClusterTrainingRuntime.from_dict(runtime).to_dict() == runtime
     assert models.TrainerV1alpha1TrainJob.from_dict(train_job).to_dict() == train_job

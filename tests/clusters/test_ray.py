@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def cluster():
-    utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install crankshaft[ray]")
+    utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install '.[ray]'")
     made = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
         made.add_node(num_cpus=1)

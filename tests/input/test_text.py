@@ -162,7 +162,7 @@ def test_mistakes_are_one_line(tmp_path, given, arguments, line):
 
 def test_without_the_library_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"needs the library tokenizers; pip install 'crankshaft\[text\]'"):
+    with pytest.raises(UsageError, match=r"needs the library tokenizers; pip install tokenizers"):
         text.load(written(tmp_path, b"a"), 0, vocabulary_size=300)
 
 

@@ -79,7 +79,7 @@ HOLDS = {
     "Ranking": "ranking.result['eval']['first'] > 0.8",
 }
 # Whole runs of minutes together, of several processes some of them.
-SLOW = {"data", "files", "language_models", "keras", "parameter_servers", "mesh", "model", "workers"}
+SLOW = {"data", "files", "notebooks", "language_models", "keras", "parameter_servers", "mesh", "model", "workers"}
 SLOW |= {"click_models", "monitoring", "resume", "benchmark", "from_keras", "plan"}
 PAGES = [pytest.param(n, marks=pytest.mark.slow) if RUNNING[n].stem in SLOW else n for n in RUNNING]
 ON_TWO = {"strategy": "mirrored", "num_virtual_devices": 2}

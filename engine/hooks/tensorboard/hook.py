@@ -11,7 +11,7 @@ import tensorflow as tf
 from ... import logging
 from ...data import form
 from ...errors import reason
-from ...internals.variables import variable_path
+from ...internals.variables import compiled_once, variable_path
 from ...inventory import Inventory
 from ...mesh.shards import variable_sharding
 from ...meter import Totals
@@ -132,12 +132,11 @@ class TensorBoard(Windowed):
             variables = [v for v in Inventory(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             # For a sharded variable this is the first replica's shard, as the name says.
             paths = [f"{variable_path(v)}{'/first_part' if variable_sharding(v) else ''}" for v in variables]
-            self._weights = tf.function(
+            self._weights = compiled_once(
                 lambda: {
                     path: event_values.histogram(tf.convert_to_tensor(v))
                     for path, v in zip(paths, variables, strict=True)
-                },
-                autograph=False,
+                }
             )
         weights, gradients = self._weights(), self.probe.gradients() if self.probe else {}
 
@@ -160,7 +159,7 @@ class TensorBoard(Windowed):
             graph = forward.get_concrete_function(
                 tf.nest.map_structure(_spec, form.features(form.measured(trainer.run_context.example)))
             ).graph
-        except (TypeError, ValueError, tf.errors.OpError) as error:  # its inputs are not the features
+        except Exception as error:  # of any class: it has no call, or its inputs are not the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
         self._files.put("train", 0, lambda: graph.as_graph_def(add_shapes=True).SerializeToString())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ...data import form
-from ...internals.variables import assign_local, own_copy, tf_variable
+from ...internals.variables import assign_local, compiled_once, own_copy, tf_variable
 from ...mesh.shards import plan_update_shard, variable_sharding
 from ...step.gradients import Gradients
 from .event_values import Histogram, histogram, looks_like_images
@@ -40,7 +40,7 @@ class Probe:
             if looks_like_images(example):
                 self._pictures = _variable(tf.zeros([_PICTURES, *example.shape[1:]], example.dtype))
                 self._number = _variable(tf.zeros([], tf.int64))
-        self._read = tf.function(self._histograms, autograph=False)
+        self._read = compiled_once(self._histograms)
         trainer.inventory.probe = self
 
     def note_examples(self, batch, collects: tf.Tensor) -> None:

@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const held = JSON.parse($("data").textContent);
-const chosen = { focus: 0, hidden: new Set(), axis: "step", scale: "linear", figure: "step_ms", find: "", log: "" };
+const chosen = { focus: 0, drawn: null, sort: { head: "run", down: false }, axis: "step", scale: "linear", figure: "step_ms", find: "", log: "" };
 const charts = new Map(); // key -> {plot, signature, host, zoomed}
 let runs = [];
 let lost = "";
@@ -15,7 +15,7 @@ const RATES = { examples_per_sec: "examples a second", steps_per_sec: "steps a s
   input_wait_fraction: "share of time that waits for input", reduce_fraction: "share of time in reduction", memory_mb: "memory, MiB" };
 const SPENT = { steps: "c0", input: "c1", waiting: "c4", checkpoints: "c3", evaluation: "c5", compile: "c6", start: "c2", other: "c8", lost: "c7", down: "fault" };
 const MARKS = { checkpoint: "checkpoint", warning: "warning", restart: "fault", fault: "fault" };
-const MOST_CURVES = 40, MOST_LANES = 50;
+const MOST_CURVES = 40, MOST_LANES = 50, COLOURS = 8, MOST_KEYS = 6; // colours of runs; series of a legend
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
 
 // -- Words ------------------------------------------------------------------------------------------------------------
@@ -173,47 +173,105 @@ function points(xs, ys, from = 0) {
 }
 // -- Sections ---------------------------------------------------------------------------------------------------------
 
-const shown = () => runs.map((run, index) => ({ ...run, index })).filter((run) => run.view && !chosen.hidden.has(run.index));
+const shown = () => runs.map((run, index) => ({ ...run, index })).filter((run) => run.view);
+const drawn = () => shown().filter((run) => chosen.drawn.has(run.index));
+const flagsOf = (run) => run.view?.latest?.config?.values ?? {};
+const flagText = (value) => (typeof value === "string" ? value : typeof value === "number" ? String(Number(value.toPrecision(6))) : JSON.stringify(value) ?? "–");
+
+// What --monitor names: its best value is the smallest ("min") or the largest ("max").
+function monitored(run) {
+  const [, direction, kind, name] = /^(?:(max|min):)?(eval_|train_)?(.*)$/s.exec(String(flagsOf(run).monitor ?? "eval_loss"));
+  return { direction: direction ?? (/loss|error/.test(name) ? "min" : "max"), kind, name };
+}
+// The monitored value at the best checkpoint; without one, the best of all.
+function best({ view }) {
+  const { direction, kind, name } = monitored({ view });
+  const columns = kind !== "train_" && view?.evaluations?.[`metrics.${name}`] ? view.evaluations : view?.windows ?? {};
+  const values = columns[`metrics.${name}`] ?? [], saved = view?.notes?.findLast((note) => note.event === "checkpoint" && note.best);
+  const at = saved ? columns.step.indexOf(saved.step) : -1, finite = values.filter((value) => value != null);
+  if (at >= 0 && values[at] != null) return values[at];
+  return finite.length ? Math[direction](...finite) : null;
+}
+// What has become of a run: [text, class].
+function stateOf(run) {
+  const { start, end, window } = run.view?.latest ?? {};
+  if (end) return [`ended: ${end.reason ?? ""}${end.exit_code ? ` (exit code ${end.exit_code})` : ""}`, end.exit_code ? "late" : ""];
+  if (run.killed) return [`was killed, or its machine stopped, at ${moment(run.killed)}`, "late"];
+  if (run.late) return [`nothing new for ${span(run.age)}${window ? `, since step ${number(window.step)}` : ""}`, "late"];
+  return window || start ? ["runs", "runs"] : ["", ""];
+}
+const spentBy = (view) => view?.latest?.end?.goodput?.seconds ?? view?.latest?.window?.spent;
 
 function renderRuns() {
-  if ($("runs").childElementCount - 1 === runs.length) return;
-  const legend = $("runs").firstElementChild;
   $("runs").hidden = runs.length < 2;
-  $("runs").replaceChildren(legend, ...runs.map((run, index) => {
-    const box = Object.assign(make("input"), { type: "checkbox", checked: true, ariaLabel: `curves of ${run.name}` });
-    const radio = Object.assign(make("input"), { type: "radio", name: "focus", checked: index === chosen.focus });
-    const label = make("label"), line = make("span"), key = make("i", "", "key");
-    key.style.color = `var(--c${index % 9})`;
-    box.addEventListener("change", () => { chosen.hidden[box.checked ? "delete" : "add"](index); render(); });
-    radio.addEventListener("change", () => { chosen.focus = index; render(); });
-    label.append(radio, ` ${run.name}`);
-    line.append(box, key, label);
-    return line;
+  const flags = [...new Set(runs.flatMap((run) => Object.keys(flagsOf(run))))].sort()
+    .filter((name) => name !== "run_dir" && new Set(runs.map((run) => flagText(flagsOf(run)[name]))).size > 1);
+  const rows = runs.map((run, index) => {
+    const values = flagsOf(run), value = best(run), step = run.view?.latest?.end?.step ?? last(run.view?.windows?.step), seconds = spentBy(run.view)?.total;
+    const cells = { run: [run.name], best: [number(value), value], step: [number(step), step], state: [stateOf(run)[0]], duration: [span(seconds), seconds] };
+    for (const name of flags) cells[name] = [flagText(values[name]), typeof values[name] === "number" ? values[name] : undefined];
+    return { index, cells };
+  });
+  const { head, down } = chosen.sort, key = ({ cells }) => cells[head]?.[1] ?? cells[head]?.[0] ?? "";
+  const inOrder = (a, b) => (down ? -1 : 1) * (typeof key(a) === "number" && typeof key(b) === "number" ? key(a) - key(b) : String(key(a)).localeCompare(String(key(b)), "en", { numeric: true }));
+  if (!chosen.drawn || (chosen.drawn.isEarly && runs.every((run) => run.view))) { // the best of many, once all are read
+    const worse = ({ index, cells }) => (cells.best[1] ?? Infinity) * (monitored(runs[index]).direction === "max" && cells.best[1] != null ? -1 : 1);
+    const few = runs.length > COLOURS ? rows.sort((a, b) => worse(a) - worse(b)).slice(0, COLOURS).map((row) => row.index) : runs.map((_, index) => index);
+    if (!few.includes(chosen.focus)) few[COLOURS - 1] = chosen.focus;
+    chosen.drawn = Object.assign(new Map(few.map((index, colour) => [index, colour])), { isEarly: !runs.every((run) => run.view) });
+  }
+  const focused = document.activeElement?.id;
+  $("runs-head").replaceChildren(make("th"), ...["run", "best", "step", "state", "duration", ...flags].map((name) => {
+    const cell = make("th", "", rows.some(({ cells }) => typeof cells[name][1] === "number") ? "figure" : ""), button = Object.assign(make("button", `${name.replaceAll("_", " ")}${name === head ? (down ? " ▾" : " ▴") : ""}`), { id: `sort-${name}` });
+    if (name === head) cell.ariaSort = down ? "descending" : "ascending";
+    button.addEventListener("click", () => { chosen.sort = { head: name, down: name === head && !down }; render(); });
+    cell.append(button);
+    return cell;
   }));
+  $("runs-rows").replaceChildren(...rows.sort(inOrder).map(({ index, cells }) => {
+    const box = Object.assign(make("input"), { type: "checkbox", id: `draw-${index}`, checked: chosen.drawn.has(index), ariaLabel: `curves of ${runs[index].name}` });
+    const radio = Object.assign(make("input"), { type: "radio", name: "focus", id: `focus-${index}`, checked: index === chosen.focus });
+    const row = make("tr"), ticks = make("td"), name = make("td"), label = make("label"), swatch = make("i", "", "key");
+    swatch.style.color = chosen.drawn.has(index) ? `var(--c${chosen.drawn.get(index)})` : "var(--other)";
+    box.addEventListener("change", () => {
+      const used = new Set(chosen.drawn.values()), free = [...Array(COLOURS).keys()].find((colour) => !used.has(colour)) ?? chosen.drawn.size % COLOURS;
+      if (box.checked) chosen.drawn.set(index, free);
+      else chosen.drawn.delete(index);
+      chosen.drawn.isEarly = false;
+      render();
+    });
+    radio.addEventListener("change", () => { chosen.focus = index; render(); });
+    ticks.append(box, swatch);
+    label.append(radio, ` ${cells.run[0]}`);
+    name.append(label);
+    row.append(ticks, name, ...Object.entries(cells).slice(1).map(([head, [text, value]]) => make("td", text, head === "state" ? stateOf(runs[index])[1] : value != null ? "figure" : "")));
+    return row;
+  }));
+  if (focused?.match(/^(sort|draw|focus)-/)) $(focused)?.focus();
 }
 
 function renderState(run) {
   const { end, window } = run.view.latest || {};
-  const stopped = end ? [] : [...(run.view.workers ?? []), ...(run.view.servers ?? [])].filter((each) => each.state === "stopped");
+  const [state, kind] = stateOf(run);
+  const stopped = end || run.killed ? [] : [...(run.view.workers ?? []), ...(run.view.servers ?? [])].filter((each) => each.state === "stopped");
   const troubles = [
     stopped.length && `${stopped.slice(0, 3).map((each) => each.name).join(", ")}${stopped.length > 3 ? ` and ${stopped.length - 3} more` : ""} stopped`,
-    run.late && `nothing new for ${span(run.age)}${window ? `, since step ${number(window.step)}` : ""}`,
+    run.late && state,
   ].filter(Boolean).join("; ");
   const news = lost || (run.read < 1 ? `reading: ${Math.floor(100 * run.read)} %` : "") || run.view.problem ||
-    (end ? `${run.name} ended: ${end.reason ?? ""}${end.exit_code ? ` (exit code ${end.exit_code})` : ""}` : "") ||
-    (troubles ? `${run.name}: ${troubles}` : window ? `${run.name} runs` : run.name);
+    (end || run.killed ? `${run.name} ${state}` : troubles ? `${run.name}: ${troubles}` : window ? `${run.name} runs` : run.name);
   if ($("news").textContent !== news) $("news").textContent = news;
-  $("news").className = lost || troubles || end?.exit_code ? "late" : window && !end ? "runs" : "";
+  $("news").className = lost || troubles || kind === "late" ? "late" : window && !end ? "runs" : "";
   for (const row of document.querySelectorAll("#lanes tr, #servers-table tr[class]")) row.classList.toggle("late", run.late);
 }
 
 function renderSummary(run) {
   const { view } = run, { latest = {}, windows = {}, evaluations = {}, notes = [] } = view;
   const step = latest.end?.step ?? last(windows.step), until = latest.start?.until_step;
-  const saved = notes.findLast((note) => note.event === "checkpoint"), spent = latest.end?.goodput?.seconds ?? latest.window?.spent;
+  const saved = notes.findLast((note) => note.event === "checkpoint"), spent = spentBy(view);
   const lines = [
     ["step", step != null && `${number(step)}${until != null ? ` of ${number(until)}` : ""}`],
-    ["time left", !latest.end && !run.late && latest.window?.seconds_left != null && `about ${span(latest.window.seconds_left)}`],
+    ["time left", !latest.end && !run.late && !run.killed && latest.window?.seconds_left != null && `about ${span(latest.window.seconds_left)}`],
     ["goodput", spent?.total > 0 && `${Math.round((100 * spent.steps) / spent.total)} % of ${span(spent.total)}`],
     ["examples a second", last(windows.examples_per_sec)],
     ["steps a second", last(windows.steps_per_sec)],
@@ -240,7 +298,8 @@ function renderSummary(run) {
 }
 
 function renderCurves(focus) {
-  const all = shown().filter((run) => run.view.windows), single = all.length === 1;
+  const single = runs.length === 1; // others that are not drawn in colour lie behind
+  const all = shown().filter((run) => run.view.windows).sort((a, b) => chosen.drawn.has(a.index) - chosen.drawn.has(b.index));
   const byTime = chosen.axis === "time", elapsed = byTime && !single;
   const from = (run) => (elapsed ? run.view.first ?? run.view.windows.time?.[0] ?? 0 : 0);
   const marks = marksOf(focus.view, Object.values(MARKS), (note) => note[chosen.axis] - (byTime ? from(focus) : 0));
@@ -251,14 +310,16 @@ function renderCurves(focus) {
   for (const name of names) {
     const curves = all.flatMap((run) => ["windows", "evaluations"].map((kind) => ({
       label: `${single ? "" : `${run.name} `}${kind === "windows" ? (single ? (name.startsWith("metrics.") ? "train" : "value") : "") : "evaluation"}`.trim(),
-      colour: `c${(run.index + (single && kind !== "windows" ? 1 : 0)) % 9}`, dash: kind === "windows" ? undefined : [6, 4], points: kind !== "windows",
+      colour: !chosen.drawn.has(run.index) ? "other" : `c${chosen.drawn.get(run.index) + (single && kind !== "windows" ? 1 : 0)}`,
+      dash: kind === "windows" ? undefined : [6, 4], points: kind !== "windows" && chosen.drawn.has(run.index), index: run.index,
       data: points(run.view[kind][chosen.axis], run.view[kind][name] || [], from(run)),
     })));
     const key = `curve/${name}`;
     const host = charts.get(key)?.host ?? $("curve-charts").appendChild(make("div"));
     const log = chosen.scale === "log" && curves.every((each) => each.data[1].every((value) => value > 0));
-    const look = { log, title: RATES[name] ?? name.replace(/^metrics\./, "").replaceAll("_", " "), time: byTime && single, elapsed, marks };
     const filled = curves.filter((each) => each.data[0].length);
+    const marked = filled.some((each) => each.index === focus.index) ? marks : []; // on the curve of their run
+    const look = { log, title: RATES[name] ?? name.replace(/^metrics\./, "").replaceAll("_", " "), time: byTime && single, elapsed, marks: marked, keyed: filled.length > MOST_KEYS };
     if (!filled.length) { host.remove(); continue; }
     draw(host, key, uPlot.join(filled.map((each) => each.data)), filled, look); // which aligns curves of different x
     kept.add(key);
@@ -286,7 +347,7 @@ function renderSpent(view) {
   const times = [windows.time[0] - total[0], ...windows.time]; // from the run's first start
   const draws = times.every((value, i) => value != null && (i === 0 || value > times[i - 1]));
   if (draws) draw($("spent-chart"), "spent", [times, ...areas.map((area) => [area[0], ...area])], series, { title: "share of the time", time: true, marks, range: [0, 1], keyed: true });
-  const sums = latest.end?.goodput?.seconds ?? latest.window?.spent ?? {};
+  const sums = spentBy(view) ?? {};
   table($("spent-table"), ["", "time", "share"], kinds.map((kind) => {
     const cell = make("td"), key = make("i", "", "key");
     key.style.color = `var(--${SPENT[kind]})`;
@@ -297,7 +358,7 @@ function renderSpent(view) {
 
 // What is worse than planned by more than a plan's error is marked: 15 % of a rate, 10 % of memory.
 function renderPlan(view) {
-  const { plan = {}, windows = {}, latest = {} } = view, spent = latest.end?.goodput?.seconds ?? latest.window?.spent;
+  const { plan = {}, windows = {} } = view, spent = spentBy(view);
   const percent = (value) => `${Math.round(100 * value)} %`, mebibytes = (value) => `${number(value)} MiB`;
   const rows = [
     ["examples a second", plan.examples_per_sec, last(windows.examples_per_sec), number, (planned, actual) => actual < 0.85 * planned],
@@ -310,7 +371,7 @@ function renderPlan(view) {
     rows.map(([, planned, actual, , isWorse]) => (isWorse(planned, actual) ? "slow" : "")));
 }
 
-const health = ({ name, state, why }) => make("td", `${state}${why ? `: ${why.replace(`${name} `, "").replace(/^\([^)]*\) /, "")}` : ""}`, "state");
+const health = ({ name, state, why }) => make("td", `${state === "runs" && runs[chosen.focus].killed ? "ended" : state}${why ? `: ${why.replace(`${name} `, "").replace(/^\([^)]*\) /, "")}` : ""}`, "state");
 
 function renderWorkers(view) {
   const workers = (view.workers || []).filter((each) => each.name.toLowerCase().includes(chosen.find.toLowerCase()));
@@ -349,7 +410,7 @@ function renderServers(view) {
 }
 
 function renderBenchmark(focus) {
-  const all = shown().filter((run) => run.view.result?.sections);
+  const all = drawn().filter((run) => run.view.result?.sections);
   $("benchmark").hidden = !all.length;
   const rows = []; // {title, name, texts}, in the order of the report, of all results
   all.forEach((run, index) => {
@@ -375,22 +436,30 @@ function renderBenchmark(focus) {
 function told(note) {
   const text = String(note.text ?? note.cause ?? note.reason ?? ""), task = note.task && !text.startsWith(note.task) ? `${note.task}: ` : "", code = note.exit_code ? ` (exit code ${note.exit_code})` : "";
   if (note.event === "start") return `start ${number(note.attempt)} on ${note.host ?? "?"}${note.cause ? `, after ${note.cause}` : ""}`;
-  if (note.event === "checkpoint") return `${note.best ? "the best so far, " : ""}${number(note.bytes / 2 ** 20, 3)} MiB in ${span(note.seconds)}`;
+  if (note.event === "checkpoint") return `${note.best ? "the best so far, " : ""}${number(note.bytes / 2 ** 20, 3)} MiB in ${span(note.seconds)}${note.earlier ? `, and ${number(note.earlier)} before` : ""}`;
   return `${task}${text}${code}`;
 }
-function renderNotes(view) {
-  const notes = [...(view.notes || [])].reverse().slice(0, 300);
+// A row for checkpoints between two other events.
+function folded(notes) {
+  return notes.reduce((rows, note) => {
+    const before = rows.at(-1);
+    if (note.event === "checkpoint" && before?.event === "checkpoint") before.earlier = (before.earlier ?? 0) + 1;
+    else rows.push({ ...note });
+    return rows;
+  }, []);
+}
+function renderNotes({ view, killed }) {
+  const notes = folded([...(view.notes || []), ...(killed ? [{ event: "fault", time: killed, text: "its process is gone, and has not said why: it was killed, or its machine stopped" }] : [])].reverse()).slice(0, 300);
   $("notes").hidden = !notes.length;
   table($("notes-table"), ["when", "step", "what", ""], notes.map((note) => [moment(note.time), number(note.step), make("td", note.event, MARKS[note.event] || ""), told(note)]), [false, true]);
 }
 
-function renderConfiguration() {
-  const all = shown().filter((run) => run.view.latest?.config?.values);
-  const names = [...new Set(all.flatMap((run) => Object.keys(run.view.latest.config.values)))].sort();
-  const lines = names.map((name) => [name, ...all.map((run) => run.view.latest.config.values[name]).map((value) => (typeof value === "string" ? value : JSON.stringify(value) ?? "–"))])
-    .filter(([, ...values]) => (all.length < 2 ? !["–", "null", "", "[]", "{}"].includes(values[0]) : new Set(values).size > 1));
-  $("configuration").hidden = !all.length;
-  table($("configuration-table"), [all.length > 1 ? "what differs" : "", ...all.map((run) => (all.length > 1 ? run.name : ""))], lines);
+// First what differs from the defaults.
+function renderConfiguration(run) {
+  const values = flagsOf(run), changed = new Set(run.view.changed), names = Object.keys(values).sort((a, b) => changed.has(b) - changed.has(a) || (a < b ? -1 : 1));
+  const lines = names.map((name) => [name, flagText(values[name])]).filter(([name, text]) => changed.has(name) || !["null", "", "[]", "{}"].includes(text));
+  $("configuration").hidden = !lines.length;
+  table($("configuration-table"), [], lines, [], lines.map(([name]) => (changed.has(name) ? "changed" : "quiet")));
 }
 
 function renderLogs(view) {
@@ -411,16 +480,15 @@ function render() {
   renderRuns();
   const focus = { ...runs[chosen.focus], index: chosen.focus };
   if (!focus.view) return;
-  for (const section of [renderSummary, renderCurves, renderBenchmark]) attempt(section, focus);
-  for (const section of [renderPlan, renderSpent, renderWorkers, renderServers, renderNotes, renderLogs]) attempt(section, focus.view);
-  attempt(renderConfiguration);
+  for (const section of [renderSummary, renderCurves, renderBenchmark, renderNotes, renderConfiguration]) attempt(section, focus);
+  for (const section of [renderPlan, renderSpent, renderWorkers, renderServers, renderLogs]) attempt(section, focus.view);
   renderState(focus);
 }
 
 // -- Data -------------------------------------------------------------------------------------------------------------
 
 function take(answer) {
-  const isNew = answer.some((run) => run.view);
+  const isNew = answer.some((run, index) => run.view || run.killed !== runs[index]?.killed || run.late !== runs[index]?.late);
   runs = answer.map((run, index) => ({ ...run, view: run.view ?? runs[index]?.view }));
   if (isNew) render();
   else renderState(runs[chosen.focus]);

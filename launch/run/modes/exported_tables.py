@@ -40,7 +40,7 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> No
     if not tables:
         return
     if importlib.util.find_spec("pyarrow") is None:
-        logging.warning("the rows of tables are exported only with pyarrow; pip install 'crankshaft[parquet]'")
+        logging.warning("the rows of tables are exported only with pyarrow; pip install pyarrow")
         return
     os.mkdir(os.path.join(export, FOLDER))
     for name, table in tables.items():

@@ -120,7 +120,7 @@ def _predict(forward: Callable[..., Any], features: Any) -> Any:
     outputs = forward(features, training=False)
     if any(output is None for output in tf.nest.flatten(outputs)):
         raise UsageError("an output of the model is None, so it has no predictions; predict with a model of the others")
-    return keras.halves_in_float32(outputs)
+    return tf.nest.map_structure(keras.in_float32, outputs)
 
 
 def _outputs(
@@ -160,7 +160,7 @@ class RunView:
 
 
 def view_run(run: BaseRun) -> RunView:
-    """Makes the view of a run."""
+    """Makes what predictions need of a run that trains; its configuration and splits may change later."""
     config, splits = run.config, run.splits
     return RunView(run.data_info, run.names, run.features, run.logits_kind, lambda: config, lambda: splits)
 

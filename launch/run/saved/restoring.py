@@ -11,6 +11,7 @@ from ....engine import logging
 from ....engine.checkpoints import Checkpoints, Manifest
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
+from ....engine.internals import keras
 from ....engine.inventory import Inventory
 from ...command_line import checks, saved_config
 from ...command_line.values import differences
@@ -30,14 +31,16 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         weights.load_init_from(run)
         return None
     checkpoints = run.best if os.path.dirname(manifest.path) == run.best.directory else run.checkpoints
+    rates = {}
+    if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
+        for optimizer in Inventory(run.trainer).optimizers.values():
+            if optimizer.as_keras and not callable(rate := keras.schedule_or_rate(optimizer.as_keras)):
+                rates[optimizer] = rate
     allow_changed = run.config.allow_changed_config
-    restored_manifest = saving.restore(checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
-    if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else it is as callbacks set it
-        optimizer = run.checkpoints.about["compile"]["optimizer"]
-        rate = optimizer.get("inner_optimizer", {}).get("config", optimizer)["learning_rate"]
-        for built in Inventory(run.trainer).optimizers.values() if isinstance(rate, float) else ():
-            built.set_learning_rate(rate)
-    return restored_manifest
+    saving.restore(checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
+    for optimizer, rate in rates.items():
+        optimizer.set_learning_rate(rate)
+    return manifest
 
 
 def _compile_changes(run: BaseRun, manifest: Manifest) -> list[str]:

@@ -216,7 +216,7 @@ class ForwardModel(tf.keras.Model):
         self.built = True  # its layers are
 
     def call(self, features, training=False):
-        return keras.halves_in_float32(self._forward(features, training=bool(training)))
+        return tf.nest.map_structure(keras.in_float32, self._forward(features, training=bool(training)))
 
     def fit(self, *_, **__):
         raise UsageError(f"fit: this model computes {self._owner}.forward; train it by crankshaft.run")
@@ -283,8 +283,9 @@ def _with_predict(
     def predictor() -> predictions.ModelPredictor:
         return predictions.ModelPredictor(model, checked)
 
+    @explanations.explained
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
-        with environment.defaults(), explanations.explained_errors():
+        with environment.defaults():
             is_ours = columns or split or x is None or isinstance(x, str) or needs_lengths
             if is_ours or entry.has_whole_examples(x):
                 examples = predictions.prediction_split(run, features, x, split)

@@ -43,8 +43,8 @@ OF_OWNERS = {
         "_cross_device_ops _get_variable_creator_initial_value _num_workers"
     ),
     _LAYER: (
-        "_dtype_policy _flatten_layers _get_own_losses _layers _non_trainable_variables _metrics "
-        "_seed_generators _tracker _trainable_variables"
+        "_call_has_training_arg _dtype_policy _flatten_layers _get_own_losses _layers _non_trainable_variables "
+        "_metrics _seed_generators _tracker _trainable_variables"
     ),
     "keras.layers.BatchNormalization": "_moments _reduction_axes",
     "keras.src.losses.losses.LossFunctionWrapper": "_fn_kwargs",

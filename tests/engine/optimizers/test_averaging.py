@@ -149,7 +149,7 @@ class MeanTeacher(Trainer):
     """A student that also learns from its teacher's outputs; the teacher has batch normalization's statistics too."""
 
     def __init__(self, decay=0.5):
-        super().__init__(name="trainer")
+        super().__init__()
         self.decay = decay
 
     def build_model(self):

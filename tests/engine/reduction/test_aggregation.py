@@ -12,6 +12,7 @@ from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.engine.strategies.checks import check_added
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
@@ -422,9 +423,9 @@ def test_on_servers_a_layers_update_applies_to_the_present_value_or_is_refused(b
     graph = step.get_concrete_function(FEATURES).graph
     if is_error:
         with pytest.raises(ValueError, match=r"state.*assign_add"):
-            made.state.check_added(graph)
+            check_added(made.state, graph)
     else:
-        made.state.check_added(graph)
+        check_added(made.state, graph)
         step(FEATURES)
         before = 3.0 if by == "none" else 1.0
         assert state.numpy() == pytest.approx(value(before, FEATURES).numpy(), rel=1e-6)

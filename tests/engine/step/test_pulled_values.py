@@ -11,6 +11,7 @@ from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
 from crankshaft.engine.step.context import Readings
 from crankshaft.engine.step.runner import StepRunner
+from crankshaft.engine.strategies.checks import check_added
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
@@ -307,13 +308,13 @@ def test_a_weight_that_a_step_assigns_for_a_time_takes_one_worker(bench, trainer
     made = bench(trainer(), DATA, 8, optimizer="adam")
     pulling = Pulling(made)
     graph = pulling.step.get_concrete_function(tf.constant(0, tf.int64)).graph
-    made.state.check_added(graph)
+    check_added(made.state, graph)
     with pytest.raises(UsageError, match=r"kernel .*the step assigns this weight itself.*train with one worker"):
-        made.state.check_added(graph, pulling.readings)
+        check_added(made.state, graph, pulling.readings)
 
 
 @pytest.mark.parametrize("trainer", [Critics, MomentumTeacher, Averaging])
 def test_weights_that_optimizers_alone_update_take_any_number_of_workers(bench, trainer):
     made = bench(trainer(), DATA, 8, optimizer="adam")
     pulling = Pulling(made)
-    made.state.check_added(pulling.step.get_concrete_function(tf.constant(0, tf.int64)).graph, pulling.readings)
+    check_added(made.state, pulling.step.get_concrete_function(tf.constant(0, tf.int64)).graph, pulling.readings)

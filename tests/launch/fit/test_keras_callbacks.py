@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Mean, mean
+from crankshaft.engine import logging
+from tests.launch.fit.test_fit import TWO
 from tests.launch.line import RUN, Line, data
 
 pytestmark = pytest.mark.thorough
@@ -20,6 +22,19 @@ EPOCHS = (*RUN, "--train_steps=8", "--eval_every_steps=4")  # two of four steps
 callbacks = tf.keras.callbacks
 POINTS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 LABELS = POINTS.sum(1, keepdims=True)
+
+
+def test_a_model_that_is_compiled_to_run_eagerly_does():
+    seen = []
+
+    def loss(labels, outputs):
+        seen.append(tf.executing_eagerly())
+        return tf.reduce_mean(tf.square(outputs - labels), -1)
+
+    model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", loss, run_eagerly=True)
+    crankshaft.fit(model, POINTS, LABELS, batch_size=8, steps_per_epoch=3, verbose=0)
+    assert seen.count(True) == 3
 
 
 def test_a_callback_may_end_the_run(inside):
@@ -224,6 +239,53 @@ def test_what_a_callback_sets_in_the_optimizer_takes_effect_and_is_kept(tmp_path
     assert not np.allclose(without[0], ours[0], rtol=1e-3)
 
 
+class Assigning(callbacks.Callback):
+    """Assigns the optimizer's count of updates and its slots as the first epoch ends."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def on_epoch_end(self, epoch, logs=None):
+        iterations, _, *slots = self.model.optimizer.variables if epoch == 0 else (None, None)
+        for variable in (iterations, *slots) if slots else ():
+            variable.assign(np.full(variable.shape, self.count if variable is iterations else 0.5 * (self.count > 0)))
+
+
+def adam():
+    return tf.keras.optimizers.Adam(0.05)
+
+
+@pytest.mark.parametrize(("count", "how"), [(0, {}), (0, TWO), (90, {})])
+def test_an_optimizer_that_a_callback_resets_or_restores_updates_as_in_keras(tmp_path, count, how):
+    _, keras = fitted("keras", adam(), [Assigning(count)])
+    _, ours = fitted("ours", adam(), [Assigning(count)], **how)
+    np.testing.assert_allclose(ours[0], keras[0], rtol=1e-5)
+    if not how:
+        for stop in ({"stop_at_step": 7}, {}):
+            _, resumed = fitted("ours", adam(), [Assigning(count)], run_dir=tmp_path / "run", **stop)
+        assert resumed == ours
+
+
+class Cycling(callbacks.Callback):
+    """Sets another momentum before each batch, as one-cycle policies do."""
+
+    step = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.momentum = 0.9 - 0.02 * self.step
+        self.step += 1
+
+
+def test_a_momentum_of_each_batch_is_used_named_and_keeps_few_programs(caplog):
+    logging.warning_once.cache_clear()
+    run, (kernel, _) = fitted("ours", tf.keras.optimizers.SGD(0.02, momentum=0.9), [Cycling()], epochs=2, eager=True)
+    _, (expected, _) = fitted("keras", tf.keras.optimizers.SGD(0.02, momentum=0.9), [Cycling()], epochs=2, eager=True)
+    np.testing.assert_allclose(kernel, expected, rtol=1e-5)
+    assert len(run.strategy.training.programs) == 8
+    assert [line for line in caplog.messages if "momentum changes again and again, and the step is compiled" in line]
+
+
 COSINE = tf.keras.optimizers.schedules.CosineDecay(0.1, 10)
 
 
@@ -349,3 +411,67 @@ def test_a_resumed_run_neither_skips_nor_repeats_a_callback(tmp_path, fails):
     np.testing.assert_allclose(run.history.history["rate"], [0.2, 0.1, 0.05, 0.025])
     again = [11, 12] if fails else []
     assert batch_steps(tmp_path / "board") == [*range(1, 13), *again, *range(13, 21)]
+
+
+@tf.keras.utils.register_keras_serializable()
+class Masked(tf.keras.layers.Dense):
+    """Multiplies its kernel by masks in variables that Keras does not list."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.mask = tf.Variable(tf.ones([3, 1]), trainable=False)
+        self.masks = [tf.Variable(tf.ones([3, 1]), trainable=False)]
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel * self.mask * self.masks[0]) + self.bias
+
+
+WEIGHT: list[tf.keras.Variable] = []
+
+
+def masked(loss=None):
+    tf.keras.utils.set_random_seed(1)
+    WEIGHT[:] = [tf.keras.Variable(1.0, trainable=False, name="share")]
+    model = tf.keras.Sequential([tf.keras.Input([3]), Masked(1, name="masked")])
+    model.compile(tf.keras.optimizers.SGD(0.1), loss or ["mse"], loss_weights=None if loss else [*WEIGHT])
+    return model
+
+
+class Prunes(callbacks.Callback):
+    """Prunes in the first epoch, and halves the weight of the loss in each."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        WEIGHT[0].assign(WEIGHT[0] / 2)
+        if epoch == 0:
+            layer = self.model.get_layer("masked")
+            layer.mask.assign([[0.0], [1.0], [1.0]])
+            layer.masks[0].assign([[1.0], [0.0], [1.0]])
+
+
+@pytest.mark.parametrize("two", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one device", "two replicas"])
+def test_variables_that_keras_does_not_list_are_the_runs_and_those_of_its_checkpoints(tmp_path, two):
+    how = {"batch_size": 20, "epochs": 3, "shuffle": False, "verbose": 0, "jit": "off", "ema_decay": 0.5}
+    how |= {"strategy": "mirrored", "num_virtual_devices": 2} if two else {}
+
+    def fit(folder, **more):
+        return crankshaft.fit(masked, POINTS, LABELS, callbacks=[Prunes()], run_dir=tmp_path / folder, **how, **more)
+
+    whole = fit("whole")
+    fit("resumed", stop_at_step=2)
+    resumed = fit("resumed")
+    assert whole.history.history["loss"] == resumed.history.history["loss"]
+    outputs = whole.predict(POINTS)
+    for model in (whole.model, resumed.model, crankshaft.load_model(tmp_path / "whole")):
+        np.testing.assert_array_equal(model(POINTS), outputs)
+    third = np.asarray(whole.model.get_layer("masked").kernel)[2]
+    np.testing.assert_allclose(outputs, POINTS[:, 2:] * third + whole.model.get_layer("masked").bias, rtol=1e-6)
+
+
+def test_a_variable_that_a_loss_reads_from_outside_is_refused_as_it_is_saved(tmp_path):
+    model = functools.partial(masked, lambda labels, outputs: WEIGHT[0] * tf.reduce_mean((labels - outputs) ** 2, -1))
+    how = {"batch_size": 20, "epochs": 1, "verbose": 0, "callbacks": [Prunes()]}
+    with pytest.raises(
+        crankshaft.UsageError, match=r"reads share \[\], which has changed since .*attribute of the model"
+    ):
+        crankshaft.fit(model, POINTS, LABELS, run_dir=tmp_path / "run", **how)
+    crankshaft.fit(model, POINTS, LABELS, **how)

@@ -19,6 +19,9 @@ class OwnStep(keras.Sequential):
     def train_step(self, data):
         return super().train_step(data)
 
+    def test_step(self, data):
+        return super().test_step(data)
+
 
 class Meter(layers.Layer):
     def __init__(self):
@@ -68,12 +71,22 @@ def stateful():
 
 A, ONE = {"a": sample(1)}, {"a": "mse"}
 LINE = [keras.Input([8]), layers.Dense(1)]
+
+
+def mean_error(labels, outputs):
+    return keras.ops.mean(keras.ops.abs(labels - outputs))
+
+
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
-    "overrides train_step": (lambda: compiled(OwnStep([*LINE])), {}),
+    "with build_model and train_step, eval_step (docs/from_keras.md)": (lambda: compiled(OwnStep([*LINE])), {}),
     "add y['b'], or compile with losses of the other outputs": (of_two_outputs, {"y": A}),
     "for its output 'b', or with metrics": (lambda: of_two_outputs(loss=ONE, metrics={"b": ["mae"]}), {"y": A}),
     "y has labels for 'a', 'c', and the model's outputs are 'a', 'b'": (of_two_outputs, {"y": {**A, "c": sample(1)}}),
+    "Keras metric mean_error: the function returns one number for a batch of 5; return one for each example": (
+        lambda: compiled(keras.Sequential([*LINE]), metrics=[mean_error]),
+        {"y": sample(1)},
+    ),
     "(Listed) has no variable": (lambda: compiled(keras.Sequential([*LINE]), metrics=[Listed()]), {"y": sample(1)}),
     "give it [batch, 1] rather than [batch]": (
         lambda: compiled(keras.Sequential([*LINE, layers.Reshape([])]), metrics=["mse"]),
@@ -82,7 +95,11 @@ MISTAKES = {
     "the batch size of the input sequences must be the same": (stateful, {"x": sample(8, 1), "y": sample(2)}),
     "value 8, but received input with shape (None, 7)": (mlp, {"x": sample(7)}),
     "has the metric": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
-    "epoch is unknown": (mlp, {"epoch": 3}),
+    "epoch is unknown; did you mean initial_epoch or steps_per_epoch or epochs?": (mlp, {"epoch": 3}),
+    "batchsize is unknown; did you mean batch_size or validation_batch_size?": (mlp, {"batchsize": 3}),
+    "callback is unknown; did you mean callbacks?": (mlp, {"callback": []}),
+    "fit has no lr; use the optimizer's learning_rate, in compile": (mlp, {"lr": 0.1}),
+    "fit has no workers; use that of a PyDataset, or leave it out": (mlp, {"workers": 4}),
     "fit has no global_batch_size; use batch_size": (mlp, {"global_batch_size": 3}),
     "set the optimizer's learning_rate in compile": (mlp, {"learning_rate": 0.1}),
     "mixed_bfloat16": (mlp, {"precision": "bfloat16"}),

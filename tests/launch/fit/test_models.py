@@ -76,11 +76,25 @@ def test_what_a_configuration_leaves_out_is_trained_in_a_model_and_its_copy(chan
     assert [each.path for each in run.model.weights] == [each.path for each in ours.weights]  # for --freeze
 
 
+class Scaled(layers.Layer):
+    """Needs an attribute that no configuration has."""
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
 def test_what_cannot_be_copied_is_one_line():
     factor = 3.0
     bound = model(lambda block: setattr(block, "function", lambda x: factor * x))  # its factor may be a weight
-    with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
-        crankshaft.fit(bound, X, Y, **HOW, **COPIES, jit="off")
+    before = bound.get_weights()
+    for how in (COPIES, {"ema_decay": 0.9}):  # of which the model gets the averages of a copy
+        with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
+            crankshaft.fit(bound, X, Y, **HOW, **how, jit="off")
+    np.testing.assert_equal(bound.get_weights(), before)  # before the first step
+    scaled = Scaled()
+    scaled.factor = 2.0
+    with pytest.raises(crankshaft.UsageError, match=r"can't recreate Sequential .* has no attribute 'factor'"):
+        crankshaft.fit(compiled(keras.Input([3]), scaled, layers.Dense(1)), X, Y, **HOW, ema_decay=0.9, jit="off")
     crankshaft.fit(bound, X, Y, **HOW, jit="off")
 
 
@@ -182,6 +196,28 @@ def test_a_model_with_more_outputs_in_training_is_trained_as_by_keras(by_name):
         crankshaft.fit(ours, X, labels, **HOW, jit="off", validation_data=(X, labels))
 
 
+@keras.utils.register_keras_serializable()
+class Moving(layers.Layer):
+    """Keeps a decaying average of its inputs, over the examples of all replicas."""
+
+    def build(self, shape):
+        self.average = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="only_first_replica")
+
+    def call(self, inputs, training=False):
+        if training:
+            sums = tf.stack([tf.reduce_sum(inputs), tf.cast(tf.size(inputs), tf.float32)])
+            total, count = tf.unstack(tf.distribute.get_replica_context().all_reduce("sum", sums))
+            self.average.assign(0.5 * self.average + 0.5 * total / count)
+        return inputs
+
+
+def test_a_layer_may_sum_across_replicas():
+    models = [compiled(keras.Input([3]), Moving(), layers.Dense(1)) for _ in "ab"]
+    for model, how in zip(models, ({}, TWO), strict=True):
+        crankshaft.fit(model, X, Y, **HOW, jit="off", **how)
+    np.testing.assert_allclose(models[1].layers[0].average, models[0].layers[0].average, rtol=1e-6)
+
+
 def compiled(*parts, loss="mse"):
     made = keras.Sequential(parts)
     made.compile("sgd", loss)
@@ -193,6 +229,103 @@ def of_two(loss=("mse", None)):
     made = keras.Model(inputs, [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)])
     made.compile("sgd", [*loss])
     return made
+
+
+class Endpoint(layers.Layer):
+    """Adds a loss for each example, as a layer of connectionist temporal classification does."""
+
+    def call(self, inputs):
+        self.add_loss(tf.square(inputs - 1.0) / 12)
+        self.add_loss(tf.constant([0.5, 0.25]))  # no part of a sum over the batch
+        return inputs
+
+
+def with_endpoint(kind=keras.Sequential):
+    return kind([keras.Input([3]), layers.Dense(1), Endpoint()])
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean(tf.square(y_pred - y)) + sum(map(tf.reduce_sum, self.losses))
+
+
+def with_own_loss():
+    made = with_endpoint(OwnLoss)
+    made.compile("sgd")
+    return made
+
+
+class WithoutTraining(keras.Model):
+    """Has no argument `training`, so that Keras's `fit` passes none."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.norm, self.drop = layers.BatchNormalization(), layers.Dropout(0.5)
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(self.drop(self.norm(inputs)))
+
+
+class OtherNames(keras.Model):
+    """Has a loss of its own, with labels by names that are not its outputs'."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return {"a": self.dense(inputs), "b": self.dense(2 * inputs)}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean(tf.square(y_pred["a"] - y["rating"]) + tf.square(y_pred["b"] - y["clicked"]))
+
+
+class WrongShape(keras.Model):
+    """Has a method that `fit` never calls, and that fails."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(inputs["x"])
+
+    def compute_output_shape(self, input_shape):
+        return input_shape[0], 1
+
+
+def of_squeezed_labels(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(tf.squeeze(y_true), y_pred, from_logits=True)
+
+
+def with_three():
+    return keras.Sequential([keras.Input([3]), layers.Dense(3, kernel_initializer="ones")])
+
+
+A, B = X[:44], Y[:44]  # the last batch is smaller
+AS_KERAS = {
+    "added array": (with_endpoint, "mse", A, B),
+    "call without training": (WithoutTraining, "mse", A, B),
+    "labels of its own loss": (OtherNames, None, A, {"rating": B, "clicked": 2 * B}),
+    "wrong output shape": (WrongShape, "mse", {"x": A}, B),
+    "loss of squeezed labels": (with_three, of_squeezed_labels, X, np.arange(48)[:, None] % 3),
+}
+
+
+@pytest.mark.parametrize("how", [{}, pytest.param(TWO, marks=pytest.mark.thorough)], ids=["one device", "two replicas"])
+@pytest.mark.parametrize("case", AS_KERAS)
+def test_a_model_is_built_called_and_penalized_as_by_keras(case, how):
+    make, loss, x, y = AS_KERAS[case]
+
+    def trained(fit, **more):
+        keras.utils.set_random_seed(1)
+        model = make()
+        model.compile(keras.optimizers.SGD(0.002), loss)
+        return model, fit(model, x, y, validation_data=(x, y), **HOW, **more)
+
+    theirs, (ours, run) = trained(keras.Model.fit), trained(crankshaft.fit, jit="off", **how)
+    compare(theirs, (ours, run.history), 1e-6)
 
 
 MISTAKES = {
@@ -211,6 +344,14 @@ MISTAKES = {
     r"BatchNormalization\(synchronized=True\) does with accumulate_steps; leave one out": (
         lambda: compiled(keras.Input([3]), layers.BatchNormalization(synchronized=True), layers.Dense(1)),
         {"accumulate_steps": 2, "strategy": "mirrored", "num_virtual_devices": 2},
+    ),
+    r"a layer adds an array to the loss \(add_loss\), which Keras sums over the batch, and micro-batches": (
+        lambda: compiled(keras.Input([3]), layers.Dense(1), Endpoint()),
+        {"accumulate_steps": 2},
+    ),
+    r"has its own compute_loss, and a layer adds an array to the loss \(add_loss\), of which each replica": (
+        with_own_loss,
+        TWO,
     ),
 }
 

@@ -19,8 +19,13 @@ def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
     line = "run_dir=/run_dir/r is another's; use another run_dir, or input=y for the input"
     error = UsageError(line)
     assert explanations.explain(error) == (EXIT_USAGE, str(error)) == (EXIT_USAGE, line)
-    with pytest.raises(UsageError) as raised, explanations.explained_errors():
+
+    @explanations.explained
+    def call():
         raise error
+
+    with pytest.raises(UsageError) as raised:
+        call()
     assert raised.value is error
     assert error.message == str(error) == line
 

@@ -149,7 +149,7 @@ def test_what_is_no_earlier_export_is_one_line_and_leaves_no_new_one(exports, tm
         exports("a", IDS[:40], 9, export_since=since, output=tmp_path / "out")
     assert not [*tmp_path.glob("out/*")]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"export_since=.* is read by pyarrow; pip install 'crankshaft\[parquet\]'"):
+    with pytest.raises(UsageError, match=r"export_since=.* is read by pyarrow; pip install pyarrow"):
         exports("a", IDS[:40], 9, export_since=since)
     exported_tables.write(str(tmp_path), items, None)
     assert not (tmp_path / exported_tables.FOLDER).exists()

@@ -10,7 +10,7 @@ from tests.waiting import PATIENCE
 
 @pytest.fixture(scope="module")
 def chromium():
-    pytest.importorskip("playwright", reason="playwright is not installed; pip install 'crankshaft[test]'")
+    pytest.importorskip("playwright", reason="playwright is not installed; pip install playwright")
     if browser.program() is None:
         pytest.skip("no Chromium is installed; make browser")
     with browser.chromium() as running:

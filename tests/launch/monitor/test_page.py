@@ -4,12 +4,17 @@ import http.client
 import itertools
 import json
 import os
+import socket
+import subprocess
 import urllib.parse
+
+from IPython.core.formatters import HTMLFormatter
 
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
+from crankshaft.launch.monitor import report
 from crankshaft.launch.monitor.record_reader import RecordReader
 from crankshaft.launch.monitor.run import MonitoredRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
@@ -72,7 +77,17 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
     assert page.title() == "20,000 – first – Crankshaft"
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
-    assert page.inner_text("#configuration-table tr:nth-child(2)").split("\t") == ["learning_rate", "0.001", "0.002"]
+    # A column for what differs, and no other.
+    assert page.eval_on_selector_all("#runs button", "heads => heads.map(head => head.innerText)") == [
+        *("run ▴", "best", "step", "state", "duration", "learning rate", "seed")
+    ]
+    rows = "rows => rows.map(row => [row.cells[1].innerText.trim(), row.cells[6].innerText])"
+    assert page.eval_on_selector_all("#runs-rows tr", rows) == [[NAMED, "0.002"], ["first", "0.001"]]
+    page.click("#sort-learning_rate")
+    assert page.eval_on_selector_all("#runs-rows tr", rows) == [["first", "0.001"], [NAMED, "0.002"]]
+    # First what is not a default; the learning rate is.
+    assert page.inner_text("#configuration-table tr:nth-child(1)").split("\t") == ["model", "mlp"]
+    assert page.locator("#configuration-table tr.changed").count() == 1
     assert page.inner_text("#log-text").strip() == HOSTILE
     # 8,000 examples a second were planned for 4 workers; all else is as planned, or within a plan's error.
     slow = page.eval_on_selector_all("#plan-table tr.slow", "rows => rows.map(row => row.cells[0].innerText)")
@@ -93,6 +108,79 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
     assert page.locator("#lanes tr").count() == 1
     page.reload()
     assert page.locator("img").count() == 0
+    assert opened.errors == []
+
+
+def test_many_runs_are_a_table_and_what_became_of_each_is_said(opened, tmp_path):
+    """Of 23: the best and the one that is shown have colours; one was killed, one diverged before its first window."""
+    shown = []
+    for number in range(23):
+        lines = list(events(number, windows=20 + number))
+        if number == 1:
+            lines = [line for line in lines if line["event"] != "end"]
+        if number == 2:
+            start, *_ = lines
+            told = {"step": 12, "time": start["time"] + 2, "text": "loss is nan", "reason": "loss is nan"}
+            lines = [*lines[:3], {"event": "fault", **told}, {"event": "end", **told, "exit_code": 65}]
+        folder = tmp_path / f"trial_{number:02d}"
+        write(folder / "events.jsonl", iter(lines))
+        gone = subprocess.Popen(["true"])  # a process that was here last
+        gone.wait()
+        (folder / ".lock").write_text(f"{gone.pid} {socket.gethostname()}")
+        shown.append(MonitoredRun(str(folder)).shown(60))
+    (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
+    page = opened((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("#curve-charts canvas")
+    assert page.locator("#runs-rows tr").count() == 23
+    assert page.locator("#runs-rows input[type=checkbox]:checked").count() == 8
+    assert page.locator("#draw-0").is_checked()  # which the page shows
+    colours = page.eval_on_selector_all("#runs-rows i", "keys => keys.map(key => key.style.color)")
+    assert sorted(set(colours)) == [*(f"var(--c{number})" for number in range(8)), "var(--other)"]
+    assert colours.count("var(--other)") == 15
+    # A legend is not taller than its curves: the table is the key.
+    assert page.locator("#curve-charts .u-legend").count() == 0
+    states = page.eval_on_selector_all("#runs-rows tr", "rows => rows.map(row => row.cells[4].innerText)")
+    assert states[1].startswith("was killed, or its machine stopped, at 2023-11-14 ")
+    assert states[2] == "ended: loss is nan (exit code 65)"
+    assert states[3] == "ended: complete"
+    page.check("#focus-1")
+    assert page.inner_text("#news").startswith("trial_01 was killed, or its machine stopped, at ")
+    assert "its process is gone" in page.inner_text("#notes-table tr:nth-child(2)")
+    assert page.inner_text("#lanes tr:first-child td").startswith(("ended", "slow"))
+    page.check("#focus-2")
+    assert page.inner_text("#news") == "trial_02 ended: loss is nan (exit code 65)"
+    assert opened.errors == []
+
+
+def test_a_live_run_with_an_end_or_a_process_was_not_killed(tmp_path):
+    lines = [line for line in events(0, windows=3) if line["event"] != "end"]
+    write(tmp_path / "run" / "events.jsonl", iter(lines))
+    killed = {}
+    for pid, host in ((os.getpid(), socket.gethostname()), (2**22 + 1, "another"), (2**22 + 1, socket.gethostname())):
+        (tmp_path / "run" / ".lock").write_text(f"{pid} {host}")
+        killed[pid, host] = MonitoredRun(str(tmp_path / "run")).shown(60)["killed"]
+    assert [*killed.values()] == [None, None, lines[-1]["time"]]
+
+
+def test_checkpoints_in_a_row_are_one_row(opened, tmp_path):
+    lines = [line for line in events(0, windows=100) if line["event"] not in ("fault", "restart")]
+    begun = [line for line in lines if line["event"] != "start"]
+    write(tmp_path / "run" / "events.jsonl", iter([lines[0], *begun]))
+    (tmp_path / "report.html").write_text(pages.html({"runs": [MonitoredRun(str(tmp_path / "run")).shown(60)]}))
+    page = opened((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("#notes-table td")
+    assert page.locator("#notes-table td:text-is('checkpoint')").count() == 1
+    assert ", and 1 before" in page.inner_text("#notes-table")
+
+
+def test_a_notebook_shows_a_runs_page_in_a_frame(opened, tmp_path):
+    write(tmp_path / "run" / "events.jsonl", events(0, windows=10))
+    cell = HTMLFormatter()(report.shown(str(tmp_path / "run")))
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><p>A cell</p>{cell}", encoding="utf-8")
+    page = opened((tmp_path / "notebook.html").as_uri())
+    (frame,) = page.frames[1:]
+    frame.wait_for_selector("#curve-charts canvas")
+    assert frame.inner_text("#news") == "run ended: complete"
     assert opened.errors == []
 
 
@@ -189,7 +277,10 @@ def test_only_who_has_the_link_is_answered(tmp_path):
         connection = http.client.HTTPConnection(link.hostname, link.port, timeout=PATIENCE)
         connection.request("GET", path, headers={"Host": host} if host else {})
         answer = connection.getresponse()
+        framed.append(answer.headers["Content-Security-Policy"])
         return answer.status, answer.read()
+
+    framed = []
 
     with monitor(tmp_path / "run") as printed:
         link = urllib.parse.urlsplit(printed)
@@ -210,3 +301,10 @@ def test_only_who_has_the_link_is_answered(tmp_path):
             assert asked(here, path) == (403, b"Open the whole link that crankshaft monitor has printed.\n")
         assert asked(here, f"/data?{link.query}")[0] == 200
         assert asked(here, f"/?{link.query}", "any.example")[0] == 200
+    assert set(framed) == {"frame-ancestors 'none'", None}  # None where no application has answered
+    with monitor("--allow_host=hub.example.org", tmp_path / "run") as printed:
+        link = urllib.parse.urlsplit(printed)
+        assert link.hostname == "127.0.0.1"
+        assert asked(link, "/data", "hub.example.org")[0] == 403
+        assert asked(link, f"/data?{link.query}", "hub.example.org")[0] == 200
+        assert framed[-1] == "frame-ancestors hub.example.org:*"

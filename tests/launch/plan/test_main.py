@@ -7,7 +7,8 @@ import pytest
 
 from crankshaft.launch import command
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.plan import hardware, main, saved
+from crankshaft.launch.monitor import plan_file
+from crankshaft.launch.plan import hardware, main
 from tests.launch.plan.test_estimate import FIGURES
 
 pytestmark = pytest.mark.thorough
@@ -169,7 +170,7 @@ def test_a_script_that_cannot_be_planned_is_one_line_and_trains_nothing(plan, sc
 
 
 def test_a_simulation_stands_beside_the_plan(plan, tmp_path):
-    pytest.importorskip("simpy", reason="pip install crankshaft[plan]")
+    pytest.importorskip("simpy", reason="pip install simpy")
     path = tmp_path / "plan.json"
     code, out, errors = plan(*MLP, "--simulate", f"--result_json={path}", step_jitter=0.0)
     assert (code, errors) == (0, [])
@@ -178,7 +179,7 @@ def test_a_simulation_stands_beside_the_plan(plan, tmp_path):
     assert one["simulated"]["goodput"] == pytest.approx(one["goodput"], abs=0.01)
     assert "simulated goodput" in out
     assert "Simulated, it saturates nowhere." in out
-    assert list(saved.read(str(path))) == [1]
+    assert list(plan_file.read(str(path))) == [1]
 
 
 WIDE = ("--model=mlp", "--model_arg=hidden_units=256,256", "--input=digits", "--jit=off")

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.internals import graphs
-from crankshaft.engine.strategies.inner_loop import Syncs
+from crankshaft.engine.strategies.syncs import Syncs
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import parsing
 from crankshaft.launch.failures import UsageError

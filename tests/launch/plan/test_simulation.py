@@ -95,5 +95,5 @@ def test_a_simulation_is_repeatable_and_names_what_limits_it():
 
 def test_a_missing_simpy_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "simpy", None)
-    with pytest.raises(UsageError, match=r"pip install crankshaft\[plan\]"):
+    with pytest.raises(UsageError, match=r"pip install simpy"):
         simulate(QUIET)

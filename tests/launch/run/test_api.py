@@ -8,8 +8,11 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
+import traceback
+import types
 
 import numpy as np
 import pytest
@@ -184,6 +187,84 @@ def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: the trainer_class is {line}")
 
 
+def test_many_runs_of_one_process_bring_no_warning_of_retracing(tmp_path, caplog):
+    """TensorFlow warns at the fifth trace of a function of the same code."""
+    writes = {"histogram_every_steps": 1, "checkpoint_every_steps": 1, "check_sync_every_steps": 1}
+    two = {"strategy": "mirrored", "num_virtual_devices": 2, "sync_every_steps": 1}
+    for number in range(5):
+        run(Plane, data=data, train_steps=2, run_dir=tmp_path / str(number), **QUIET, **writes, **two)
+    assert "retracing" not in caplog.text
+
+
+def test_steps_that_run_eagerly_have_values_to_print_and_train_the_same():
+    """Rounding of 1e-7 in 8 steps of Adam, which XLA and TensorFlow's graphs compute in another order."""
+
+    seen = []
+
+    class Looking(Plane):
+        def loss(self, outputs, batch):
+            seen.extend([outputs.numpy()] if tf.executing_eagerly() else [])
+            return super().loss(outputs, batch)
+
+    made = [run(Looking, data=data, train_steps=8, seed=1, run_eagerly=eager, **QUIET) for eager in (False, True)]
+    assert len(seen) == 8
+    for compiled, eager in zip(*(one.model.get_weights() for one in made), strict=True):
+        np.testing.assert_allclose(eager, compiled, rtol=0, atol=1e-5)
+    with pytest.raises(UsageError, match="jit=on: run_eagerly executes steps op by op; use jit=auto or off"):
+        run(Looking, data=data, train_steps=8, run_eagerly=True, jit="on", progress="off")
+    with pytest.raises(UsageError, match="use strategy=one_device instead of mirrored, or leave run_eagerly out"):
+        run(Looking, data=data, run_eagerly=True, strategy="mirrored")
+
+
+class WriteOnly:
+    """A stream as some programs put one in standard output's place."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("stream", [WriteOnly(), None], ids=["write and flush", "none"])
+@pytest.mark.parametrize("progress", ["auto", "bar"])
+def test_any_standard_output_is_enough(stream, progress, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert run(Plane, data=data, train_steps=2, jit="off", progress=progress, run_dir=tmp_path / "run").step == 2
+    assert stream is None or "evaluation at step 2: loss" in stream.text
+    # What a moment's goodput leaves out is not the end of its line.
+    assert stream is None or re.search(r"goodput \d+%: .* steps that count($|; \w)", stream.text, re.M)
+
+
+def test_main_in_a_notebook_names_run(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)  # of IPython too
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # whose cells are no file
+    with pytest.raises(UsageError, match=r"^main\(\) reads the command line .*; use crankshaft.run, with the flags as"):
+        crankshaft.main(Plane, data=data)
+
+
+def test_arguments_that_are_missing_or_misspelt_are_named():
+    for call in (run, crankshaft.open_run):
+        with pytest.raises(UsageError, match=r"^data is missing for Plane; give data=\(train, eval\), or a function "):
+            call(Plane)
+        with pytest.raises(UsageError, match=r"^dat is unknown; did you mean data\?$"):
+            call(Plane, dat=data)
+        with pytest.raises(TypeError, match=r"takes from 0 to 1 positional arguments"):
+            call(Plane, data)
+
+
+def test_a_run_with_a_folder_has_a_page(tmp_path):
+    done = run(Plane, data=data, train_steps=2, run_dir=tmp_path / "watched", **QUIET)
+    assert '"reason":"done"' in done.page().html
+    with pytest.raises(UsageError, match=r"^page\(\): the run has no folder .*; give it a run_dir$"):
+        run(Plane, data=data, train_steps=2, **QUIET).page()
+
+
 def test_a_folder_that_is_none_of_a_run_is_one_line(tmp_path):
     with pytest.raises(UsageError, match=r"^load_model\(3\): give the path of a run's folder$"):
         load_model(3)
@@ -205,8 +286,31 @@ def test_a_failure_is_one_line_with_its_cause():
     with pytest.raises(UsageError, match=r"the loss is broken, at .*test_api.py") as raised:
         run(Broken, data=data, train_steps=2, **QUIET)
     assert isinstance(raised.value.__cause__, RuntimeError)
+    assert functions_of(raised.value) == ["test_a_failure_is_one_line_with_its_cause", "border"]
+    assert functions_of(raised.value.__cause__) == ["loss"]
     with pytest.raises(RunError, match="loss"):
         run(Plane, data=data, train_steps=20, optimizer="sgd", learning_rate=1e30, **QUIET)
+
+
+def functions_of(error: BaseException) -> list[str]:
+    """The functions in an error's traceback."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_a_traceback_has_the_programs_frames_alone_unless_all_are_wanted(monkeypatch):
+    def failing(status, state):
+        return {}["missing"]
+
+    def frames(**flags):
+        held = crankshaft.open_run(Plane, data=data, hooks=[every_steps(1, failing)], **QUIET, **flags)
+        with held, pytest.raises(KeyError) as raised:
+            held.train(steps=1)
+        return functions_of(raised.value)
+
+    assert frames() == ["frames", "border", "failing"]
+    assert {"frames", "train_to", "failing"} < set(frames(debug=True))
+    monkeypatch.setenv("CRANKSHAFT_FULL_TRACEBACK", "1")
+    assert {"frames", "train_to", "failing"} < set(frames())
 
 
 class Pruned(Exception):

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Trainer, UsageError, engine, mean, open_run, run
+from crankshaft import Trainer, UsageError, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers import parallel
 from crankshaft.engine.strategies.base import Stop
@@ -475,7 +475,7 @@ class Ranked(Squares):
     """A table and a layer that is sharded over a mesh."""
 
     def build_model(self):
-        self.users = engine.Embedding("users", rows=5, width=3)
+        self.users = crankshaft.Embedding("users", rows=5, width=3)
         layers = [tf.keras.Input([3]), parallel.Dense(4, split="columns"), parallel.Dense(1, split="rows")]
         return tf.keras.Sequential(layers)
 

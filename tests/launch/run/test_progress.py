@@ -18,6 +18,7 @@ from absl.logging import use_absl_handler
 from crankshaft.engine import logging, loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
+from crankshaft.engine.errors import rounded
 from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.base import Periodic
 from crankshaft.engine.hooks.evaluation import Evaluation
@@ -106,6 +107,10 @@ def test_lines_come_once_in_so_many_seconds_and_at_the_last_step(bound):
     assert [line.split("  ")[0] for line in lines] == ["step 8/24", "step 16/24", "step 24/24"]
     # 4 steps an epoch; 2 steps of 16 examples a second; 16 steps are left.
     assert re.fullmatch(r"step 8/24  loss \d\.\d{4}  accuracy \d\.\d{4}  epoch 2  32 examples/s  8s left", lines[0])
+
+
+def test_numbers_above_a_thousand_have_no_exponent():
+    assert [*map(rounded, (0, 0.0123, 12.34, 999.9, 1234.5))] == ["0", "0.0123", "12.3", "1,000", "1,234"]
 
 
 def test_the_time_left_has_what_is_done_between_calls(bound):

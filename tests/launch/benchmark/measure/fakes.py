@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.metrics.pairs import Mean
-from crankshaft.engine.strategies.inner_loop import LoopResult
+from crankshaft.engine.strategies.loop_result import LoopResult
 
 
 class Awaited:

@@ -1,0 +1,353 @@
+"""A compiled model's own `train_step` and `test_step`, run as they are, on any number of replicas.
+
+In the step each replica sees its share of the batch as if it were alone. Replicas meet where the model calls `apply` of
+one of its optimizers: the engine sums the gradients, each replica's weighted by its examples, and makes the update.
+Metrics are not updated there, since each replica would update its own: the arguments are noted, and the sums that the
+metrics add up for them are merged as any others.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from .. import logging
+from ..data import form
+from ..errors import UsageError, reason
+from ..internals import graphs, keras, keras_compile
+from ..internals.patches import undivided_losses
+from ..internals.tensorflow import eager_variables
+from ..metrics.means import weighable
+from ..metrics.pairs import KerasSums, Mean, Pair
+from ..optimizers import KerasOptimizer
+from ..optimizers.loss_scale import DynamicLossScale
+from ..step.batches import num_examples, zero_unless
+from ..step.context import StepContext, step_context
+from ..step.gradients import Gradients, Update
+from ..step.options import CLIPS, StepOptions
+from .keras_metrics import KerasMetric
+
+# The methods of which a model overrides at least one that has steps of its own.
+METHODS = ("train_step", "test_step", "compute_metrics")
+# Ops that leave a metric's result as it is.
+_PASSED_ON = ("Cast", "EnsureShape", "Identity", "Reshape", "Squeeze", "StopGradient")
+# What `apply` of an optimizer does in the step that is traced in this thread.
+_apply: contextvars.ContextVar[Callable[..., None]] = contextvars.ContextVar("apply")
+
+
+class _Applied(NamedTuple):
+    """An optimizer of the model, as the engine applies it.
+
+    Attributes:
+      options: the run's options with the optimizer's own clipping.
+      loss_scale: of a `LossScaleOptimizer`, in its own variables.
+    """
+
+    optimizer: KerasOptimizer
+    options: StepOptions
+    loss_scale: DynamicLossScale | None
+
+
+@dataclasses.dataclass
+class _Step:
+    """A step that is traced on this replica.
+
+    Attributes:
+      examples: the examples of this replica's share of the batch, scalar float32.
+      share: of the examples of the global batch, scalar float32; None until a metric needs it.
+      has_summed: whether replicas have met, with which moving statistics are averaged.
+      ended: the metrics of each `Update.end`.
+    """
+
+    examples: tf.Tensor
+    share: tf.Tensor | None = None
+    has_summed: bool = False
+    ended: list[dict[str, Mean]] = dataclasses.field(default_factory=list)
+
+
+class OwnSteps:
+    """Runs a model's own `train_step` and `test_step`, and Keras's where it overrides one alone.
+
+    Args:
+      trainer: the model's trainer, whose attribute `model` is set.
+      to_data: converts a batch to what Keras's `fit` passes to a step.
+
+    Attributes:
+      optimizers: the engine's optimizers, by the path of the attribute that has Keras's; set by `build`.
+      loss_scales: the loss scales of those that are within a `LossScaleOptimizer`.
+    """
+
+    def __init__(self, trainer: Any, to_data: Callable[[Any], Any]):
+        self._trainer, self._model, self._to_data = trainer, trainer.model, to_data
+        self._found = keras.optimizers_in(self._model)
+        self._applies = keras.TakenOver({"apply": lambda one, *given, **named: _apply.get()(one, *given, **named)})
+        for optimizer in self._found.values():
+            self._applies.add(optimizer)
+        self._applied: dict[int, _Applied] = {}
+        self._metrics = keras_compile.NotedMetrics()
+        self._sums: dict[tf.keras.metrics.Metric, KerasMetric] = {}
+        self.optimizers: dict[str, KerasOptimizer] = {}
+        self.loss_scales: dict[str, DynamicLossScale] = {}
+
+    def build(self, adopt: Callable[[tf.keras.optimizers.Optimizer, Sequence], KerasOptimizer]) -> None:
+        """Makes the variables of the model, its optimizers and its metrics, as a trace of its steps does in Keras.
+
+        Args:
+          adopt: makes the engine's optimizer of the model's, for the variables that it is applied to.
+
+        Raises:
+          UsageError: the steps can't be traced.
+        """
+        options = self._trainer.run_context.options
+        if options.accumulate_steps > 1:
+            raise UsageError(
+                f"accumulate_steps={options.accumulate_steps}: {self._name}.train_step computes the gradients of its "
+                "whole batch itself; leave it out, or take gradient_accumulation_steps of a smaller batch in the step"
+            )
+        updated: dict[int, dict[int, Any]] = {}
+
+        def note(optimizer, gradients, trainable_variables=None):
+            if trainable_variables is None and not optimizer.built:
+                raise UsageError(f"{self._name} calls apply of {optimizer.name} without variables; pass them")
+            variables = updated.setdefault(id(optimizer), {})
+            variables.update((id(variable), variable) for variable in trainable_variables or ())
+
+        self._trace("train_step", note)
+        has_call = type(self._model).call is not tf.keras.Model.call
+        is_built = all(layer.built for layer in keras.layers_in(self._model, itself=False))
+        if keras.overrides(self._model, "test_step") or (has_call and not is_built):
+            self._trace("test_step", note)
+        for path, optimizer in self._found.items():
+            if id(optimizer) in updated:
+                self._adopt(path, optimizer, [*updated[id(optimizer)].values()], adopt)
+        for metric in keras_compile.all_metrics(self._model):
+            self._metrics.note([metric])
+            self._sums[metric] = KerasMetric(metric)
+
+    @property
+    def _name(self) -> str:
+        return type(self._model).__name__
+
+    @property
+    def unreset(self) -> list[str]:
+        """The names of metrics whose `reset_state` does nothing."""
+        return [metric.name for metric in self._sums if keras.is_unreset(metric)]
+
+    def _trace(self, method: str, apply: Callable[..., None]) -> None:
+        """Traces a step on each replica, and forgets the trace."""
+        specs = form.values(form.element_spec(self._trainer.run_context.example))
+        strategy, zero = tf.distribute.get_strategy(), tf.constant(0, tf.int64)
+
+        def step(*batch) -> None:
+            batch = batch if isinstance(specs, tuple) else batch[0]
+            context = StepContext(step=zero, replica=tf.constant(0))
+            with context, undivided_losses(), keras.unseeded_samples(context.keras_seed):
+                self._call(method, batch, apply)
+
+        def trace(*batch) -> None:
+            with eager_variables():
+                strategy.run(step, batch)
+
+        function = tf.function(trace, autograph=False)
+        arguments = tf.nest.map_structure(lambda spec: spec and form.batch_spec(spec), specs)
+        traced = function.get_concrete_function(*(arguments if isinstance(specs, tuple) else (arguments,)))
+        if method == "train_step" and strategy.num_replicas_in_sync > 1:
+            self._warn_of_shares(traced.graph)
+
+    def _warn_of_shares(self, graph: tf.Graph) -> None:
+        """Warns if the step relates a batch's examples to each other: it gets those of a replica's share alone."""
+        products = (op for op in graphs.operations(graph) if op.type == "MatMul")
+        causes = ["products of examples with examples"] if any(map(_pairs_examples, products)) else []
+        layers = (x for x in keras.layers_in(self._model) if isinstance(x, tf.keras.layers.BatchNormalization))
+        causes += ["batch normalization"] if any(not (x.synchronized or not x.trainable) for x in layers) else []
+        if causes:
+            logging.warning(
+                "%s.train_step has %s, which on several replicas is of a replica's share of the batch",
+                self._name,
+                " and ".join(causes),
+            )
+
+    def _adopt(self, path: str, optimizer, variables: Sequence, adopt) -> None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        options, scale = self._trainer.run_context.options, None
+        clips = zip(CLIPS, (inner.global_clipnorm, inner.clipnorm, inner.clipvalue), strict=True)
+        options = dataclasses.replace(options, **{name: value for name, value in clips if value})
+        engines = adopt(optimizer, variables)
+        if inner is not optimizer:
+            options = dataclasses.replace(options, precision="float16")
+            scale = DynamicLossScale(optimizer.initial_scale, optimizer.dynamic_growth_steps)
+            scale.value, scale.good_steps = optimizer.dynamic_scale.value, optimizer.step_counter.value
+            self.loss_scales[path] = scale
+        self.optimizers[path] = engines
+        self._applied[id(optimizer)] = _Applied(engines, options, scale)
+
+    def train(self, batch) -> dict[str, Pair]:
+        """Runs `train_step` on this replica's share of a batch. Replica code."""
+        step = _Step(num_examples(batch))
+        pairs = self._pairs("train_step", batch, step, functools.partial(self._update, step))
+        if not step.ended:
+            return pairs
+        norms = [ended["gradient_norm"] for ended in step.ended]
+        norm = norms[0] if len(norms) == 1 else Mean(tf.linalg.norm([one.total for one in norms]), norms[0].count)
+        skips = [ended["skipped"].total for ended in step.ended if "skipped" in ended]
+        if not skips:
+            return {**pairs, "gradient_norm": norm}
+        skipped = tf.reduce_max(tf.stack(skips))
+        if self._trainer.run_context.options.may_skip:
+            pairs = zero_unless(skipped == 0, pairs)
+        return {**pairs, "gradient_norm": norm, "skipped": Mean(skipped, tf.constant(1.0))}
+
+    def test(self, batch) -> dict[str, Pair]:
+        """Runs `test_step` on this replica's share of a batch. Replica code."""
+
+        def refuse(optimizer, *_, **__):
+            raise UsageError(f"{self._name}.test_step applies {optimizer.name}; train in train_step")
+
+        return self._pairs("test_step", batch, _Step(num_examples(batch)), refuse)
+
+    def _call(self, method: str, batch, apply: Callable[..., None]) -> Any:
+        """Calls a step of the model with what Keras's `fit` passes, and `apply` for that of its optimizers."""
+        step = getattr(self._model, method)
+        # Without tf.function, if it decorates the step: the engine compiles steps, and replicas can't meet in others.
+        step = getattr(step, "python_function", step)
+        token = _apply.set(apply)
+        try:
+            with self._applies:
+                return step(self._to_data(batch))
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            if "does not have a `call()`" in str(error):
+                cure = f"define {method}, or leave evaluations out"
+            elif any(word in str(error) for word in ("numpy", "ymbolic")):
+                cure = "compute with functions of tensors, TensorFlow's or keras.ops's"
+            else:
+                raise
+            raise UsageError(f"{self._name}.{method} can't be compiled: {reason(error)}; {cure}") from error
+        finally:
+            _apply.reset(token)
+
+    def _update(self, step: _Step, optimizer, gradients, trainable_variables=None) -> None:
+        """Makes an update across replicas, in place of `apply` of one of the model's optimizers. Replica code."""
+        reduction, applied = self._trainer.reduction, self._applied.get(id(optimizer))
+        if applied is None:
+            raise UsageError(
+                f"{self._name}.train_step applies {optimizer.name} only in a later trace; apply it in each"
+            )
+        variables = applied.optimizer.trainable if trainable_variables is None else [*trainable_variables]
+        gradients, is_inside = [*gradients], tf.compat.v1.get_default_graph() is not step_context().graph
+        if all(gradient is None for gradient in gradients):
+            raise UsageError(
+                f"{self._name}.train_step applies {optimizer.name} without a gradient; compute the loss from the "
+                "weights within the tape"
+            )
+        if not reduction.alone():
+            if is_inside:
+                raise UsageError(
+                    f"{self._name}.train_step applies {optimizer.name} within tf.cond, a loop or a tf.function, where "
+                    "replicas can't meet; apply gradients at each step, zeros where there are none, or use one device"
+                )
+            averages, step.has_summed = () if step.has_summed else None, True
+            local = Gradients(gradients, (step.examples,))
+            gradients, examples = reduction.sum(local, step.examples, averages, variables)
+            gradients = gradients.over(examples)
+        else:
+            step_context().applied.mark("Reduction.sum")
+            gradients = Gradients(gradients)
+        if applied.loss_scale is not None:
+            gradients = gradients.times(1.0 / tf.convert_to_tensor(applied.loss_scale.value))
+        update = Update(self._trainer, gradients, variables, applied.options, applied.loss_scale)
+        update.apply(applied.optimizer, variables)
+        ended = update.end({})
+        step.ended += [] if is_inside else [ended]
+
+    def _pairs(self, method: str, batch, step: _Step, apply: Callable[..., None]) -> dict[str, Pair]:
+        """Calls a step; what it returns becomes pairs that add up over replicas and batches."""
+        owner = f"{self._name}.{method}"
+        with self._metrics.noting() as notes:
+            returned = self._call(method, batch, apply)
+        if not isinstance(returned, Mapping):
+            kind = type(returned).__name__
+            raise UsageError(f"{owner} returned a {kind}; return numbers by name, such as metrics' results")
+        states = {metric: self._state(metric, updates, step) for metric, updates in notes.updates.items()}
+        pairs: dict[str, Pair] = {}
+        for name, value in _flat(returned).items():
+            found = _find_result(value, notes.results)
+            if found is None:
+                number = self._number(value, notes.results, f"{owner}: {name!r}")
+                pairs[name] = Mean(number * step.examples, step.examples)
+            else:
+                _, metric, key = found
+                state, sums = states.get(metric), self._sums[metric]
+                kind = sums.kind(lambda value, key=key: value if key is None else value and value[key])
+                pairs[name] = kind(*(sums.nothing() if state is None else state))
+        return {name: weighable(pair, None, has_weights=True) for name, pair in pairs.items()}
+
+    def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:
+        """Adds up what the updates of a metric with a batch, or with this replica's share of it, contribute."""
+        states = []
+        for arguments in updates:
+            state = self._sums[metric].update(*arguments)
+            if not self._trainer.reduction.alone() and not _counts_examples(arguments, metric, step):
+                # A number of the batch counts once, however many replicas there are.
+                if step.share is None:
+                    step.share = step.examples / self._trainer.reduction.sum_counts(step.examples)
+                state = type(state)(state.total * step.share, state.count)
+            states.append(state)
+        return type(states[0])(*(tf.add_n(parts) for parts in zip(*states, strict=True)))
+
+    def _number(self, value, results: Sequence[tuple], owner: str) -> tf.Tensor:
+        """Converts a value that is no metric's to a scalar float32."""
+        try:
+            number = tf.cast(tf.convert_to_tensor(value), tf.float32)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{owner} is a {type(value).__name__}; return a number") from error
+        if number.shape.rank != 0:
+            raise UsageError(f"{owner} has the shape {number.shape}; return one number, such as its mean")
+        known = [tensor for tensor, *_ in results if tensor.graph is number.graph]
+        if known and graphs.dependence(number, known) != graphs.FREE:
+            names = ", ".join(sorted({metric.name for _, metric, _ in results}))
+            raise UsageError(
+                f"{owner} is computed from results of metrics ({names}), which are those of an epoch; return each "
+                "metric's result() as it is"
+            )
+        return number
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values in a dictionary and those in it, by their own names, as Keras's logs have them."""
+    return {
+        name: value
+        for key, entry in values.items()
+        for name, value in (_flat(entry) if isinstance(entry, Mapping) else {key: entry}).items()
+    }
+
+
+def _find_result(value, results: Sequence[tuple]) -> tuple | None:
+    """Returns the note of the metric's result that a step returns, possibly in another dtype."""
+    while tf.is_tensor(value) and tf.is_symbolic_tensor(value):
+        for noted in results:
+            if noted[0] is value:
+                return noted
+        if value.op.type not in _PASSED_ON:
+            return None
+        value = value.op.inputs[0]
+    return None
+
+
+def _pairs_examples(product: tf.Operation) -> bool:
+    """Returns whether a product has a row and a column for each example: both axes are of unknown size."""
+    return product.outputs[0].shape.rank == 2 and product.outputs[0].shape.as_list() == [None, None]
+
+
+def _counts_examples(arguments: Sequence[tf.Tensor], metric, step: _Step) -> bool:
+    """Returns whether an update with a replica's share adds up over replicas: it has a row, or a weight, by example."""
+    static = tf.get_static_value(step.examples)
+    if any(x.shape.rank is None or (x.shape.rank and x.shape[0] in (None, static)) for x in arguments):
+        return True
+    if not keras_compile.is_mean(metric) or len(arguments) < 2:
+        return False
+    return tf.get_static_value(arguments[1]) in (None, static)  # such as the size of the share

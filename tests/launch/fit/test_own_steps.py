@@ -1,0 +1,320 @@
+"""Compiled models with a `train_step` of their own: as Keras's `fit` trains them, on one device and on several."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import UsageError, fit
+
+from .own_step_models import CASES, KINDS, WEIGHTS, X, Y, gan, guide, slow, vae
+
+HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
+ON_TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
+ON_SEVERAL = [name for name, (*_, several) in CASES.items() if several]
+
+
+class Logs(keras.callbacks.Callback):
+    """Keeps the logs of each epoch and evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(dict(logs))
+
+
+def trained(train, make, data, **how):
+    """Trains a model; returns its weights, its optimizers' variables, its history, and the callbacks' logs."""
+    keras.utils.set_random_seed(1)
+    made, logs = make(), Logs()
+    history = train(made, *data, callbacks=[logs], **HOW | how).history
+    return made, getattr(history, "history", history), logs.epochs
+
+
+def optimizer_values(model):
+    optimizers = [model.optimizer, *getattr(model, "optimizers", {}).values()]
+    return [v.numpy() for optimizer in optimizers if optimizer.built for v in optimizer.variables]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_device_has_the_bits_of_kerass_fit(name):
+    make, data, _ = CASES[name]
+    how = {"validation_data": tuple(part[:17] for part in data)} if name in ("guide", "vae", "distiller") else {}
+    theirs, expected, logs = trained(keras.Model.fit, make, data, **how)
+    mine, history, our_logs = trained(fit, make, data, jit="off", **how)
+    for ours, other in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    for ours, other in zip(optimizer_values(mine), optimizer_values(theirs), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    assert_same_metrics(name, history, expected, 1e-6)
+    for ours, other in zip(our_logs, logs, strict=True):
+        assert_same_metrics(name, ours, other, 1e-6)
+
+
+def assert_same_metrics(name, ours, theirs, tolerance):
+    """Of values that are no metric's Keras shows the last batch's, and a run their means."""
+    assert ours.keys() - {"skipped"} == theirs.keys()
+    others = {"distilled", "rate", "second", *({"loss"} if name in ("follower", "scaled", "slow") else ())}
+    for key in theirs.keys() - others:
+        np.testing.assert_allclose(ours[key], theirs[key], rtol=tolerance, atol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", ON_SEVERAL)
+def test_replicas_compute_what_kerass_fit_computes(name, replicas):
+    """Sums of float32 in another order; Adam divides by roots of small sums."""
+    make, data, _ = CASES[name]
+    data = tuple(part[:37] for part in data)  # the last batch has one example
+    how = {"validation_data": tuple(part[:17] for part in data)} if name in ("guide", "distiller") else {}
+    theirs, expected, _ = trained(keras.Model.fit, make, data, **how)
+    run = fit(make, *data, strategy="mirrored", seed=1, num_virtual_devices=replicas, **HOW, **how)
+    for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=2e-5, atol=2e-5)
+    assert_same_metrics(name, run.history.history, expected, 2e-5)
+
+
+class Stops(keras.callbacks.Callback):
+    """Ends the training after the second batch of the second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training |= (self.epoch, batch) == (1, 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_resume_in_mid_epoch_has_the_same_bits(name, tmp_path):
+    make, data, _ = CASES[name]
+    whole, expected, _ = trained(fit, make, data, jit="off")
+    keras.utils.set_random_seed(1)
+    first = fit(make(), *data, run_dir=tmp_path, jit="off", callbacks=[Stops()], **HOW)
+    assert first.result["step"] == 6
+    keras.utils.set_random_seed(1)
+    run = fit(resumed := make(), *data, run_dir=tmp_path, jit="off", **HOW)
+    assert run.result["step"] == 12
+    for ours, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    for ours, other in zip(optimizer_values(resumed), optimizer_values(whole), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    assert run.history.history == expected
+
+
+class Lowers(keras.callbacks.Callback):
+    """Lowers the rate of each optimizer, and looks at what a part of the model makes, as programs save pictures."""
+
+    def __init__(self):
+        super().__init__()
+        self.pictures = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        for optimizer in self.model.optimizers.values():
+            optimizer.learning_rate = float(optimizer.learning_rate) * 0.5
+        self.pictures.append(self.model.generator(X[:2, :2]).numpy())
+
+
+def test_second_fits_and_callbacks_are_kerass():
+    """Keras's fit and ours in turn, on one model, with a callback that sets each optimizer's rate."""
+
+    def twice(*trains):
+        keras.utils.set_random_seed(1)
+        made, lowers = gan(), Lowers()
+        for train in trains:
+            train(made, X, callbacks=[lowers], **HOW)
+        return made, lowers
+
+    theirs, expected = twice(keras.Model.fit, keras.Model.fit, keras.Model.fit)
+    mine, seen = twice(fit, keras.Model.fit, fit)
+    for ours, other in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    for ours, other in zip(optimizer_values(mine), optimizer_values(theirs), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    np.testing.assert_array_equal(seen.pictures, expected.pictures)
+
+
+def test_weights_of_examples_and_classes_reach_the_step():
+    for weights in ({"sample_weight": WEIGHTS}, {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}}):
+        theirs, expected, _ = trained(keras.Model.fit, guide, (X, KINDS), **weights)
+        mine, history, _ = trained(fit, guide, (X, KINDS), jit="off", **weights)
+        for ours, other in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, other)
+        assert_same_metrics("guide", history, expected, 1e-6)
+
+
+def test_samples_differ_by_step_and_resume(tmp_path):
+    """And by replica: a model's own generator samples as those of layers do."""
+    keras.utils.set_random_seed(1)
+    whole = fit(functools.partial(vae, 1.0), X, jit="off", seed=3, **HOW)
+    fit(functools.partial(vae, 1.0), X, jit="off", seed=3, run_dir=tmp_path, callbacks=[Stops()], **HOW)
+    resumed = fit(functools.partial(vae, 1.0), X, jit="off", seed=3, run_dir=tmp_path, **HOW)
+    assert whole.history.history == resumed.history.history
+    for ours, other in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, other)
+
+
+def other(step, evaluate=None):
+    """A model with a step that a test gives it."""
+    methods = {"train_step": step, **({"test_step": evaluate} if evaluate else {})}
+    methods = {
+        name: functools.partialmethod(lambda self, data, of: of(self, *data), of=x) for name, x in methods.items()
+    }
+    made = type("Other", (keras.Sequential,), methods)([keras.Input([6]), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    return made
+
+
+def _unpacked(model, method, data):
+    return method(model, *data)
+
+
+def update(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x))
+    model.optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+    return loss
+
+
+def without_tensors(model, x, y):
+    return {"loss": update(model, x, y).numpy()}
+
+
+def decides(model, x, y):
+    loss = update(model, x, y)
+    return {"loss": loss if loss > 1 else 2 * loss}
+
+
+def of_results(model, x, y):
+    update(model, x, y)
+    model.mean.update_state(y)
+    return {"twice": 2 * model.mean.result()}
+
+
+def in_a_branch(model, x, y):
+    loss = update(model, x, y)
+    tf.cond(loss > 1, lambda: model.mean.update_state(y), lambda: None)
+    return {"loss": loss}
+
+
+def keeps_the_largest(model, x, y):
+    model.largest.update_state(update(model, x, y))
+    return {"largest": model.largest.result()}
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+    def update_state(self, x):
+        self.value.assign(keras.ops.maximum(self.value, x))
+
+    def result(self):
+        return self.value
+
+
+def with_metrics(step):
+    made = other(step)
+    made.mean, made.largest = keras.metrics.Mean(name="mean"), Largest()
+    return made
+
+
+REFUSED = {
+    "numpy": (lambda: other(without_tensors), {}, "train_step can't be compiled.*functions of tensors"),
+    "if": (lambda: other(decides), {}, "train_step can't be compiled.*functions of tensors"),
+    "list": (lambda: other(lambda model, x, y: [update(model, x, y)]), {}, "returned a list; return numbers by name"),
+    "rows": (lambda: other(lambda model, x, y: {"loss": update(model, x, y) * y}), {}, "has the shape .*one number"),
+    "sum of results": (lambda: with_metrics(of_results), {}, "computed from results of metrics .mean.*as it is"),
+    "branch": (lambda: with_metrics(in_a_branch), {}, "updates the metric mean within tf.cond"),
+    "no sums": (lambda: with_metrics(keeps_the_largest), {}, "largest .Largest. has a state that is not made of sums"),
+    "no gradient": (
+        lambda: other(lambda model, x, y: model.optimizer.apply([None, None], model.trainable_weights)),
+        {},
+        r"applies sgd\w* without a gradient",
+    ),
+    "tested": (
+        lambda: other(lambda model, x, y: {"loss": update(model, x, y)}, lambda model, x, y: update(model, x, y)),
+        {"validation_split": 0.2},
+        r"test_step applies sgd\w*; train in train_step",
+    ),
+    "no call": (gan, {"validation_split": 0.2}, "Gan.test_step can't be compiled.*define test_step"),
+    "accumulate_steps": (guide, {"accumulate_steps": 2}, "accumulate_steps=2: Guide.train_step computes"),
+    "learning_rate": (guide, {"learning_rate": 0.1}, "learning_rate is set.*set the optimizer's learning_rate"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cant_be_right_is_refused_before_the_first_step(name):
+    make, how, line = REFUSED[name]
+    made = make()
+    before = made.get_weights()
+    labels = () if name == "no call" else (KINDS if isinstance(made, type(guide())) else Y,)
+    with pytest.raises(UsageError, match=line):
+        fit(made, X, *labels, jit="off", **HOW, **how)
+    for now, then in zip(made.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_on_replicas_an_update_in_a_branch_and_a_copy_are_refused():
+    on_two = {**ON_TWO, **HOW}
+    with pytest.raises(UsageError, match=r"applies adam\w* within tf.cond.*use one device"):
+        fit(slow, X, Y, **on_two)
+    with pytest.raises(UsageError, match=r"overrides train_step, and can't be copied.*pass a function"):
+        fit(guide(), X, KINDS, **on_two)
+
+
+class Decorated(keras.Sequential):
+    @tf.function
+    def train_step(self, data):
+        x, y = data
+        self.mean.update_state(y)
+        return {"loss": update(self, x, y), "mean": self.mean.result()}
+
+
+def test_a_decorated_step_is_compiled_by_the_run():
+    def decorated():
+        made = Decorated([keras.Input([6]), keras.layers.Dense(2)])
+        made.mean = keras.metrics.Mean(name="mean")
+        made.compile("sgd", "mse")
+        return made
+
+    run = fit(decorated, X, Y, **ON_TWO, **HOW)
+    np.testing.assert_allclose(run.history.history["mean"], [Y.mean()] * 3, rtol=1e-5)
+
+
+def test_a_step_that_is_not_finite_is_skipped():
+    """By each optimizer's apply, which is the engine's; a step whose every value is finite counts."""
+    x = X.copy()
+    x[13] = np.inf
+    made = guide()
+    run = fit(made, x, KINDS, jit="off", on_nonfinite="skip", **HOW)
+    assert all(np.isfinite(weight).all() for weight in made.get_weights())
+    assert run.history.history["skipped"] == [0.25] * 3
+    assert int(made.optimizer.iterations) == 9
+
+
+class Contrasting(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            outputs = self(data)
+            pairs = keras.ops.matmul(outputs, keras.ops.transpose(outputs))
+            loss = keras.ops.mean(keras.ops.logsumexp(pairs, 1))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(("how", "has_pairs"), [({}, False), (ON_TWO, True)])
+def test_examples_that_a_step_compares_are_a_shares_and_a_line_says_so(how, has_pairs, caplog):
+    def contrasting():
+        made = Contrasting([keras.Input([6]), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+        made.compile("sgd")
+        return made
+
+    fit(contrasting, X, **how, **HOW)
+    line = "Contrasting.train_step has products of examples with examples and batch normalization, which on several"
+    assert (line in caplog.text) == has_pairs
