@@ -385,7 +385,7 @@ class KerasCallbacks(Windowed):
             variable.assign(b"".join(np.ascontiguousarray(weight).tobytes() for weight in weights))
         # Of the best checkpoint, which is saved before callbacks see the evaluation's end, and the epoch's.
         is_evaluating = self._is_evaluating and not self.is_pending
-        pending = {"is_evaluating": True} if is_evaluating else {}
+        pending: dict[str, Any] = {"is_evaluating": True} if is_evaluating else {}
         pending |= {"is_pending": True, "several": self._several} if self.is_pending or is_evaluating else {}
         return {"callbacks": [*map(_callback_state, self._callbacks)], "begun": [*self._begun], **pending}
 

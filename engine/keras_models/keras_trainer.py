@@ -184,6 +184,7 @@ class KerasTrainer(Trainer):
         listed = {id(variable) for variable in self.model.variables}
         self.loss_variables = [variable for variable in in_losses.values() if id(variable) not in listed]
         self.wants_jit = bool(source.jit_compile)
+        keras_compile.compile_values(source)  # before callbacks set others
         self._build_optimizer(source)
         if not self.run_context.only_predicts:
             self._build_losses()
@@ -296,6 +297,11 @@ class KerasTrainer(Trainer):
         keras.seed_again(self.run_context.host_seed)
         if not self._own_steps:  # in which optimizers count for themselves
             self._continue_from(self.model.optimizer)
+
+    @property
+    def compile_values(self) -> dict[str, Any]:
+        """What `compile` has decided, by value; see `keras_compile.compile_values`."""
+        return keras_compile.compile_values(type(self).make() if self.is_built else self.model)
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
