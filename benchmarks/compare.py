@@ -73,7 +73,7 @@ class Peer:
     needs: tuple[str, ...] = ()
 
 
-_KERAS_WORKLOADS = ("mlp", "wide", "cnn", "cnn_bfloat16", "resnet20", "wide_deep")
+_KERAS_WORKLOADS = ("mlp", "wide", "cnn", "cnn_bfloat16", "resnet20", "wide_deep", "gan", "vae", "distiller")
 _JAX_BACKEND = {"KERAS_BACKEND": "jax"}
 _STEPS = f"--steps_per_call={CALL}"
 PEERS = {

@@ -34,6 +34,10 @@ def compiled(name: str, **settings) -> tuple[keras.Model, Data]:
     keras.config.set_dtype_policy("float32" if precision == "float32" else f"mixed_{precision}")
     keras.utils.set_random_seed(0)
     data = WORKLOADS[name].load()
+    if kind := WORKLOADS[name].own_step:
+        from . import keras_steps  # of TensorFlow alone
+
+        return keras_steps.model(kind, **settings), data
     model = build(name, data)
     if WORKLOADS[name].metric == "auc":
         loss, metric = keras.losses.BinaryCrossentropy(from_logits=True), keras.metrics.AUC(from_logits=True)

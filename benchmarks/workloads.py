@@ -30,6 +30,7 @@ class Workload:
       convolutional: XLA takes minutes for a few of its steps on a CPU, so Keras is not measured with XLA.
       decoder: vocabulary, context, layers, width and heads.
       clicks: arguments of `synthetic_clicks`.
+      own_step: the kind of a Keras model with a step of its own.
       module: that is run instead of `crankshaft train`, where the model comes with the benchmarks.
     """
 
@@ -44,6 +45,7 @@ class Workload:
     convolutional: bool = False
     decoder: dict[str, int] | None = None
     clicks: dict | None = None
+    own_step: str | None = None
     module: str | None = None
 
     @property
@@ -92,6 +94,12 @@ def _table(millions: int) -> Workload:
     return Workload(f"table of {millions}M x 16", ("--optimizer=sgd",), **more)
 
 
+def _with_own_step(title: str, kind: str) -> Workload:
+    """Makes a Keras model with a `train_step` of its own, of a kind in `benchmarks.keras_steps`."""
+    flags = ("--model=benchmarks/keras_steps.py", f"--model_arg=kind={kind}", "--mode=train")
+    return Workload(title, flags, own_step=kind)
+
+
 _CNN = Workload("reference CNN", ("--model=cnn",), convolutional=True)
 _LANGUAGE_MODEL = _decoder("language model, 6 x 384", 12, "--clip_norm=1", context=256, layers=6, width=384, heads=6)
 WORKLOADS = {
@@ -107,6 +115,9 @@ WORKLOADS = {
         convolutional=True,
     ),
     "wide_deep": Workload("wide_deep, 8 ids", ("--model=wide_deep",), shape=None, metric="auc"),
+    "gan": _with_own_step("GAN, 128 hidden units", "gan"),
+    "vae": _with_own_step("VAE, 128 hidden units", "vae"),
+    "distiller": _with_own_step("distiller, 128 hidden units", "distiller"),
     "language_model": _LANGUAGE_MODEL,
     "language_model_bfloat16": dataclasses.replace(
         _LANGUAGE_MODEL, title="language model, 6 x 384, bfloat16", precision="bfloat16"

@@ -46,6 +46,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
+    inventory.captured.note(is_traced=False)
     if inventory.averaged and reduction.sync_every_steps:
         raise UsageError(
             f"Averaged: sync_every_steps={reduction.sync_every_steps} has replicas differ between syncs, and the "
@@ -83,7 +84,9 @@ def _layer_precision(trainer: Any) -> Iterator[None]:
 
 
 def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
-    """Makes a model's variables, for batches of any size; does nothing if they exist.
+    """Makes a model's variables, if they don't exist, for batches of any size; loads those of `init_from`.
+
+    An attribute of the trainer has its weights from then on: `build` may copy them, as an anchor or a teacher.
 
     Args:
       trainer: the trainer that calls it in its `build`.
@@ -99,6 +102,12 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
       ...     self.critic = tf.keras.Sequential([tf.keras.layers.Dense(1)])
       ...     build_layers(self, self.critic, features=tf.zeros([1, 8]))
     """
+    _make_variables(trainer, model, features)
+    for path in [path for path, layer in Inventory(trainer).layers.items() if layer is model]:
+        trainer.run_context.load_initial(path, model)
+
+
+def _make_variables(trainer, model: tf.keras.Model, features) -> None:
     owner = type(trainer).__name__
     if not isinstance(model, tf.keras.layers.Layer):
         raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")

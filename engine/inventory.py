@@ -13,24 +13,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from . import logging
+from .captured import Captured
 from .errors import UsageError
 from .internals import keras
-from .internals.variables import tf_variable, tracked, variable_path
+from .internals.variables import VARIABLES, tf_variable, tracked, tracked_variables, variable_path
 from .layers.embeddings import Embedding
 from .optimizers import Optimizer
 from .optimizers.averaging import Averaged, WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
 from .reduction import per_replica
 from .reduction.aggregation import Aggregated
-
-_KEPT = (
-    "%s.%s: a step that reads it keeps %r, as it was traced, and %s is %r now; make it a tf.Variable, which "
-    "checkpoints keep, and assign that"
-)
 
 
 class Inventory:
@@ -42,6 +36,7 @@ class Inventory:
     Attributes:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
       applied_options: the run's options that each optimizer applies, by its `id`, Keras's too; set by `build.prepare`.
+      captured: what traced steps have captured of the objects.
       probe: in which training steps leave what TensorBoard shows of them, if any.
     """
 
@@ -53,8 +48,7 @@ class Inventory:
         self.probe: Any = None
         self._trainable_at_first: frozenset[int] = frozenset()
         self._form_before: tuple | None = None  # the last of `_trainable`
-        self._traced_values: dict[str, Any] = {}  # of plain attributes, as the last trace left them
-        self._warned: set[str] = set()
+        self.captured = Captured(trainer, lambda: keras.all_layers_in(self.layers.values()))
 
     @cached_property
     def layers(self) -> dict[str, tf.keras.layers.Layer]:
@@ -114,7 +108,7 @@ class Inventory:
         """The untrained variables of layers and among the attributes themselves, by their `id`."""
         keras_variables = [v for layer in keras.all_layers_in(self.layers.values()) for v in keras.own_untrained(layer)]
         keras_variables += keras.metric_variables(self.layers.values())
-        variables = [*keras_variables, *tracked(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
+        variables = [*keras_variables, *self.unlisted_variables, *self.variables]
         return {id(variable): variable for variable in map(tf_variable, variables) if not variable.trainable}
 
     @cached_property
@@ -176,7 +170,16 @@ class Inventory:
     @property
     def variables(self) -> list:
         """The variables among the attributes themselves, Keras's or TensorFlow's, of no layer or table."""
-        return [*tracked(self.trainer, (tf.Variable, tf.keras.Variable)).values()]
+        found = [*tracked(self.trainer, VARIABLES).values(), *tracked_variables(self.trainer).values()]
+        return [*{id(variable): variable for variable in found}.values()]
+
+    @property
+    def unlisted_variables(self) -> list:
+        """The variables in attributes of layers that Keras does not list: plain ones, and those of constraints."""
+        layers = keras.all_layers_in(layer for _, layer in sorted(self.layers.items()))
+        listed = {id(variable) for layer in layers for variable in layer.variables}
+        found = {id(variable): variable for layer in layers for variable in tracked_variables(layer).values()}
+        return [variable for key, variable in found.items() if key not in listed]
 
     @property
     def trainable_variables(self) -> list:
@@ -241,21 +244,6 @@ class Inventory:
         self._form_before = flags, frozenset(weights)
         return self._form_before
 
-    def note_traced_values(self) -> None:
-        """Notes the trainer's plain attributes after a step was traced, which keeps their values."""
-        values = {name: value for kind in reversed(type(self.trainer).__mro__) for name, value in vars(kind).items()}
-        values |= vars(self.trainer)
-        plain = {name: value for name, value in values.items() if not name.startswith("__") and _is_plain(value)}
-        self._traced_values = {name: dict(v) if isinstance(v, dict) else v for name, v in plain.items()}
-
-    def warn_of_changed_values(self) -> None:
-        """Warns, once each, of plain attributes that have changed since a step was traced. Call it before a call."""
-        for name, before in self._traced_values.items():
-            now = getattr(self.trainer, name, None)
-            if name not in self._warned and now is not before and not (_is_plain(now) and now == before):
-                self._warned.add(name)
-                logging.warning(_KEPT, type(self.trainer).__name__, name, before, name, now)
-
     def table_figures(self) -> dict[str, tf.Tensor]:
         """Computes the figures of tables with `admit_after`, as NAME/rows_given; see `Embedding.figures`."""
         return {
@@ -263,13 +251,6 @@ class Inventory:
             for table in self.tables.values()
             for figure, value in table.figures().items()
         }
-
-
-def _is_plain(value) -> bool:
-    """Returns whether a value is a number, text, or a tuple or dictionary of such."""
-    if isinstance(value, (tuple, dict)):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (bool, int, float, str, np.generic))
 
 
 class Freezing:

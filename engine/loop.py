@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from .errors import UsageError
 from .hooks import Hook, Status
-from .hooks.eviction import Eviction
 from .meter import Meter, Segment, Totals
 from .state import TrainState
 from .strategies.base import Interrupted, Program, Strategy
@@ -24,7 +23,7 @@ class Loop:
     Args:
       strategy: bound to the state and the data.
       state: changed by steps; it may be restored afterwards.
-      hooks: called in this order, after `Eviction`.
+      hooks: called in this order.
       until_step: the step at which the run ends; None if only its caller knows.
       clock: returns seconds; the clock may stop while the process is stopped.
 
@@ -41,8 +40,7 @@ class Loop:
         until_step: int | None,
         clock=time.perf_counter,
     ):
-        eviction = Eviction(state.trainer.inventory)
-        self._hooks = [eviction, *hooks] if eviction.tables else hooks
+        self._hooks = hooks
         self._strategy, self._state, self._clock = strategy, state, clock
         order = strategy.training.feed.order
         self._hook_seconds: dict[str, float] = collections.defaultdict(float)
@@ -96,7 +94,7 @@ class Loop:
         before = self._clock()
         while state.step < step and not (self.status.stop and strategy.in_step):
             first = state.step
-            until = min(step, state.freezing.next_change(first) or step)
+            until = min(step, state.next_change(first) or step)
             self._due = {id(hook): _next_due(hook, self.status, first) for hook in self._hooks}
             due = min([until, *(step for step in self._due.values() if step is not None)])
             result = strategy.run(program, due - first)
@@ -150,7 +148,7 @@ class Loop:
         self._strategy.resume_work()
 
     def end(self) -> None:
-        """Ends the hooks."""
+        """Ends the hooks, those that save last; each has seen the latest call, unless one was interrupted in it."""
         if not any(hook.is_pending for hook in self._hooks):
             self._call_hooks()
         for hook in sorted(self._hooks, key=lambda hook: hook.ends_last):

@@ -226,6 +226,10 @@ class TrainState:
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
 
+    def next_change(self, step: int) -> int | None:
+        """Returns the next step that is traced in another way, where a call ends; None if there is none."""
+        return self.freezing.next_change(step)
+
     @property
     def freezing(self) -> Freezing:
         """The weights that are frozen at the run's step."""
@@ -249,7 +253,8 @@ def _moved_slots(
       now: names of the variables of the optimizer here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables
-    counts, positions, moved = graph.checkpoint_key((*at, "update_counts")), [0] * len(now), {}
+    counts, moved = graph.checkpoint_key((*at, "update_counts")), {}
+    positions: list[int | None] = [None] * len(now)
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
             variable, there = variables[number], theirs.get(name, [])

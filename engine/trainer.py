@@ -46,6 +46,7 @@ class Trainer(tf.Module):
     reduction = Reduction()
     predictions_memory_mb = 1024
     reports_loss = True  # whether its step has to return a loss
+    saved_places = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"  # of variables
 
     def __init__(self):
         super().__init__()
@@ -204,8 +205,8 @@ class Trainer(tf.Module):
         """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
-                _, metrics, outputs = self._forward_losses(batch, training=False)
-            metrics = {**metrics(), **outside}
+                _, compute_metrics, outputs = self._forward_losses(batch, training=False)
+            metrics = {**compute_metrics(), **outside}
             if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, form.without_weights(batch))
@@ -250,7 +251,8 @@ class Trainer(tf.Module):
             )
         if not (added := [*added, *keras.regularization(layers)]):
             return None
-        numbers, sums, inputs = [], [], tf.nest.flatten(batch, expand_composites=True)
+        inputs = tf.nest.flatten(batch, expand_composites=True)
+        numbers, sums = list[tf.Tensor](), list[tf.Tensor]()
         for x in (tf.cast(x, tf.float32) for x in added):
             is_array = x.shape.rank != 0
             is_part = is_array and graphs.dependence(x, inputs) != graphs.FREE

@@ -66,8 +66,8 @@ def load(
       min_area: smallest fraction of an image's area that a random crop has.
       flip: whether every second image is flipped, left to right.
       crop: size of the centre crop, as a fraction of the shorter side.
-      pixels: float32 in [0, 1], as the project's models take them, or uint8 from 0 to 255, a quarter of the memory, for
-        a model that scales them itself.
+      pixels: float32 in [0, 1], as the project's models take them, all 16 bits of a PNG that has them, or uint8 from 0
+        to 255, a quarter of the memory, for a model that scales them itself.
       orientation: whether images are rotated by the orientation in their EXIF data, as viewers do.
       max_pixels: larger images are refused before they are decoded; a few hundred kilobytes may expand to gigabytes.
 
@@ -226,21 +226,32 @@ class Images(Source):
             # libjpeg can't convert CMYK to grey.
             return tf.cond(shape[2] == 4, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
 
-        def crop_others():
-            image = tf.cond(_begins_with(content, image_headers.PNG), decode_png, decode_gif_or_bmp)
+        def crop(image):
             window = self._window(tf.shape(image), orientation, seed)
             return tf.slice(image, [*tf.unstack(window[:2]), 0], [*tf.unstack(window[2:]), channels])
 
-        def decode_png():
-            return tf.io.decode_png(content, channels=channels)
+        def decode_png(dtype=tf.uint8):
+            return tf.io.decode_png(content, channels=channels, dtype=dtype)
+
+        def crop_others():
+            return crop(tf.cond(_begins_with(content, image_headers.PNG), decode_png, decode_gif_or_bmp))
 
         def decode_gif_or_bmp():
             image = tf.io.decode_image(content, expand_animations=False)[..., :3]
             return image if channels == 3 else tf.image.rgb_to_grayscale(tf.ensure_shape(image, [None, None, 3]))
 
-        image = tf.cond(_begins_with(content, image_headers.JPEG), crop_jpeg, crop_others)
-        image = tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
-        image = tf.image.resize(image, [size, size])
+        def resized(image):
+            image = tf.cond(orientation > 1, lambda: _upright(image, orientation), lambda: image)
+            return tf.image.resize(image, [size, size])
+
+        def from_8_bits():
+            return resized(tf.cond(_begins_with(content, image_headers.JPEG), crop_jpeg, crop_others))
+
+        def from_16_bits():
+            return resized(crop(decode_png(tf.uint16))) / 257.0  # their most is 257 times that of 8 bits
+
+        is_deep = _begins_with(content, image_headers.PNG) & (tf.strings.substr(content, 24, 1) == b"\x10")
+        image = tf.cond(is_deep, from_16_bits, from_8_bits)
         if self._flip:
             # Another stream than the crop's, with which the flip would otherwise correlate.
             flips = tf.random.stateless_uniform([], tf.bitwise.invert(seed)) < 0.5

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import events
-from .cluster import discovery, template
+from .cluster import discovery, rendezvous, template
 from .cluster.children import Child, Children, stopped_seconds
 from .cluster.members import Members
 from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
@@ -105,7 +105,8 @@ class _Agent:
         step = self._newest_step()
         while not self._stop:
             try:
-                self._config = self._agree()
+                with rendezvous.refusing(self._config.cluster):
+                    self._config = self._agree()
             except CrankshaftError as error:
                 if self._members and self._members.is_late and has_ended(self._events):
                     print_line(f"{self._name} has not been included, and the run has come to its end")
@@ -155,7 +156,7 @@ class _Agent:
             self._stop = time.monotonic(), signal.SIGTERM
         if self._cluster:
             folder = RunDir(self._config.run_dir).workers
-            cluster = self._cluster.with_workers(discovery.newcomers(self._cluster, folder), folder)
+            cluster = discovery.with_newcomers(self._cluster, folder)
         if self._stop and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config

@@ -88,7 +88,8 @@ def open_run(
     With a run_dir it resumes from the latest checkpoint, if any. It has no end unless `train_steps` or
     `train_epochs` sets one. When the context ends, also by your own exception or by Ctrl-C, the run is saved and
     closed. A signal ends a call of `train` at a step, and then has its usual effect;
-    SIGTERM and SIGHUP save and close the run before, between two calls too.
+    SIGTERM and SIGHUP save and close the run before, between two calls too. A run that is left open is saved and
+    closed as its folder is opened again or, in a single process, as the program ends.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,8 +75,8 @@ def _check_runs(run_dir: str, task: str | None) -> None:
     if end := last.get("end"):
         raise RunError(f"{run_dir}: the run has ended at step {end['step']:,}: {end.get('reason')}")
     start, cluster = last.get("start", {}), last.get("cluster", {})
-    pid = start.get("pid")
-    if start.get("host") == socket.gethostname() and pid is not None and not process.is_alive(pid):
+    pid, space = start.get("pid"), events.pid_space()
+    if space and start.get("pid_space") == space and pid is not None and not process.is_alive(pid):
         raise RunError(f"{run_dir}: process {pid} ended without recording why; start the run again")
     names = [str(task.get("name")) for job in ("workers", "servers") for task in cluster.get(job) or ()]
     if task is not None and task not in (*names, "chief"):

@@ -21,7 +21,7 @@ from .benchmark.result import check_baseline_work
 from .cluster import cluster, rendezvous, servers
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
-from .host import process, signals
+from .host import exits, process, signals
 from .monitor import report
 from .run.data import loading
 from .run.results import RunOutcomeWriter
@@ -61,19 +61,23 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
       script_flags: values of the script's own flags; None in a process that belongs to the run, which has parsed them.
     """
     began = time.monotonic()
+    if config.trains:
+        exits.end_left_open(config.configured_run_dir)
     process.prepare()  # from here on a fork may set what libraries read
     if config.cluster:
         servers.reach_directly(config.cluster)
     if config.strategy == "parameter_server":
         servers.fail_fast()
+    joining = None if config.is_evaluator or not config.cluster or rendezvous.has_joined(config.cluster) else config
     is_quiet = config.cluster is not None and not config.debug
-    if config.serves:
-        load = functools.partial(loading.sources, config, data)
-        run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
-        servers.serve(  # ends the process
-            config.cluster, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
-        )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(rendezvous.refusing(config.cluster))
+        if config.serves:
+            load = functools.partial(loading.sources, config, data)
+            run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
+            servers.serve(  # ends the process
+                config.cluster, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
+            )
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
@@ -87,7 +91,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
         with PROCESS:
-            with _waiting_for_peers(config), process.quiet_startup(is_quiet):
+            with _waiting_for_peers(joining), process.quiet_startup(is_quiet):
                 import tensorflow as tf
 
                 from ..engine.strategies.base import closing_feeds
@@ -101,7 +105,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             with run_environment(config, isolation):
                 checks.check_named(config)
                 check_baseline_work(config)
-                with _guarding_tensorflow_start(config):
+                with _guarding_tensorflow_start(joining):
                     strategy = building.make_strategy(config, outcome_writer.end_stuck)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
@@ -141,14 +145,18 @@ def _serve_metrics(config: Config, outcome_writer: RunOutcomeWriter, stack: cont
 
 
 @contextlib.contextmanager
-def _waiting_for_peers(config: Config):
-    """Waits for the other processes, if any, before TensorFlow is imported, which is done within, and afterwards."""
-    if not config.cluster or config.is_evaluator:
+def _waiting_for_peers(config: Config | None):
+    """Waits for the other processes, before TensorFlow is imported, which is done within, and afterwards.
+
+    `config`: None of a process that joins none, or did in an earlier run.
+    """
+    if not config:
         yield
         return
     with rendezvous.Rendezvous(config.cluster) as peers:
-        peers.wait(config.cluster_timeout_seconds, new_attempt=config.strategy == "multi_worker")
-        if config.strategy == "multi_worker" and config.is_chief and not config.cluster.secret:
+        in_step, elastic = config.strategy == "multi_worker", bool(config.min_workers)
+        peers.wait(config.cluster_timeout_seconds, new_attempt=in_step, elastic=elastic)
+        if in_step and config.is_chief and not config.cluster.secret:
             logging.warning(
                 "UDP heartbeats are not authenticated; set %s, the same random text for all workers",
                 cluster.SECRET,
@@ -160,9 +168,9 @@ def _waiting_for_peers(config: Config):
 
 
 @contextlib.contextmanager
-def _guarding_tensorflow_start(config: Config):
-    """Prepares for TensorFlow's joining a cluster, if any, which is done within and holds Python's lock meanwhile."""
-    if not config.cluster or config.is_evaluator:
+def _guarding_tensorflow_start(config: Config | None):
+    """Prepares for TensorFlow's joining a cluster, which is done within and holds Python's lock; see above."""
+    if not config:
         yield
         return
     with contextlib.ExitStack() as stack:

@@ -233,7 +233,8 @@ _EXPLANATIONS = (
         r"dataset was expected to contain (\d+) elements? but contained ((?:only|at least) \d+)",
         UsageError,
         "an epoch of the data has {1} examples, and the run goes by {0}, as they were counted as it began, or as "
-        "assert_cardinality says; give the data that it began with, or use another run_dir",
+        "assert_cardinality says; give the data that it began with, a seed to what samples in it, such as "
+        "rejection_resample, or use another run_dir",
     ),
     _Explanation(  # of `zipfile`, by which Keras and NumPy write
         ("ValueError",),

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..engine import generation
 from ..engine.data import form
 from ..engine.errors import UsageError
 from ..engine.layers import recomputed
@@ -37,6 +36,7 @@ from ..engine.layers.parallel.layers import shard_size
 from ..engine.metrics.means import exp_mean, mean
 from ..engine.metrics.pairs import Mean
 from ..engine.trainer import Trainer
+from . import generation
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5

@@ -19,6 +19,7 @@ from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Split
 from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.hooks import saving
+from crankshaft.engine.hooks.eviction import make_eviction
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.mesh import Mesh
 from crankshaft.engine.metrics.sums import Sums
@@ -96,7 +97,7 @@ class Bench:
 
     def loop(self, hooks, until: int, **how):
         """Trains by the outer loop with hooks; returns its last status."""
-        return loop.train(self.strategy, self.state, hooks, until, **how)
+        return loop.train(self.strategy, self.state, [*make_eviction(self.trainer.inventory), *hooks], until, **how)
 
     def checkpoints(self, folder, keep: int | None = None, about: dict | None = None) -> Checkpoints:
         return Checkpoints(folder, self.state.checkpoint, keep=keep, about=about or {})

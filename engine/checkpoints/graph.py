@@ -21,7 +21,7 @@ from .. import logging
 from ..errors import CheckpointError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
-from ..internals.variables import is_shard, state_key
+from ..internals.variables import VARIABLES, is_shard, state_key, tracked_variables
 from ..internals.variables import tracked as tracked_by_path
 from ..layers.embeddings import Embedding
 from ..layers.embeddings.rehash import FREE, MOVED, RowPlacement, rehash
@@ -34,9 +34,9 @@ KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
 _LISTED = 8
 _MISSING, _EXTRA, _RESHAPED = "missing in the checkpoint", "only in the checkpoint", "of another shape or type"
 _VALUE = "VARIABLE_VALUE"
-_ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
+ATTRIBUTE = f".ATTRIBUTES/{_VALUE}"
 _COUNTER = "save_counter"  # a variable that TensorFlow adds at the first save; no part of the state
-COUNTER_KEY = f"{_COUNTER}/{_ATTRIBUTE}"
+COUNTER_KEY = f"{_COUNTER}/{ATTRIBUTE}"
 Key = str | ShardRows | Callable[[], np.ndarray]
 
 
@@ -149,6 +149,7 @@ def restore(
     matching: Matching | None = None,
     allow_changed: bool = False,
     may_grow: bool = False,
+    averages: Mapping[Key, str] = types.MappingProxyType({}),
 ) -> tuple[list[str], str]:
     """Restores the variables under `root` from the path `at` of a checkpoint: all, or none.
 
@@ -157,6 +158,7 @@ def restore(
       at: the attributes from the checkpoint's root to `root`.
       allow_changed: whether the entries in `matching.may_differ` may differ; those that the checkpoint lacks stay.
       may_grow: whether tables may have more rows than in the checkpoint, if ids are their rows.
+      averages: the keys of values to read in place of others, by the keys of these.
 
     Returns:
       The names of the variables that were read, with the rows of grown tables; and the allowed differences, or "".
@@ -193,7 +195,7 @@ def restore(
         return key.startswith(new)
 
     restored = [entry for entry in fitting if not is_new(entry.key)]
-    slices.read(prefix, [(entry.variable, entry.source) for entry in restored])
+    slices.read(prefix, [(entry.variable, averages.get(entry.source, entry.source)) for entry in restored])
     for there in moving:
         for number, (shard, values) in enumerate(zip(there.table.shards, there.place().values, strict=True)):
             for rows in there.table.initialize_rows(number, tf.constant(np.flatnonzero(values["keys"] == FREE))):
@@ -236,12 +238,13 @@ def _compare(
         if not is_variable(node):
             continue
         path, number = found.get(id(node), (path, None))
-        name, key = _readable(at + path), checkpoint_key(at + path)
+        name = node.path if isinstance(node, tf.keras.Variable) else _readable(at + path)
+        key = checkpoint_key(at + path)
         if id(node) in admitted:
             entries.append(_Entry(key, name, node, source=admitted[id(node)]))
             continue
         if place := shards.get(id(node)):
-            stored = [prefix + _ATTRIBUTE for prefix in place.prefixes]
+            stored = [prefix + ATTRIBUTE for prefix in place.prefixes]
         elif beginning := next((prefix for prefix in moved if key.startswith(prefix)), None):
             place = moved[beginning]
             stored = [prefix + key.removeprefix(beginning) for prefix in place.prefixes]
@@ -317,16 +320,16 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
         """Returns the keys' prefixes of all parts of a list, by a variable under its first one."""
         _, first = found.get(id(variable), (None, None))
         key = checkpoint.variable_key(first) or ""
-        if not key.endswith(end := f"/0/{ending}{_ATTRIBUTE}"):
+        if not key.endswith(end := f"/0/{ending}{ATTRIBUTE}"):
             return ()  # absent, or under another attribute than the table's
         prefixes = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
-        return tuple(itertools.takewhile(lambda prefix: prefix + ending + _ATTRIBUTE in checkpoint.forms, prefixes))
+        return tuple(itertools.takewhile(lambda prefix: prefix + ending + ATTRIBUTE in checkpoint.forms, prefixes))
 
     tables: dict[int, _Table] = {}
     for table in [node for _, node in walked if isinstance(node, Embedding) and node.shards]:
         if not (prefixes := numbered(table.shards[0])):
             continue
-        sizes = [checkpoint.forms[prefix + _ATTRIBUTE][0][0] for prefix in prefixes]
+        sizes = [checkpoint.forms[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
         admissions = numbered(table.admissions[0].keys, "keys/") if table.admissions else ()
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
@@ -338,9 +341,9 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
 def _place(reader, table: Embedding, admissions: Sequence[str]) -> RowPlacement:
     """Reads which ids have rows in a checkpoint, and gives them rows here."""
     former = {
-        name: [reader.get_tensor(prefix + name + "/" + _ATTRIBUTE) for prefix in admissions]
+        name: [reader.get_tensor(prefix + name + "/" + ATTRIBUTE) for prefix in admissions]
         for name in MOVED
-        if reader.has_tensor(f"{admissions[0]}{name}/{_ATTRIBUTE}")
+        if reader.has_tensor(f"{admissions[0]}{name}/{ATTRIBUTE}")
     }
     placement = rehash(former, table.rows, len(table.shards))
     logging.warning(
@@ -409,7 +412,7 @@ def _breadth_first(root, start: int, find_child: Callable[[int, str], int | None
 
 def is_variable(node) -> bool:
     """Returns whether a trackable has a value that a checkpoint keeps."""
-    return isinstance(node, (tf.Variable, tf.keras.Variable))
+    return isinstance(node, VARIABLES)
 
 
 def tracked_children(node, is_root: bool) -> list[tuple[str, object]]:
@@ -425,16 +428,20 @@ def tracked_children(node, is_root: bool) -> list[tuple[str, object]]:
     tracked = [(name, child) for name, child in children.items() if not (is_root and name == _COUNTER)]
     if isinstance(node, tf.Module):
         tracked += tracked_by_path(node, tf.keras.metrics.Metric).items()
-    return tracked + (_keras_children(node, children.values()) if isinstance(node, tf.keras.layers.Layer) else [])
+    return tracked + (_unseen(node, children.values()) if isinstance(node, (tf.Module, tf.keras.layers.Layer)) else [])
 
 
-def _keras_children(layer: tf.keras.layers.Layer, children: Iterable) -> list[tuple[str, object]]:
-    """Returns a layer's children that TensorFlow does not see.
+def _unseen(owner: Any, children: Iterable) -> list[tuple[str, object]]:
+    """Returns a layer's or a module's children that TensorFlow does not see.
 
     Keras 3 hides the layers and variables in a layer's list or dictionary, and TensorFlow's checkpoints would silently
-    leave out their weights.
+    leave out their weights. No one tracks the variables of its losses, constraints and regularizers.
     """
-    held = [(f"{store}_{n}", child) for store in KEPT_IN_LISTS for n, child in enumerate(getattr(layer, store, ()))]
+    stores = KEPT_IN_LISTS if isinstance(owner, tf.keras.layers.Layer) else ()
+    held = [(f"{store}_{n}", child) for store in stores for n, child in enumerate(getattr(owner, store, ()))]
+    listed = {id(child) for _, child in held}
+    found = tracked_variables(owner).items()
+    held += [(path.replace(".", "/"), variable) for path, variable in found if id(variable) not in listed]
     reached = {id(child): child for child in children}
     if all(id(child) in reached for _, child in held):
         return []
@@ -463,7 +470,7 @@ def _refuse_other_state(path, node) -> None:
 
 def checkpoint_key(path: tuple[str, ...]) -> str:
     """Returns a variable's key in a checkpoint, by its path."""
-    return key_prefix(path) + _ATTRIBUTE
+    return key_prefix(path) + ATTRIBUTE
 
 
 def key_prefix(path: tuple[str, ...]) -> str:
@@ -477,7 +484,7 @@ def _readable(path: tuple[str, ...]) -> str:
 
 
 def _readable_key(key: str) -> str:
-    names = key.removesuffix("/" + _ATTRIBUTE).split("/")
+    names = key.removesuffix("/" + ATTRIBUTE).split("/")
     return _readable(tuple(name.replace(".S", "/").replace("..", ".") for name in names))
 
 

@@ -70,6 +70,13 @@ class Manifest:
         before, now = self.about.get("data", {}), about.get("data", {})
         return {name for name in before.keys() & now.keys() if _contents(before[name]) != _contents(now[name])}
 
+    def is_after(self, other: "Manifest | None") -> bool:
+        """Returns whether this checkpoint is newer than one of another directory of the run; None: there is none.
+
+        Both the step and the time decide: a run may have returned to an earlier step.
+        """
+        return other is None or (self.step > other.step and self.time > other.time)
+
     def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
         """Returns how the files differ from the manifest; None if they match. Without `content`, compares sizes.
 
@@ -109,6 +116,7 @@ def publish(manifest: Manifest, folder: str) -> None:
     """
     directory = os.path.dirname(manifest.prefix)
     for name in manifest.files:
+        # A rename may reach the disk before the content of what is renamed.
         files.sync(os.path.join(folder, name))
         if os.path.lexists(os.path.join(directory, name)) and not os.path.exists(manifest.path):
             raise CheckpointError(f"{name} exists, and no manifest lists it")
@@ -117,6 +125,8 @@ def publish(manifest: Manifest, folder: str) -> None:
     text = _text(with_digest(record))
     path = os.path.join(folder, manifest.name + SUFFIX)  # if cut short, it is removed with the folder
     files.write_text(path, text)
+    # From here on a reader knows which files belong together, though they are moved one by one: a kill in between is
+    # finished or undone by the next start.
     os.replace(path, manifest.path + WRITING)
     files.sync(directory)
     for name in manifest.files:
@@ -129,9 +139,11 @@ def _rename_to_manifest(manifest: Manifest) -> None:
     directory, path = os.path.dirname(manifest.prefix), manifest.path
     if os.path.exists(path):  # of the same step, written earlier, perhaps in more files
         with contextlib.suppress(CheckpointError):
+            # They are listed in no manifest once this one is replaced, so nobody would ever remove them.
             for name in read(path).files.keys() - manifest.files.keys():
                 remove(os.path.join(directory, name))
     files.sync(directory)
+    # The one moment at which the checkpoint becomes valid.
     os.replace(path + WRITING, path)
     files.sync(directory)
 
@@ -187,6 +199,7 @@ def read(path: str) -> Manifest:
             raise CheckpointError(f"{name}: expected a manifest, found {_shown(record)}")
         if (version := record.get("format")) != FORMAT:
             raise CheckpointError(f"{name}: expected format {FORMAT}, found {_shown(version)}")
+        # Content that was changed or damaged is often valid JSON still; the digest shows it.
         recorded = record.pop("sha256", None)
         if recorded != (digest := _digest(record)):
             raise CheckpointError(f"{name}: expected content of sha256 {_shown(recorded)}, found {digest[:16]}...")

@@ -49,9 +49,15 @@ class RunDir:
         return sorted(manifests.steps(self.folder(which)))
 
     def newest(self, is_whole: bool = False) -> Manifest | None:
-        """Returns the manifest of the newest checkpoint, or of the newest complete one; None if there is none."""
-        saved = manifests.read_all(self.checkpoints)[0]
-        return next((manifest for manifest in saved if not is_whole or manifest.problem() is None), None)
+        """Returns the manifest of the newest checkpoint, or of the newest complete one; None if there is none.
+
+        That of the best evaluation is one of them.
+        """
+        newest, best = (
+            next((one for one in manifests.read_all(folder)[0] if not is_whole or one.problem() is None), None)
+            for folder in (self.checkpoints, self.best)
+        )
+        return best if best and best.is_after(newest) else newest
 
 
 NAMES = RunDir("")  # paths relative to a run's folder

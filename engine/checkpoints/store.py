@@ -164,10 +164,13 @@ class Checkpoints:
         if step == self._begun_step and not force:
             return
         self.check()
+        # Set before anything can fail: a save that failed is not tried again at the same step, but at the next.
         self._begun_step, self._error = step, None
         record = manifests.as_read(self.about, host_state)
         entries, variables = snapshot.take(self.state)  # gathers what differs by replica, on all processes
         own_entries = [entry for entry in entries if self.writer.process in entry.writers]
+        # Each process writes the entries that it alone has or that were assigned to it; the first one waits for all of
+        # these.
         others = frozenset().union(*(entry.writers for entry in entries)) - {0}
         saving = self._new(step, own_entries, others, {**record, "variables": variables})
         if not self.writes or not own_entries:
@@ -213,12 +216,16 @@ class Checkpoints:
 
     def _start(self, saving: _Saving) -> None:
         """Writes in a thread; returns when the variables may change again."""
+        # Entries that are read from variables as they are written forbid steps until then; copies do not.
         if not any(entry.is_live for entry in saving.entries):
             saving.may_change.set()
         # Not a daemon: a process that ends, even by an exception, first finishes writing.
         thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
-        thread.start()  # if the system lets it
-        self._thread = thread
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # the system has no thread left, or the interpreter ends
+            self._write(saving)
         saving.may_change.wait()
 
     def outdate(self) -> None:
@@ -244,6 +251,8 @@ class Checkpoints:
         Warns once of each newer one that is skipped, with the file and the expected and actual value. Looks again
         while another process writes and removes checkpoints.
         """
+        # Another process may be between the last rename of a file and that of the manifest: what looks broken is whole
+        # in a moment.
         end = time.monotonic() + _MOVING_SECONDS
         while True:
             before = is_moving, _ = self._listed()
@@ -278,6 +287,7 @@ class Checkpoints:
                 if self._catalogue.problem(manifest) is None:
                     raise
                 continue
+            # A step that is saved again has files of the same names: what `use` has read may be half of each.
             if self._catalogue.serial_now(manifest) in (None, manifest.serial):
                 return result
         raise CheckpointError(
@@ -327,8 +337,8 @@ class Checkpoints:
 
     def _restore_verified(self, manifest: Manifest, matching: Matching, allow_changed: bool) -> None:
         why_not = (
-            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, or load only "
-            "its weights with init_from"
+            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, and load its "
+            "weights with init_from, if all fit, or those of layers in build_model, by crankshaft.load_model"
         )
         _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
         if differences and not self.writer.process:
@@ -337,6 +347,7 @@ class Checkpoints:
                 manifest.name,
                 differences,
             )
+        # A run that ends at the step that it restored writes nothing again.
         self._begun_step = self._current_step = manifest.step
 
     def _valid(self, fits: Callable[[Manifest], bool] = lambda manifest: True):
@@ -366,6 +377,7 @@ class Checkpoints:
     def _write_later(self, saving: _Saving) -> None:
         """Writes this process's entries, in the thread, outside any strategy's scope."""
         with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
+            # On Linux priorities are the threads' own. Writing yields to the steps, which replicas wait for.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         self._write(saving)
 
@@ -423,6 +435,8 @@ class Checkpoints:
         """Writes and seals a checkpoint, and removes the oldest beyond `keep`."""
         began = time.monotonic()
         if self.keep:
+            # Before writing, so that a full disk needs no room for one more; never down to one, which might be the
+            # broken one.
             self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=saving.step)
         self._write_state_file()
         manifest = self._move_files(saving, self._write_files(saving))
@@ -438,6 +452,8 @@ class Checkpoints:
         prefixes += shares.collect(saving.folder, saving.others, self.writer.timeout_seconds)
         prefix = os.path.join(saving.folder, "whole", f"ckpt-{saving.step}")
         with tf.device("CPU:0"):
+            # TensorFlow's loaders read one checkpoint, so shares of processes are merged, by renaming their data, not
+            # by copying.
             tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=prefix)
         return prefix
 
@@ -448,6 +464,7 @@ class Checkpoints:
         restored last, which is known to be valid, stays.
         """
         listed = [manifest for manifest in self._known() if manifest.step != writing]
+        # What this run stands on stays: if all others are broken, it is the only way back.
         swept = [manifest for manifest in listed[: max(0, len(listed) - left)] if manifest.step != self._current_step]
         for manifest in swept:
             for name in manifest.files:
@@ -481,7 +498,7 @@ class Checkpoints:
             serial=1 + max((manifest.serial for manifest in listed), default=0),
             versions=environment.versions(),
             files=manifests.describe_files(prefix),
-            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
             **saving.record,
         )
         manifests.publish(manifest, os.path.dirname(prefix))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 def load_weights(path, target, name: str = "trainer.model", may_grow: bool = False) -> list[str]:
     """Loads `target`'s variables from `name` in another run's checkpoint, and nothing else.
+
+    Of a run with `ema_decay` it loads the averages of weights, with which that evaluates and predicts.
 
     Args:
       path: a run's directory or a directory of checkpoints, for the newest valid one; or one checkpoint's prefix, such
@@ -38,15 +40,29 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
     at = tuple(part for part in name.split(".") if part)
 
     def load(prefix: str) -> list[str]:
-        why_not = f"the weights in {prefix} do not fit this model; use the same model and model_arg as that run"
+        why_not = (
+            f"the weights in {prefix} do not fit this model; use the same model and model_arg as that run, or, in "
+            "build_model, take the layers that fit: crankshaft.load_model(RUN_DIR).get_layer(NAME).get_weights()"
+        )
         if (there := _holders(prefix)) and not any(name == holder or name.startswith(f"{holder}.") for holder in there):
             why_not = (
                 f"{prefix} has no {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."
                 "load_weights(path, model, name) loads one of these, in Trainer.build"
             )
-        return graph.restore(prefix, target, why_not, at, may_grow=may_grow)[0]
+        return graph.restore(prefix, target, why_not, at, may_grow=may_grow, averages=averages(prefix))[0]
 
     return read_newest(path, load)
+
+
+def averages(prefix: str) -> dict[Any, str]:
+    """Returns the keys of the averages of weights in a run's checkpoint, by the keys of these weights."""
+    manifest = manifests.manifest_at(prefix)
+    return {
+        name + graph.ATTRIBUTE: graph.checkpoint_key(("trainer", *owner.split("."), "shadows", str(number)))
+        for owner, names in (manifest.about.get("updated", {}) if manifest else {}).items()
+        if owner.endswith("weight_average")
+        for number, name in enumerate(names)
+    }
 
 
 def _holders(prefix: str) -> list[str]:

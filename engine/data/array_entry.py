@@ -105,23 +105,23 @@ def _to_form(name: str, split):
 def to_dense(nest: Any) -> Any:
     """Converts a nest to NumPy arrays and tuples.
 
-    Eager tensors become arrays, memory maps are read in pieces, ragged tensors by example, float64, NumPy's default,
+    Eager tensors become arrays, those in files are read in pieces, ragged tensors by example, float64, NumPy's default,
     becomes float32, and lists become tuples.
 
     Raises:
       UsageError: an array is ragged within examples, or holds ids that float32 would round.
     """
 
-    def array(x):
-        has_rows = host_arrays.is_sparse(x) or host_arrays.is_ragged(x)
-        if hasattr(x, "shape") and not hasattr(x, "__array__") and not has_rows:
+    def dense(x):
+        array = host_arrays.wrap(x)
+        if hasattr(array, "shape") and not hasattr(array, "__array__"):
             raise UsageError(
                 f"a {type(x).__name__} is neither a dense array nor one whose examples alone differ in length; make "
                 "it one, such as by a ragged tensor's x.to_tensor(), which pads with zeros to the longest"
             )
-        return frames.as_float32(np.asarray(x) if tf.is_tensor(x) and not has_rows else host_arrays.wrap(x))
+        return frames.as_float32(array)
 
-    return tf.nest.map_structure(array, tf.keras.tree.lists_to_tuples(nest))
+    return tf.nest.map_structure(dense, tf.keras.tree.lists_to_tuples(nest))
 
 
 def _check_arrays(name: str, split: Any) -> None:

@@ -1,4 +1,4 @@
-"""Arrays: a source of examples in memory or in a memory-mapped file, and their tensors on devices.
+"""Arrays: a source of examples in memory or in a file, and their tensors on devices.
 
 Pages of a memory map (`np.memmap`, `np.load` with `mmap_mode`) that were read count as the process's memory, in
 addition to copies. So they are released after each piece; the system caches them while it has room. Sparse arrays stay
@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.tensorflow import weak_method
+from .frames import to_array
 from .source import Source, Spec
 
 _LARGE_BYTES = 1 << 20
@@ -24,22 +25,28 @@ _AROUND_BYTES = 2 << 20  # Linux may map this much around a requested page
 
 
 class Mapped:
-    """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays."""
+    """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays.
 
-    def __init__(self, array: np.ndarray, dtype: np.dtype):
+    Args:
+      array: a memory map, or anything that has `shape` and `dtype` and reads slices of rows, as HDF5's and Zarr's do.
+    """
+
+    _first = 0  # row of the array
+
+    def __init__(self, array: Any):
         self._array = array
-        self.dtype = np.dtype(dtype)
-        self.shape, self.ndim = array.shape, array.ndim
+        self.dtype = array.dtype.newbyteorder("=")
+        self.shape, self.ndim = tuple(array.shape), len(array.shape)
 
     @property
     def nbytes(self) -> int:
-        return self._array.size * self.dtype.itemsize
+        return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def astype(self, dtype) -> Mapped:
-        return Mapped(self._array, dtype)
+        return self._with(dtype=np.dtype(dtype))
 
     def __len__(self) -> int:
-        return len(self._array)
+        return self.shape[0]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return self[:].astype(dtype or self.dtype, copy=False)
@@ -48,20 +55,37 @@ class Mapped:
         if isinstance(examples, slice):
             first, stop, stride = examples.indices(len(self))
             rows = np.empty((len(range(first, stop, stride)), *self.shape[1:]), self.dtype)
+            first += self._first
             self._read(rows, lambda start, end: self._array[first + start * stride : first + end * stride : stride])
             return rows
         indices = np.asarray(examples)
-        flat = indices.reshape(-1)
+        flat = indices.reshape(-1) + self._first
         rows = np.empty((len(flat), *self.shape[1:]), self.dtype)
-        self._read(rows, lambda start, end: self._array[flat[start:end]], _AROUND_BYTES)
+        self._read(rows, lambda start, end: self._rows_at(flat[start:end]), _AROUND_BYTES)
         return rows.reshape((*indices.shape, *self.shape[1:]))
 
     def copy_to(self, target: np.ndarray) -> None:
         """Fills an array of this one's shape and dtype."""
-        self._read(target, lambda start, end: self._array[start:end])
+        self._read(target, lambda start, end: self._array[self._first + start : self._first + end])
 
     def view(self, examples: slice) -> Mapped:
-        return Mapped(self._array[examples], self.dtype)
+        first, stop, stride = examples.indices(len(self))
+        if stride != 1:
+            raise ValueError("a view of rows is of rows that follow each other")
+        return self._with(shape=(stop - first, *self.shape[1:]), _first=self._first + first)
+
+    def _with(self, **attributes: Any) -> Mapped:
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
+
+    def _rows_at(self, numbers: np.ndarray) -> np.ndarray:
+        if isinstance(self._array, np.ndarray):
+            return self._array[numbers]
+        # Few libraries take numbers in any order, all take slices: each row is read once, neighbours together.
+        ascending, places = np.unique(numbers, return_inverse=True)
+        runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
+        return np.concatenate([to_array(self._array[int(run[0]) : int(run[-1]) + 1]) for run in runs])[places]
 
     def _read(self, target: np.ndarray, read, around: int = 0) -> None:
         """Fills `target`, whose examples start to end are `read(start, end)`."""
@@ -69,8 +93,9 @@ class Mapped:
         examples = max(1, _PIECE_BYTES // (an_example + around))
         for start in range(0, len(target), examples):
             end = min(start + examples, len(target))
-            target[start:end] = read(start, end)
-            _mapped_file(self._array).madvise(mmap.MADV_DONTNEED)
+            target[start:end] = to_array(read(start, end))
+            if (file := _mapped_file(self._array)) is not None:
+                file.madvise(mmap.MADV_DONTNEED)
 
 
 class _Rows(Mapped):
@@ -78,25 +103,12 @@ class _Rows(Mapped):
 
     _starts: np.ndarray
 
-    def astype(self, dtype) -> Mapped:
-        return self._with(dtype=np.dtype(dtype))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def view(self, examples: slice) -> Mapped:
-        first, stop, stride = examples.indices(len(self))
-        if stride != 1:
-            raise ValueError("a view of rows is of rows that follow each other")
-        return self._with(shape=(stop - first, *self.shape[1:]), _starts=self._starts[first : stop + 1])
+        first, stop, _ = examples.indices(len(self))
+        return super().view(examples)._with(_first=0, _starts=self._starts[first : stop + 1])
 
     def copy_to(self, target: np.ndarray) -> None:
         target[:] = self[:]
-
-    def _with(self, **attributes: Any) -> _Rows:
-        other = copy.copy(self)
-        vars(other).update(attributes)
-        return other
 
 
 class RaggedArray(_Rows):
@@ -142,10 +154,6 @@ class Sparse(_Rows):
             rows.sum_duplicates()
             self.shape, self._starts, self._columns, self._values = rows.shape, rows.indptr, rows.indices, rows.data
         self.dtype, self.ndim = self._values.dtype, len(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def __getitem__(self, examples) -> np.ndarray:
         indices = np.arange(len(self))[examples]
@@ -209,7 +217,7 @@ def is_sparse(array) -> bool:
 
 def as_dense(array) -> Any:
     """Converts anything like an array, to a NumPy array, a ragged one to a `RaggedArray`."""
-    return Sparse(array)[:] if is_sparse(array) else RaggedArray(array) if is_ragged(array) else np.asarray(array)
+    return Sparse(array)[:] if is_sparse(array) else RaggedArray(array) if is_ragged(array) else to_array(array)
 
 
 def is_ragged(array) -> bool:
@@ -218,13 +226,19 @@ def is_ragged(array) -> bool:
 
 
 def wrap(array):
-    """Wraps an array in a file, a sparse or a ragged one, as a `Mapped`; other arrays stay."""
+    """Wraps an array in a file, a sparse or a ragged one, as a `Mapped`; converts others, see `to_array`."""
     if is_ragged(array):
         return RaggedArray(array)
     if is_sparse(array):
         return Sparse(array)
-    has_file = isinstance(array, np.ndarray) and array.ndim and array.dtype.kind in "biuf" and _mapped_file(array)
-    return Mapped(array, array.dtype) if has_file else array
+    if isinstance(array, np.ndarray):
+        has_file = _mapped_file(array) is not None
+    else:
+        has_file = all(hasattr(array, name) for name in ("shape", "__getitem__")) and not hasattr(array, "__dlpack__")
+    has_numbers = isinstance(dtype := getattr(array, "dtype", None), np.dtype) and dtype.kind in "biuf"
+    if has_file and has_numbers and len(array.shape):
+        return Mapped(array)
+    return to_array(array) if hasattr(array, "__array__") else array
 
 
 def _mapped_file(array: np.ndarray) -> mmap.mmap | None:
@@ -244,7 +258,7 @@ def as_tensor(array) -> tf.Tensor:
     """Converts the whole array. A large one is copied once, one in a file read into the tensor's own memory."""
     in_file = isinstance(array, Mapped)
     is_large = isinstance(array, np.ndarray) and array.nbytes >= _LARGE_BYTES  # TensorFlow would copy it twice
-    if not (in_file or is_large) or array.dtype.kind not in "iuf" or not array.dtype.isnative or not array.nbytes:
+    if not (in_file or is_large) or array.dtype.kind not in "iuf" or not array.nbytes:
         return tf.convert_to_tensor(array[:] if in_file else array)
     memory = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)  # aligned to a page
     if in_file:
@@ -298,4 +312,4 @@ def gather_rows(stored: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
 
 
 def _is_int32(array) -> bool:
-    return getattr(array, "dtype", None) == np.int32 and array.dtype.isnative
+    return getattr(array, "dtype", None) == np.int32

@@ -36,6 +36,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     if dataset.cardinality() == 0:
         raise UsageError(_EMPTY.format(name))
     is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
+    given_batches = pipelines.batch_form(dataset) if is_batched else None
     may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
@@ -47,7 +48,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     check_ranks(name, dataset.element_spec)
     batch_examples = None
     if rules.as_keras:
-        batch_examples = _batch_size(name, dataset)
+        batch_examples = given_batches[0] if given_batches else _batch_size(name, dataset)
         dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
         dataset = _unbatch(name, dataset)
     elif is_batched:
@@ -72,6 +73,13 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         return features, labels, tf.nest.map_structure(check_weight, weights)
 
     stream = DatasetStream(dataset if weights is None else dataset.map(check_values))
+    if given_batches and stream.length == tf.data.UNKNOWN_CARDINALITY:
+        stream.length = given_batches[1]
+    if names := pipelines.variables(dataset):
+        notes.append(
+            f"the {name} dataset reads variables ({', '.join(names)}): within an epoch a few batches are read before "
+            "their steps, and checkpoints don't have them; set them between epochs, and again as a run resumes"
+        )
 
     def with_origin(spec: Spec, given: tf.TypeSpec) -> Spec:
         is_ragged, is_sparse = isinstance(given, tf.RaggedTensorSpec), isinstance(given, tf.SparseTensorSpec)

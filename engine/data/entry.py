@@ -182,7 +182,7 @@ def features(data: Any, rules: Rules) -> Source | Stream:
         return split("given", data, rules)
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)
     arrays = to_dense(rules.look_up(arrays) if rules.look_up else arrays)
-    arrays = tf.nest.map_structure(lambda x: x if isinstance(x, host_arrays.RaggedArray) else np.asarray(x), arrays)
+    arrays = tf.nest.map_structure(lambda x: x if isinstance(x, host_arrays.Mapped) else np.asarray(x), arrays)
     return with_lengths(ArraySource((arrays,) if isinstance(arrays, tuple) else arrays))
 
 

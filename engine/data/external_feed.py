@@ -15,7 +15,7 @@ from ..mesh.mesh import Mesh
 from .feed import CallInput, Feed
 from .form import longest, padded_to
 from .order import Order, replica_range
-from .reader import example_bytes
+from .reader import checked, example_bytes
 from .source import Spec, unknown_dimensions
 from .streamed import Stream, batched, count, untuned
 
@@ -145,7 +145,7 @@ class ExternalFeed(Feed):
     def _read(self, rows: np.ndarray, epoch: int) -> Any:
         """Reads examples: nest of tensors [n, ...]."""
         with tf.device("CPU:0"):
-            stored = tf.nest.map_structure(tf.constant, self.split.read(rows))
+            stored = tf.nest.map_structure(tf.constant, checked(self.split, self.split.read(rows), len(rows)))
             seeds = tf.constant(np.stack([np.full(len(rows), epoch), rows], -1), tf.int64)
             examples = self.split.decode(stored, seeds)
             varies = unknown_dimensions(self.split.element_spec)

@@ -36,7 +36,14 @@ from .streamed import StreamPart, Watch, batched, naming_files, untuned, unwatch
 from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
+_AHEAD = 4  # batches
 _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
+_SEEDS = b"seeds"
+_OTHER_SAMPLES = (
+    "the dataset samples %s (Dataset.sample_from_datasets, rejection_resample, random, or shuffle with "
+    "reshuffle_each_iteration=False), so a run resumed in another process has other samples from its next epoch on; "
+    "give each a seed"
+)
 
 
 class ResidentFeed(Feed):
@@ -56,6 +63,7 @@ class ResidentFeed(Feed):
         return self._indices.max_steps_per_call(step, limit)
 
     def call_input(self, step: int, limit: int) -> CallInput:
+        # Not in the constructor: a run that only predicts has a training feed, too, and would fill the device's memory.
         if self._arrays is None:
             self._arrays = self._devices.put_arrays(self._source.as_arrays())
         indices, start, stop = self._indices.call_input(step, limit)
@@ -64,6 +72,7 @@ class ResidentFeed(Feed):
     @property
     def form(self) -> Any:
         in_files = any(isinstance(array, Mapped) for array in tf.nest.flatten(self._source.as_arrays()))
+        # A program that reads by a function holds that function, and so its files: another feed can't take it over.
         plain = type(self._source) is ArraySource and not in_files  # others are read by functions in the program
         return (self._source.element_spec, self.order.batch_size) if plain else None
 
@@ -136,6 +145,7 @@ class ReadFeed(Feed):
             self._blocks.close()
             self.last_step = None
         limit = self.max_steps_per_call(step, limit)
+        # TensorFlow reports what a source raises as its own error, without the place in the user's code.
         with raising_source_error(self._reader):
             block, start, stop = self._blocks.call_input(step, limit)
         self._next_step = step + stop - start
@@ -153,11 +163,13 @@ class ReadFeed(Feed):
 
     def batch(self, block, offset: tf.Tensor):
         if self.order.block_steps == 1:  # the block is the batch, and large: no copy needed
+            # A slice copies a batch, a squeeze does not.
             return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
         return tf.nest.map_structure(lambda x: x[offset], block)
 
     def close(self) -> None:
         self._blocks.close()
+        # A PyDataset's own on_epoch_end is for epochs that were read to their end, as in Keras's fit.
         if self._next_step is not None and self.order.position(self._next_step)[1] == 0:
             self._source.end_epoch()
         self._next_step = None
@@ -189,6 +201,7 @@ class ReadFeed(Feed):
         if self._source.varies:  # to the epoch's end
             end = min(end, (order.block_epoch(first_block) + 1) * order.blocks_per_epoch)
 
+        # What is an argument here is not in the graph: one trace serves every epoch and every end.
         def gather(number, last_block, last_offset):
             block, replica = number // len(replicas), replicas.start + number % len(replicas)
             indices = order.examples(block)
@@ -209,8 +222,12 @@ class ReadFeed(Feed):
             with tf.device("CPU:0"):
                 return [traced(tf.constant(first_block, tf.int64), *last)]
         blocks = tf.data.Dataset.range(first_block * len(replicas), end * len(replicas)).map(
-            lambda number: traced(number, *last), num_parallel_calls=2, deterministic=True
+            # Two at a time: one block is read while the other waits; more would only hold memory.
+            lambda number: traced(number, *last),
+            num_parallel_calls=2,
+            deterministic=True,
         )
+        # TensorFlow's autotuning would take threads and memory from the steps.
         return untuned(blocks.prefetch(2 * len(replicas)))
 
 
@@ -256,6 +273,10 @@ class StreamedFeed(Feed):
         self._is_seeded = all(map(any, seeds))
         # Shuffles without seeds have others in each process.
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
+        sampled = [pipelines.seeds(sampler) for sampler in part.stream.samplers]
+        self._has_seeds = all(map(any, sampled))
+        sampled = sampled if self._has_seeds else [*sampled, os.urandom(8).hex()]
+        self._sampled = _SEEDS + json.dumps(sampled).encode() + b"\n" if sampled else b""  # beside a state
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
         self._first_share = part.process * self._num_shares
@@ -299,6 +320,7 @@ class StreamedFeed(Feed):
             self._iterator = self._open(step)
         limit = self.max_steps_per_call(step, limit)
         self._next_step = step + limit
+        # The loop takes the batches itself, so what has been read is known by arithmetic alone.
         examples = self.order.examples_before(step + limit) - self.order.examples_before(step)
         self._bytes_read += (self._example_bytes or 0) * examples // len(self.part.counts)
         return CallInput((self._iterator,), 0, limit)
@@ -329,6 +351,8 @@ class StreamedFeed(Feed):
 
     def position(self, step: int) -> bytes | None:
         """Returns the iterator's state at this step; b"" if it can't be kept, None if it is at another step."""
+        # A position before the first step is the seeds' state: without it a resumed first epoch would have another
+        # order.
         if not self._was_opened and self.part.stream.shuffles:
             self._iterator, self._next_step = self._open(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
@@ -345,7 +369,9 @@ class StreamedFeed(Feed):
         except (tf.errors.OpError, MemoryError) as error:
             why = reason(error).rstrip(" .")
         self._warn_of_no_position(why)
-        return b"" if why else state
+        if not self._has_seeds:
+            logging.warning_once(_OTHER_SAMPLES, "without a seed")
+        return b"" if why else self._sampled + state
 
     @property
     def _why_written(self) -> str:
@@ -383,6 +409,10 @@ class StreamedFeed(Feed):
         saved, is_again = self.saved_states(step), self._was_opened
         self._was_opened, self._replay = True, None
         state = saved[self.part.process] if saved else b""
+        if state.startswith(_SEEDS):
+            if not state.startswith(self._sampled):
+                logging.warning(_OTHER_SAMPLES, "with other seeds than those of the checkpoint")
+            state = state.partition(b"\n")[2]
         replayed = ReplayPosition.from_bytes(state)
         if state and not replayed:
             try:
@@ -404,6 +434,7 @@ class StreamedFeed(Feed):
         if saved is not None and (index or is_again) and not has_order:
             self._check_order(step, replayed, is_first=not (epoch or is_again or state))
         if in_epoch:
+            # This may take as long as the epoch has, so it is shown, and the watchdog is told.
             with self._watch("reading the epoch again, batches", in_epoch) as done:
                 for number in range(in_epoch):
                     self.run_with_timeout(functools.partial(next, iterator), lambda: None)
@@ -434,13 +465,13 @@ class StreamedFeed(Feed):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
-            epochs = self._batched(passes, tf.constant(0, tf.int64), replay)
+            epochs = self._batched(passes, tf.constant(0, tf.int64), replay).prefetch(_AHEAD)
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
         options = tf.data.Options()
         if not self.part.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
-        batches = untuned(self._with_shuffle_states(epochs).prefetch(4).with_options(options))
+        batches = untuned(self._with_shuffle_states(epochs).with_options(options))
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step.
@@ -471,13 +502,13 @@ class StreamedFeed(Feed):
             epoch = replay.note_epoch(epoch)
         batches = self._batched(self._shuffled(epoch), epoch, replay)
         if not self.part.by_file:
-            return batches
+            return batches.prefetch(_AHEAD)  # to the epoch's end: what the next one reads may change before it
         # Padded with empty batches to the length of the longest part.
         steps = order.steps_per_epoch
         nothing = tf.data.Dataset.range(steps).map(
             lambda _: tf.nest.map_structure(_empty_batch, self.part.stream.element_spec)
         )
-        return batches.concatenate(nothing).take(steps)
+        return batches.concatenate(nothing).take(steps).prefetch(_AHEAD)
 
     def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor, replay: Replay | None) -> tf.data.Dataset:
         order, stream = self.order, self.part.stream

@@ -26,6 +26,8 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
     Raises:
       SourceError: names a column that lacks values, or lists that differ in length.
     """
+    if isinstance(nest, np.ma.MaskedArray):
+        return to_array(nest, may_lack)
     if hasattr(nest, "to_numpy"):
         if not hasattr(nest, "columns"):
             return _column(f"series {getattr(nest, 'name', None)!r}", nest, may_lack)
@@ -68,10 +70,32 @@ def _column(name: str, series: Any, may_lack: bool) -> np.ndarray:
         return array
     if may_lack:
         return np.where(missing, "", array) if array.dtype == object else array
-    raise SourceError(
-        f"{name} lacks {missing.sum():,} of {len(missing):,} values, the first in row {np.argmax(missing):,}; fill "
-        "them, or leave these rows out"
+    raise _lacks(name, missing)
+
+
+def _lacks(name: str, missing: np.ndarray) -> SourceError:
+    row = np.argmax(missing.reshape(len(missing), -1).any(1))
+    return SourceError(
+        f"{name} lacks {missing.sum():,} of {missing.size:,} values, the first in row {row:,}; fill them, or leave "
+        "these rows out"
     )
+
+
+def to_array(array: Any, may_lack: bool = False) -> np.ndarray:
+    """Converts anything like an array to a NumPy array, in the machine's byte order.
+
+    Args:
+      may_lack: whether a masked array may lack values, which become NaN or empty text.
+
+    Raises:
+      SourceError: a masked array lacks values.
+    """
+    if isinstance(array, np.ma.MaskedArray) and (missing := np.ma.getmaskarray(array)).any():
+        if not may_lack:
+            raise _lacks("a masked array", np.atleast_1d(missing))
+        array = array.filled(np.nan) if array.dtype.kind == "f" else array.astype(object).filled("")
+    array = np.asarray(array)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def as_float32(array: Any, is_searched: bool = True) -> Any:
@@ -137,7 +161,7 @@ def loader_dataset(loader: Any) -> tf.data.Dataset:
 
 def _batch(batch: Any, name: str, is_first: bool = False) -> Any:
     batch = tuple(batch) if isinstance(batch, list) else batch
-    arrays = tf.nest.map_structure(np.asarray, as_arrays(batch))
+    arrays = tf.nest.map_structure(to_array, as_arrays(batch))
     if any(not array.ndim or array.dtype == object for array in tf.nest.flatten(arrays)):
         raise SourceError(f"the {name} gives no batch of arrays; have its collate_fn return (features, labels)")
     return tf.nest.map_structure(lambda x: as_float32(x, is_first), arrays)

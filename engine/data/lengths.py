@@ -21,6 +21,7 @@ from ..machine.files import make_file, replacing
 from . import form
 from .buckets import BucketedOrder, LengthBuckets
 from .form import Padded
+from .frames import to_array
 from .order import Order, even_range, plain_order
 from .reader import blank, checked, fits
 from .source import Source, Spec, Split, WrappedSource, unknown_dimensions
@@ -122,7 +123,7 @@ class VaryingSource(WrappedSource):
             return tuple(self._padded(*pair, found) for pair in zip(spec, returned, strict=True))
         if not isinstance(spec, Spec) or not spec.unknown or not isinstance(returned, (list, tuple, np.ndarray)):
             return returned
-        rows = [np.asarray(row) for row in returned]
+        rows = [*map(to_array, returned)]
         if wrong := [row.shape for row in rows if not fits(row.shape, spec)]:
             raise SourceError(
                 f"{type(self.source).__name__}.read returned an example of shape {[*wrong[0]]}, and the source's spec "

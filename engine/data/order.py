@@ -134,11 +134,13 @@ class Order:
         before = dataclasses.replace(before or self, **changes)
         is_same_size = before.batch_size == self.batch_size
         epoch, index = before.position(step)
+        # Within an epoch another batch size or order would train some of its examples twice and others never.
         if index or (step and not self.has_epochs):
             reordered = {} if is_same_size else {"global_batch_size": before.batch_size}
             before._check_same_order(epoch, step, reordered | resumed.get("reordered", {}))
         if step == 0 or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):
             return dataclasses.replace(self, origin=before.origin)
+        # Other data make another epoch: the rest of the old one is left out.
         if has_other_data and index:
             epoch += 1
         # From here on the learning-rate schedule counts examples, so many of them as this number of its steps:
@@ -175,7 +177,7 @@ class Order:
 
     @property
     def epoch_examples(self) -> int:
-        """Examples in the batches of an epoch."""
+        """Examples that an epoch trains on: without a last batch that is dropped since it would be smaller."""
         return self.whole_steps * self.batch_size + self.remainder
 
     def replicates_batch(self, step: int, shares: int) -> bool:

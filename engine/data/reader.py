@@ -23,6 +23,7 @@ from ..errors import SourceError, StuckReadError, rounded
 from ..internals.tensorflow import weak_method
 from . import form
 from .arrays import ArraySource
+from .frames import to_array
 from .order import Order
 from .source import Source, Spec, WrappedSource
 from .timeouts import quote_files, wait_for_result
@@ -386,7 +387,7 @@ def checked(source: Source, returned: Any, examples: int) -> Any:
         ) from None
 
     def as_array(spec: Spec, value) -> np.ndarray:
-        array = np.asarray(value)
+        array = to_array(value)
         if array.ndim == 0 or len(array) != examples:
             count = "a single value" if array.ndim == 0 else f"{len(array)} examples"
             raise SourceError(

@@ -23,7 +23,7 @@ class Spec:
     Attributes:
       shape: shape of one example, without an axis of examples. None for dimensions that differ between examples, the
         first ones.
-      dtype: NumPy dtype, also if made from a TensorFlow one; `object` is strings.
+      dtype: NumPy dtype in the machine's byte order, also if made from a TensorFlow one; `object` is strings.
       is_ragged: whether the examples came as a `tf.RaggedTensor`, which a Keras model then gets.
       has_lengths: whether sizes in unknown dimensions are the examples' own, not those of padding.
 
@@ -39,7 +39,8 @@ class Spec:
 
     def __post_init__(self):
         object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "dtype", np.dtype(getattr(self.dtype, "as_numpy_dtype", self.dtype)))
+        dtype = np.dtype(getattr(self.dtype, "as_numpy_dtype", self.dtype))
+        object.__setattr__(self, "dtype", dtype.newbyteorder("="))
 
     @property
     def nbytes(self) -> int:

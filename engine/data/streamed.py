@@ -67,6 +67,11 @@ class Stream(Split):
         """Datasets, within it, of another order at each reading: an iterator's state has that of their seeds."""
         return () if self.dataset is None else pipelines.shuffles(self.dataset)
 
+    @functools.cached_property
+    def samplers(self) -> Sequence[tf.data.Dataset]:
+        """Datasets, within it, that sample by seeds of their process, which no iterator's state has."""
+        return () if self.dataset is None else pipelines.samplers(self.dataset)
+
     @abc.abstractmethod
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         """Returns an epoch's examples in an order that depends on (seed, epoch); in their own order if seed is None."""

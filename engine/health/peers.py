@@ -14,6 +14,7 @@ only if it has itself seen no progress.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import ipaddress
 import itertools
@@ -67,7 +68,7 @@ class Peers:
       worker: this process's index among the workers.
       addresses: the addresses of all workers, host:port.
       secret: the job's, which signs datagrams; empty signs none.
-      bind: the address of this host at which it listens; empty: the one in `addresses`.
+      bind: the address of this host at which it listens; empty: all, or loopback's if all `addresses` are.
 
     Attributes:
       heard: the last valid datagram of each worker, by worker.
@@ -92,40 +93,41 @@ class Peers:
         self._socket: socket.socket | None = None
         self._is_over = False
         self._flags = 0  # for resolving the others' addresses
-        self._sockaddrs: dict[int, tuple] = {}
+        self._sockaddrs: dict[int, list[tuple]] = {}  # all of each host: some may be of networks without a route
 
     def open(self) -> None:
-        """Binds the port at this worker's address; raises `OSError` if it is in use."""
-        address = self._own_address()
-        family = address[0] if address else socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        if not address and family == socket.AF_INET6:
-            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            self._flags = socket.AI_V4MAPPED | socket.AI_ALL
-        self._socket.setblocking(False)
-        try:
-            self._socket.bind(address[1] if address else ("", _split(self.addresses[self.worker])[1]))
-        except OSError:
-            self.close()
-            raise
+        """Binds the port, at the first of `_places` that this host has; raises `OSError` if it is in use."""
+        for family, sockaddr in (places := self._places()):
+            try:
+                self._socket = socket.socket(family, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+                if family == socket.AF_INET6 and not sockaddr[0]:
+                    self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                    self._flags = socket.AI_V4MAPPED | socket.AI_ALL
+                self._socket.bind(sockaddr)
+                break
+            except OSError as error:
+                self.close()
+                is_elsewhere = error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+                if not is_elsewhere or family == places[-1][0]:
+                    raise
         self._find()
 
-    def _own_address(self) -> tuple[int, tuple] | None:
-        """Returns (family, address) to listen at, known to the others; None if unknown: all interfaces serve."""
-        hosts = {_split(address)[0] for address in self.addresses}
-        host, port = _split(self.addresses[self.worker])
+    def _places(self) -> list[tuple[int, tuple]]:
+        """Returns where to listen, (family, address) each: at `bind`, or at loopback if all workers are there.
+
+        Else on all interfaces, as TensorFlow's server does: the others may know this host by an address of any network,
+        or by one that is mapped to it.
+        """
+        port = _split(self.addresses[self.worker])[1]
         if self._bind:
-            family = socket.AF_INET6 if ":" in self._bind else socket.AF_INET
-            return family, _resolve(self._bind, port, family)[0]
+            return [(socket.AF_INET6 if ":" in self._bind else socket.AF_INET, (self._bind, port))]
+        places: list[tuple[int, tuple]] = []
         for family in (socket.AF_INET, socket.AF_INET6):
-            addresses = {name: _resolve(name, port, family) for name in hosts}
-            if not all(addresses.values()):
-                continue
-            loopback = {name: _is_loopback(sockaddr[0]) for name, sockaddr in addresses.items()}
-            if loopback[host] and not all(loopback.values()):
-                return None  # e.g. Debian's 127.0.1.1 for a host's own name
-            return family, addresses[host][0]
-        return None
+            found = [_resolve(*_split(address), family) for address in self.addresses]
+            if all(found) and all(_is_loopback(sockaddr) for sockaddrs in found for sockaddr in sockaddrs):
+                places.append((family, found[self.worker][0]))
+        return places or [(socket.AF_INET6, ("", port)), (socket.AF_INET, ("", port))]
 
     def close(self) -> None:
         """Closes the socket, if it is open."""
@@ -157,9 +159,9 @@ class Peers:
         process = self.heard[other].process if other in self.heard else self._greeted.get(other, "")
         header = {"job": self._job, "worker": self.worker, "process": self._process, "number": next(self._numbers)}
         data = json.dumps(header | {"to": process} | self._state, ensure_ascii=False).encode()
-        if other in self._sockaddrs:
-            with contextlib.suppress(OSError):  # no process there, or the buffer is full
-                self._socket.sendto(self._sign(data) + data, self._sockaddrs[other])
+        for sockaddr in self._sockaddrs.get(other, ()):
+            with contextlib.suppress(OSError):  # no process or route there, or the buffer is full
+                self._socket.sendto(self._sign(data) + data, sockaddr)
 
     def _sign(self, data: bytes) -> bytes:
         return hmac.digest(self._secret, data, "sha256") if self._secret else b""
@@ -228,7 +230,7 @@ class Peers:
     def _find(self) -> None:
         for other in self._others:
             if addresses := _resolve(*_split(self.addresses[other]), self._socket.family, self._flags):
-                self._sockaddrs[other] = addresses[0]
+                self._sockaddrs[other] = addresses
 
 
 def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:

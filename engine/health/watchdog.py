@@ -25,6 +25,7 @@ from .peers import DEFAULT_TIMEOUT_SECONDS, Heard, Peers
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
 _PERIOD_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
+_UNHEARD_SECONDS = 10.0  # all have connected by TensorFlow as a watch begins
 _SILENT_SECONDS = 5.0  # ten lost datagrams in a row
 _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -148,7 +149,11 @@ class Watchdog:
             self._peers.open()
         except OSError as error:
             address = self._peers.called(self._peers.worker)
-            logging.warning("the UDP port of %s can't be used (%s): who is stuck or lost is a guess", address, error)
+            logging.warning(
+                "the UDP port of %s can't be used (%s): who is stuck or lost is a guess; free it, or give bind an "
+                "address of this host",
+                *(address, error),
+            )
             self._peers.close()
         self._progressed_at = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -185,7 +190,7 @@ class Watchdog:
                 standstill.cancel()
 
     def _keep_watch(self) -> None:
-        seen = None
+        seen, began, has_warned = None, time.monotonic(), not self._peers.is_open
         while not self._closing.is_set():
             if self._timeout:  # also for library code that never releases Python's lock, which stops this thread
                 standstill.put_off(self._timeout * max(1.5, self._mark[2]) + 4 * self._period)
@@ -199,6 +204,9 @@ class Watchdog:
             if now - before > 4 * self._period:  # the whole process was stopped: this time does not count
                 self._progressed_at += now - before
             self._abort_for_ended_peer()
+            if not has_warned and now - began > _UNHEARD_SECONDS:
+                has_warned = True
+                self._warn_of_unheard()
             if self._arrived_now is not None:
                 with contextlib.suppress(tf.errors.OpError):  # TensorFlow has given up, and so does the main thread
                     self._arrived = self._arrived_now()
@@ -212,6 +220,14 @@ class Watchdog:
                     self._leave(line, self._peers.worker)
                 elif idle > limit:
                     self._leave(*self._diagnose(idle))
+
+    def _warn_of_unheard(self) -> None:
+        if unheard := self._peers.never_heard():
+            logging.warning(
+                "no UDP heartbeat of %s has come in %g s: who is stuck or lost is noticed by TensorFlow alone; let UDP "
+                "pass at the workers' ports, in both directions, or give bind a host's address that the others reach",
+                *(" and ".join(map(self._peers.called, unheard)), _UNHEARD_SECONDS),
+            )
 
     def _abort_for_ended_peer(self) -> None:
         """Makes the main thread's exchange fail if a peer's process has ended.

@@ -75,7 +75,7 @@ class Status:
 
     @property
     def epochs(self) -> float:
-        """Epochs done."""
+        """Epochs done, with the present one's fraction."""
         return (self.step + self.epoch_shift) / self.steps_per_epoch
 
     @property
@@ -210,13 +210,48 @@ class Hook:
         return {}
 
     def restore_host_state(self, values: dict) -> None:
-        """Restores the result of `host_state`."""
+        """Continues from what `host_state` has returned, read back from a checkpoint."""
 
     def data_changed(self, splits: set[str]) -> None:
         """Discards measurements on these splits ("train", "eval"), whose data has changed.
 
         Called after `restore_host_state`.
         """
+
+
+class AgreedStep:
+    """The step at which all processes act, once the first one has requested it, for example by its clock.
+
+    Args:
+      bit: the request's bit among those of `Processes.agree_on_requests`.
+    """
+
+    def __init__(self, bit: int):
+        self._bit = bit
+        self._step: int | None = None
+
+    def request(self, status: Status, is_time: Callable[[], bool]) -> bool:
+        """Requests a step if the first process's `is_time`; returns whether all have agreed on one now.
+
+        Every process calls it after each call of the inner loop.
+        """
+        if self._step is not None:
+            return False
+        requested = self._bit if status.strategy.is_chief and is_time() else 0
+        if status.strategy.agree_on_requests(requested, self._bit):
+            self._step = status.next_in_step()
+        return self._step is not None
+
+    def is_reached(self, status: Status) -> bool:
+        """Returns whether the run has come to the step, and if so forgets it."""
+        if self._step is None or status.step < self._step:
+            return False
+        self._step = None
+        return True
+
+    def next_due(self, step: int) -> int | None:
+        """Returns the step if it is still ahead."""
+        return self._step if self._step is not None and self._step > step else None
 
 
 class Periodic(Hook):

@@ -9,10 +9,15 @@ from ..inventory import Inventory
 from .base import Periodic, Status
 
 
+def make_eviction(inventory: Inventory) -> list[Eviction]:
+    """Makes the hook of a trainer's tables; none if no table has `evict_after`."""
+    return [Eviction(inventory)] if any(table.evict_after for table in inventory.tables.values()) else []
+
+
 class Eviction(Periodic):
     """Sweeps tables with `evict_after`=N at multiples of N // 4: frees each row that no lookup of N steps has used.
 
-    The loop calls it before all other hooks, so that what they evaluate and save is what the next step begins with.
+    It is the first of the hooks, so that what they evaluate and save is what the next step begins with.
     Steps end before a sweep, with parameter servers all leases, as before a checkpoint: a gradient of the id that loses
     a row is applied before it is freed, and never to the id that gets it.
     """

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from .. import logging
+
 # Repeated after a resume: such time since the checkpoint becomes `lost`.
 _DONE_AGAIN = ("steps", "input", "waiting", "checkpoints", "evaluation", "other")
+_CLOCK_SECONDS = 5.0  # by which hosts' clocks may differ
 KINDS = ("steps", "start", "compile", "input", "waiting", "checkpoints", "evaluation", "other", "lost", "down")
 
 
@@ -77,6 +80,11 @@ class Goodput:
             return
         last = {kind: float(past.spent.get(kind) or 0.0) for kind in KINDS}
         alive_at = min(past.alive_at, began_at)  # a clock that was ahead recorded a time that has not come yet
+        if (ahead := past.alive_at - began_at) > _CLOCK_SECONDS:
+            logging.warning(
+                "the run's record is of a clock %.0f s ahead of this host's: its time down is unknown, and left out",
+                ahead,
+            )
         unrecorded = max(0.0, alive_at - past.spent_at)
         if past.end is not None and past.step <= step:
             last["other"] += unrecorded

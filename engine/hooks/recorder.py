@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import logging
 from ..machine import environment
-from ..machine.events import VERSION, EventLog
+from ..machine.events import VERSION, EventLog, pid_space
 from ..machine.pauses import Pauses
 from ..meter import Meter, Totals
 from ..state import TrainState
@@ -90,7 +90,8 @@ class Recorder(Hook):
         attempt = self.past.attempts
         lost = "it ended without a message: it was killed, or its host was lost"
         start: dict[str, Any] = {"version": VERSION, "attempt": attempt, "pid": os.getpid()}
-        start |= {"host": socket.gethostname(), "cause": (self.past.cause or lost) if attempt else None}
+        start |= {"host": socket.gethostname(), "pid_space": pid_space()}
+        start |= {"cause": (self.past.cause or lost) if attempt else None}
         start |= self._around.get("start", {})
         start |= {"until_step": status.until_step, "steps_per_epoch": status.steps_per_epoch}
         self._log.write("start", status.step, **start, seconds={"start": age}, spent=self._goodput.spent)

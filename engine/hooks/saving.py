@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Sequence
 
 from ..checkpoints import Checkpoints, Manifest
 from ..errors import CheckpointError, SaveError
 from ..meter import Meter, unused
 from ..state import TrainState
-from .base import Hook, Periodic, Status
+from .base import AgreedStep, Hook, Periodic, Status
 from .evaluation import Evaluated
 from .monitors import Monitor
+
+_REQUEST_BIT = 8  # of `Processes.agree_on_requests`
 
 
 def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
@@ -42,6 +45,7 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
 
     Raises:
       SaveError: see `save`.
+      UsageError: see `Captured.check_save`.
     """
     state = status.state
     if not state.is_whole or state.step != status.step:
@@ -49,6 +53,7 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
             f"step {status.step} could not be written: the call after it was interrupted, so the variables are not "
             "those of one step; restore a checkpoint, as run.restore('latest') does, and train from there"
         )
+    state.trainer.inventory.captured.check_save()
     named = by_name(hooks)
     prepared = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
     state.input.capture(status.step)
@@ -119,31 +124,53 @@ def saved_rules(manifest: Manifest) -> int | None:
 class Checkpointing(Periodic):
     """Saves a checkpoint periodically and at the run's end, and ends a run that has lost its folder.
 
+    Time is that of the first process's clock: all save at the step at which they know that it is time.
+
     One that can't be written, e.g. on a full disk, is logged and the run continues; the last one has to be written.
 
     It comes last among a run's hooks, so that the checkpoint includes the others' changes at the same step.
 
     Args:
-      every_steps: the period; 0 saves only at the end.
+      every_steps: the period; 0 is never.
       hooks: the run's hooks, for their state; may be the list to which this hook is appended.
+      every_seconds: the time since the last checkpoint after which another is saved; 0 is never.
     """
 
     name = "checkpointing"
     spent_on = "checkpoints"
 
-    def __init__(self, checkpoints: Checkpoints, every_steps: int, hooks: Sequence[Hook] = ()):
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        every_steps: int,
+        hooks: Sequence[Hook] = (),
+        every_seconds: float = 0.0,
+        clock=time.monotonic,
+    ):
         super().__init__(every_steps, at_end=True)
         self.checkpoints = checkpoints
         self.hooks = hooks
+        self._every_seconds, self._clock = every_seconds, clock
 
     def begin(self, status: Status) -> None:
         self.checkpoints.check()
+        self._agreed, self._saved_at = AgreedStep(_REQUEST_BIT), self._clock()
+
+    def next_due(self, step: int, status: Status) -> int | None:
+        due = super().next_due(step, status), self._agreed.next_due(step)
+        return min((step for step in due if step is not None), default=None)
 
     def __call__(self, status: Status) -> None:
         self.checkpoints.check()
-        super().__call__(status)
+        self._agreed.request(status, self._is_time)
+        if self._agreed.is_reached(status) or self.is_due(status):
+            self.act(status)
+
+    def _is_time(self) -> bool:
+        return bool(self._every_seconds) and self._clock() - self._saved_at >= self._every_seconds
 
     def act(self, status: Status) -> None:
+        self._saved_at = self._clock()
         # Without new steps, this is the call after an evaluation that an earlier process's end interrupted.
         save(self.checkpoints, status, self.hooks, again=not status.segment.steps)
 
@@ -222,15 +249,29 @@ class BestCheckpoint(Best):
         if values:
             self.recall({**values[0], "best_step": manifest.step})
 
+    def __call__(self, status: Status) -> None:
+        if not self.is_pending:
+            super().__call__(status)
+        else:  # the run continues from this checkpoint, and the hooks after this one have not seen its evaluation
+            self.is_pending, status.evaluation = False, copy.copy(self.evaluation)
+
     def keep(self, status: Status) -> None:
         hooks = self.hooks if self in self.hooks else [*self.hooks, self]
-        save(self.checkpoints, status, hooks)
+        self.is_pending = True  # in the checkpoint: see above
+        try:
+            save(self.checkpoints, status, hooks)
+        finally:
+            self.is_pending = False
 
     def end(self, status: Status) -> None:
         self.checkpoints.wait()
 
     def host_state(self) -> dict:
-        return {**super().host_state(), "is_best": True}
+        return {**super().host_state(), "is_best": True, **({"is_pending": True} if self.is_pending else {})}
+
+    def restore_host_state(self, values: dict) -> None:
+        super().restore_host_state(values)
+        self.is_pending = values.get("is_pending", False)
 
 
 class BestWeights(Best):

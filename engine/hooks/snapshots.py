@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 
 from ..checkpoints.in_memory import Snapshots
-from .base import Hook, Status
+from .base import AgreedStep, Hook, Status
 from .saving import state_to_save
 
 LEAST_SECONDS = 1.0  # between two
 COST = 0.005  # the part of the time that snapshots may take
 NEWEST = 3  # number of the newest snapshots whose cost sets the period
-_REQUEST_BIT = 4  # a bit of `Processes.agree_on_requests`
+_REQUEST_BIT = 4  # `saving` has the next
 
 
 class InMemory(Hook):
@@ -42,25 +42,22 @@ class InMemory(Hook):
         self._seconds: float | None = None  # that the newest took of the loop
         self._costs: collections.deque[float] = collections.deque(maxlen=NEWEST)  # without the first's
         self._is_first = True
-        self._due: int | None = None
+        self._agreed = AgreedStep(_REQUEST_BIT)
 
     def begin(self, status: Status) -> None:
-        self._requested_at, self._due = self._clock(), None
+        self._requested_at, self._agreed = self._clock(), AgreedStep(_REQUEST_BIT)
 
     def rewind(self, status: Status) -> None:
         self.begin(status)
         self.snapshots.clear()  # they are of steps that the run has left
 
     def next_due(self, step: int, status: Status) -> int | None:
-        return self._due if self._due is not None and self._due > step else None
+        return self._agreed.next_due(step)
 
     def __call__(self, status: Status) -> None:
-        if self._due is None:
-            requested = _REQUEST_BIT if status.strategy.is_chief and self._is_time() else 0
-            if status.strategy.agree_on_requests(requested, _REQUEST_BIT):
-                self._due, self._began_at = status.next_in_step(), self._clock()
-        if self._due is not None and status.step >= self._due:
-            self._due = None
+        if self._agreed.request(status, self._is_time):
+            self._began_at = self._clock()
+        if self._agreed.is_reached(status):
             self.snapshots.take(status.step, state_to_save(dataclasses.replace(status, in_memory=True), self.hooks))
             self._seconds = self._clock() - self._began_at
 

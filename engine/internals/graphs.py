@@ -12,24 +12,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .tensorflow import function_graph, may_write, xla_kernels
+from .tensorflow import function_graph, has_two_seeds, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _FOR_LAYERS = tuple(os.path.join(_ENGINE, path) for path in ("internals/keras.py", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-# Ops of `tf.random` that use a state of the process.
-STATEFUL_RANDOM = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
-}
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
 REPLICA_SCOPE = "replica_number"  # and of a replica's number, from which its random numbers are seeded
@@ -95,6 +83,20 @@ def _needed(graph: tf.Graph) -> Iterator[tf.Operation]:
 def kinds(graph: tf.Graph) -> Counter[str]:
     """Counts the ops of each kind, such as "MatMul", in a graph and in those that it calls."""
     return Counter(op.type for op in operations(graph))
+
+
+def samples(op: tf.Operation) -> bool:
+    """Returns whether an op samples by a state of the process, which a resumed one does not have.
+
+    Such ops have two seeds, and are marked as stateful, except that pooling by random regions has a state unless it is
+    `deterministic`. Recurrent layers of cuDNN sample if they drop out.
+    """
+    if not has_two_seeds(op.type):
+        return False
+    attributes = op.node_def.attr
+    if "dropout" in attributes:
+        return attributes["dropout"].f > 0
+    return not attributes["deterministic"].b if "deterministic" in attributes else op.op_def.is_stateful
 
 
 def has(graph: tf.Graph, dtype: str) -> bool:
@@ -266,7 +268,7 @@ class Assignments:
             op = tensor.op
             if (scope is self._root and tensor.name in self._batch) or REPLICA_SCOPE in op.name:
                 return True
-            if op.type in STATEFUL_RANDOM or ("Random" in op.type and not op.type.startswith("Stateless")):
+            if samples(op):
                 return True
             if by_size and self._is_size(tensor):
                 return True

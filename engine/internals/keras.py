@@ -383,6 +383,16 @@ def new_state() -> dict[str, Any]:
     return exchange_state({})
 
 
+@functools.cache
+def attributes() -> frozenset[str]:
+    """Returns the names of all attributes, methods among them, that Keras gives every layer and model."""
+    before = new_state()  # keeps the numbering of the user's layers
+    try:
+        return frozenset({"optimizer", *dir(tf.keras.Model())})
+    finally:
+        exchange_state(before)
+
+
 def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
     """Sets Keras's state in this thread to one returned by `new_state` or this, and returns the former one."""
     attributes = vars(global_state.GLOBAL_STATE_TRACKER)  # a threading.local

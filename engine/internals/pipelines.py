@@ -16,6 +16,7 @@ from tensorflow.python.data.ops import (
     from_tensors_op,
     map_op,
     padded_batch_op,
+    prefetch_op,
     rebatch_op,
     scan_op,
     shard_op,
@@ -39,6 +40,12 @@ _BATCHES = (
 )
 _MAPS = (map_op._MapDataset, map_op._ParallelMapDataset, scan_op._ScanDataset)
 _UNCHANGED = (dataset_ops.UnaryUnchangedStructureDataset, dataset_ops._RestructuredDataset)
+_SAME_ELEMENTS = (  # as their input has, if in another order
+    cache_op.CacheDataset,
+    dataset_ops._OptionsDataset,
+    prefetch_op._PrefetchDataset,
+    shuffle_op._ShuffleDataset,
+)
 _PARTS = (shard_op._ShardDataset, skip_op._SkipDataset, take_op._TakeDataset)
 # Operations of mapped functions that return batches, or may.
 _MAY_BATCH = ("Batch", "GeneratorDataset", "TensorDataset")
@@ -67,6 +74,18 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
         return None if any(word in kind for kind in kinds for word in _MAY_BATCH) else False
     answers = {_batches(input_, size) for input_ in inputs} or {False}
     return answers.pop() if len(answers) == 1 else None
+
+
+def batch_form(dataset: tf.data.Dataset) -> tuple[int, int] | None:
+    """Returns (batch size, number of examples, or below 0) of a dataset that ends with `batch`; None for others."""
+    while isinstance(dataset, _SAME_ELEMENTS):
+        (dataset,) = dataset._inputs()
+    if not isinstance(dataset, _BATCHES) or not hasattr(dataset, "_batch_size"):
+        return None
+    size, examples = int(tf.get_static_value(dataset._batch_size)), int(dataset._inputs()[0].cardinality())
+    if examples >= 0 and tf.get_static_value(dataset._drop_remainder):
+        examples -= examples % size
+    return size, examples
 
 
 def ends(dataset: tf.data.Dataset) -> bool:
@@ -111,6 +130,12 @@ def _is_one_by_one(dataset: tf.data.Dataset) -> bool:
     return bool(sizes) and all(size is not None and tf.get_static_value(size) == 1 for size in sizes)
 
 
+def variables(dataset: tf.data.Dataset) -> list[str]:
+    """Returns the names of the variables that a pipeline's functions read."""
+    graphs_called = [function.function.graph for part in _all(dataset) for function in part._functions()]
+    return sorted({variable.name for graph in graphs_called for variable in graph.variables})
+
+
 def files_written(dataset: tf.data.Dataset) -> list[str]:
     """Returns the paths that reading a pipeline writes to: its caches and snapshots."""
     paths = []
@@ -128,9 +153,17 @@ def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return [shuffle for shuffle in found if shuffle._reshuffle_each_iteration]
 
 
-def seeds(shuffle: tf.data.Dataset) -> list[int]:
-    """Returns the seeds of a shuffle; without any that are not 0, TensorFlow chooses them."""
-    return [int(tf.get_static_value(each)) for each in (shuffle._seed, shuffle._seed2)]
+def samplers(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns the other parts of a pipeline that sample by seeds: equally at each reading, and not in another process.
+
+    They are shuffles of one order and random numbers, as of `sample_from_datasets`.
+    """
+    return [part for part in _all(dataset) if hasattr(part, "_seed2") and part not in shuffles(dataset)]
+
+
+def seeds(sampler: tf.data.Dataset) -> list[int]:
+    """Returns the seeds of a shuffle or sampler; without any that are not 0, TensorFlow chooses them."""
+    return [int(tf.get_static_value(each)) for each in (sampler._seed, sampler._seed2)]
 
 
 def stateful(dataset: tf.data.Dataset) -> str:

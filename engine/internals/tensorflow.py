@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
-from tensorflow.python.framework import auto_control_deps_utils, config
+from tensorflow.python.framework import auto_control_deps_utils, config, op_def_registry
 from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops_v2
 from tensorflow.python.util import pywrap_xla_ops
 
@@ -30,6 +31,18 @@ _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those 
 def has_started() -> bool:
     """Returns whether TensorFlow has initialized its devices and threads."""
     return context.context()._initialized
+
+
+def joined_cluster() -> tuple[int, tuple[str, ...]] | None:
+    """Returns this process's index among the workers that its server has joined, and their addresses.
+
+    None without a server. A coordinator's is of no workers.
+    """
+    here = context.context()
+    if (server := here._collective_ops_server_def) is None:
+        return None if here.get_server_def() is None else (0, ())
+    (job,) = server.cluster.job
+    return server.task_index, tuple(job.tasks[task] for task in sorted(job.tasks))
 
 
 def session_config() -> tf.compat.v1.ConfigProto:
@@ -76,7 +89,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restores the result of `random_state`."""
+    """Sets this thread's eager seed and generator to those of `random_state`."""
     vars(context.context()).update(state)
 
 
@@ -449,6 +462,13 @@ def may_write(op: tf.Operation) -> list[tf.Tensor]:
 def xla_kernels() -> set[str]:
     """Returns the kinds of ops that XLA has a kernel for, on CPUs or GPUs."""
     return {*pywrap_xla_ops.get_cpu_kernel_names(), *pywrap_xla_ops.get_gpu_kernel_names()}
+
+
+@functools.cache
+def has_two_seeds(kind: str) -> bool:
+    """Returns whether ops of a kind have two seeds, by TensorFlow's registry."""
+    definition = op_def_registry.get(kind)
+    return definition is not None and {"seed", "seed2"} <= {attribute.name for attribute in definition.attr}
 
 
 def has_state_beside_variables(node: Any) -> bool:

@@ -15,6 +15,12 @@ import tensorflow as tf
 
 from .tensorflow import replica_id
 
+VARIABLES = (tf.Variable, tf.keras.Variable)
+# Keras's objects that may have variables of their own, and that neither Keras nor TensorFlow searches.
+_KERAS_OBJECTS = (tf.keras.constraints.Constraint, tf.keras.losses.Loss, tf.keras.regularizers.Regularizer)
+# Prefix of the names under which TensorFlow tracks objects; and what `compile` sets, which is no part of a model.
+_NOT_ATTRIBUTES = re.compile("_self_|_compile_(config|loss|metrics)$")
+
 
 def variable_path(variable) -> str:
     """Returns a variable's name for people: a Keras variable's path, a tf.Variable's name."""
@@ -151,10 +157,11 @@ def not_implemented(error: NotImplementedError) -> tuple[tf.Variable, str] | Non
     return (variable, trace.tb_frame.f_code.co_name) if trace and isinstance(variable, tf.Variable) else None
 
 
-def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
-    """Finds the objects of a kind among a module's attributes, at any depth.
+def tracked(owner: Any, kind: type | tuple[type, ...], also_in: tuple[type, ...] = ()) -> dict[str, Any]:
+    """Finds the objects of a kind among an object's attributes, at any depth.
 
-    Searches lists, tuples, dictionaries, Keras's metrics and modules, except the engine's own, such as optimizers.
+    Searches lists, tuples, dictionaries, Keras's metrics, modules, except the engine's own, such as optimizers, and
+    objects of the classes `also_in`.
 
     Returns:
       Each object once, by its path ("towers.left.0"), with attributes in the order of their names.
@@ -169,7 +176,7 @@ def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
         if isinstance(value, kind):
             by_path[path] = value
             return
-        for name, item in _items(value):
+        for name, item in _attributes(value) if isinstance(value, also_in) else items(value):
             visit(f"{path}.{name}", item)
 
     for name, value in _attributes(owner):
@@ -177,7 +184,17 @@ def tracked(owner: tf.Module, kind: type | tuple[type, ...]) -> dict[str, Any]:
     return by_path
 
 
-def _items(value) -> Iterable[tuple[Any, Any]]:
+def tracked_variables(owner: Any) -> dict[str, Any]:
+    """Finds the variables among an object's attributes, also in Keras's losses, constraints and regularizers.
+
+    As `tracked`, but for variables of metrics.
+    """
+    found = tracked(owner, (*VARIABLES, tf.keras.metrics.Metric), _KERAS_OBJECTS)
+    return {path: value for path, value in found.items() if isinstance(value, VARIABLES)}
+
+
+def items(value) -> Iterable[tuple[Any, Any]]:
+    """Returns (name, object) of what `tracked` searches in an object; nothing for others."""
     if isinstance(value, dict):
         return value.items()
     if isinstance(value, (list, tuple)):
@@ -191,6 +208,5 @@ def _items(value) -> Iterable[tuple[Any, Any]]:
     return () if is_engines else _attributes(value)
 
 
-def _attributes(module: tf.Module) -> list[tuple[str, Any]]:
-    # Prefix of the names under which TensorFlow tracks objects.
-    return [(name, value) for name, value in sorted(vars(module).items()) if not name.startswith("_self_")]
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in sorted(vars(owner).items()) if not _NOT_ATTRIBUTES.match(name)]

@@ -261,7 +261,7 @@ class KerasCallbacks(Windowed):
 
     def rewind(self, status: Status) -> None:
         self._model.stop_training = False
-        self._ended, self._is_evaluating, self._logs = None, False, {}
+        self._ended, self._logs = None, {}
         while self._rows and self._rows[-1][0] > status.step:
             _, logger, position, writer = self._rows.pop()
             logger.writer = writer
@@ -369,13 +369,17 @@ class KerasCallbacks(Windowed):
         for callback, variable in self._best.items():
             weights = callback.best_weights or ()
             variable.assign(b"".join(np.ascontiguousarray(weight).tobytes() for weight in weights))
-        pending = {"is_pending": True, "several": self._several} if self.is_pending else {}
+        # Of the best checkpoint, which is saved before callbacks see the evaluation's end, and the epoch's.
+        is_evaluating = self._is_evaluating and not self.is_pending
+        pending = {"is_evaluating": True} if is_evaluating else {}
+        pending |= {"is_pending": True, "several": self._several} if self.is_pending or is_evaluating else {}
         return {"callbacks": [*map(_callback_state, self._callbacks)], "begun": [*self._begun], **pending}
 
     def restore_host_state(self, values: dict) -> None:
         self._states = values.get("callbacks") or []
         self._begun = [*values.get("begun", (None, None))]
         self.is_pending, self._several = values.get("is_pending", False), values.get("several", self._several)
+        self._is_evaluating = values.get("is_evaluating", False)
 
     def _epoch(self, status: Status) -> int:
         return self._first_epoch + self._period.position(status.step)[0]

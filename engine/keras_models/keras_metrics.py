@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..metrics.means import combined, weighable
 from ..metrics.pairs import KerasSums
 from . import trials
 
+_LENGTHS = (3, 2)  # in a trial's batches, along axes that are padded
 _WITH_COLUMNS = "give it [batch, 1] rather than [batch], as most expect, by labels[:, None] and predictions[:, None]"
 
 
@@ -23,12 +25,14 @@ class KerasMetric:
     Its value is Keras's over all examples, however they were divided into batches and among replicas. This requires a
     state of sums, as of F1Score, AUC, Precision, Recall, MeanIoU and all averages over examples; other metrics are
     refused at their first batch. A trial decides: two small random batches must add to a state of zeros, and to each
-    other's, what they add together. The metric's own variables are not used.
+    other's, what they add together, also if labels or weights are missing or the batches are padded to other lengths.
+    The metric's own variables are not used.
 
     A value that is a vector (`F1Score(average=None)`) is shown as NAME_0, NAME_1, ...; a dictionary's as NAME_KEY.
 
     Args:
       metric: called in `Trainer.metrics` as by Keras: (labels, predictions[, weights]), or (values) for a mean.
+      has_one_length: whether the batches of a step are padded alike, and it is Keras's value of these that is wanted.
 
     Raises:
       UsageError: the argument is not a Keras metric.
@@ -42,12 +46,12 @@ class KerasMetric:
       ...     return {"f1": self.f1(batch[1], tf.nn.softmax(outputs))}
     """
 
-    def __init__(self, metric: tf.keras.metrics.Metric):
+    def __init__(self, metric: tf.keras.metrics.Metric, has_one_length: bool = False):
         if not isinstance(metric, tf.keras.metrics.Metric):
             raise UsageError(f"{metric!r} is not a tf.keras.metrics.Metric; give one, e.g. tf.keras.metrics.AUC()")
         if tf.inside_function():
             raise UsageError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
-        self._metric = metric
+        self._metric, self._has_one_length = metric, has_one_length
         self._tried_forms: set[tuple] = set()  # shapes and types
         self._kind = self.kind(lambda value: value)
 
@@ -127,6 +131,9 @@ class KerasMetric:
                 self._metric.update_state(*_sample_batch(form, 1, random))
             has_state = bool(self._metric.variables)
             sums = has_state and all(self._is_additive(form, random) for _ in range(trials.TRIALS))
+            for missing in [*((0, value) for value in trials.MISSING), (len(form) - 1, 0.0)]:
+                with contextlib.suppress(Exception):  # of any class: a metric need not take them
+                    sums = sums and self._is_additive(form, random, missing)
         except Exception as error:  # the metric's own code may raise anything
             fix = "give it labels and predictions as its update_state takes them"
             if any(shape == () for _, shape in form):
@@ -148,21 +155,58 @@ class KerasMetric:
                     "each example, as by keras.ops.mean(values, axis=-1)"
                 )
         if not sums:
-            fix = "return pairs of crankshaft.mean, or compute it in a hook"
+            fix = (
+                "return pairs of crankshaft.mean, or compute it in a hook; for fit, give a function that returns one "
+                "value per example"
+            )
             if not has_columns:
                 fix = f"{_WITH_COLUMNS}, or {fix}"
+            if self._masked_axes(form):
+                fix = f"give it one row per entry, by tf.reshape(labels, [-1]) and such, or {fix}"
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
-                f"examples, so it can't be merged over batches and replicas; {fix}"
+                f"examples of {_describe(form)}, so it can't be merged over batches and replicas; {fix}"
             )
 
-    def _is_additive(self, form, random) -> bool:
-        first, second = (_sample_batch(form, examples, random) for examples in trials.EXAMPLES)
+    def _is_additive(self, form, random, missing: tuple[int, float] | None = None) -> bool:
+        """Tries two batches.
+
+        Args:
+          missing: the number of an argument, and the value by which some of its values are replaced.
+        """
+        masked = self._masked_axes(form)
+        batches = []
+        for examples, length in zip(trials.EXAMPLES, _LENGTHS, strict=True):
+            batch = _sample_batch([(dtype, _sized(shape, masked, length)) for dtype, shape in form], examples, random)
+            if missing:
+                batch[missing[0]] = trials.with_missing(batch[missing[0]], missing[1], random)
+            batches.append(batch)
+        first, second = batches
         one, other = self._added(*first), self._added(*second)
         wholes = [self._updated(one, *second)]
         if all(shape is not None for _, shape in form):  # batches of single numbers can't be joined
-            wholes.append(self._added(*(tf.concat(pair, 0) for pair in zip(first, second, strict=True))))
+            wholes.append(self._added(*_joined(first, second, masked)))
         return all(trials.is_close(a, b + c) for whole in wholes for a, b, c in zip(whole, one, other, strict=True))
+
+    def _masked_axes(self, form) -> set[int]:
+        """Returns the axes of unknown size for which there are weights, after that of examples."""
+        if self._has_one_length or len(form) < 3 or form[2][1] is None:
+            return set()
+        return {axis for axis, size in enumerate(form[2][1]) if size is None}
+
+
+def _sized(shape: tuple | None, masked: set[int], length: int) -> list | None:
+    """Returns the shape of an example in which masked axes have a length."""
+    return shape and [length if axis in masked else size for axis, size in enumerate(shape)]
+
+
+def _joined(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor], masked: set[int]) -> list[tf.Tensor]:
+    """Joins two batches, of which the second is padded along the masked axes, with a weight of 0."""
+    by, both = _LENGTHS[0] - _LENGTHS[1], []
+    for one, other, mode in zip(first, second, ("SYMMETRIC", "SYMMETRIC", "CONSTANT"), strict=False):
+        pads = [[0, by if axis in masked else 0] for axis in range(other.shape.rank - 1)]
+        both.append(tf.concat([one, tf.pad(other, [[0, 0], *pads], mode)], 0))
+    return both
 
 
 def _sample_batch(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:

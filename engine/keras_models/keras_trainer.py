@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ..build import build_layers, make_optimizer
 from ..data import form
 from ..errors import UsageError, counted, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
+from ..internals.variables import tracked_variables
 from ..metrics.means import FEW_CLASSES, confusion_matrix, weighable
 from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
@@ -95,6 +97,7 @@ class KerasTrainer(Trainer):
     default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
+    saved_places = "an attribute of the model, a layer, a constraint or a tf.keras.losses.Loss (also in a list)"
 
     def __init__(self, **arguments):
         super().__init__()
@@ -167,22 +170,19 @@ class KerasTrainer(Trainer):
         self.run_context = dataclasses.replace(
             self.run_context, options=step_options(self.run_context.options, source, self.is_built)
         )
-        is_copy = self.is_built and not self.run_context.in_place
+        is_itself = self.run_context.in_place or not self.is_built
         self.model = source
         if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
-            self._build_own_steps(own[0], is_copy)
+            self._build_own_steps(own[0], not is_itself)
             return
-        if is_copy:
-            with _by_configuration(source):
-                self.model = keras_copy.copied(source)
-                self.model.compile(**keras_compile.arguments(source))
-                if not source.built:
-                    keras_copy.complete(source, self.model)
+        if not is_itself:
+            self.model = self._copied(source)
         build_layers(self, self.model)
-        if is_copy and source.built:
-            with _by_configuration(source):
-                keras_copy.complete(source, self.model)
-            keras_copy.copy_state(source, self.model)
+        if self.is_built and is_itself and self.run_context.options.ema_decay:
+            self._copied(source)  # as where the averages will be: what can't be copied is found before the first step
+        in_losses = tracked_variables(types.SimpleNamespace(**keras_compile.arguments(source)))
+        listed = {id(variable) for variable in self.model.variables}
+        self.loss_variables = [variable for variable in in_losses.values() if id(variable) not in listed]
         self.wants_jit = bool(source.jit_compile)
         self._build_optimizer(source)
         if not self.run_context.only_predicts:
@@ -223,6 +223,20 @@ class KerasTrainer(Trainer):
         return tf.keras.utils.pack_x_y_sample_weight(
             fields.features, labels, fields.weights if weights is None else weights
         )
+
+    def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
+        """Returns a built copy of a compiled model, with its weights if it has any."""
+        with _by_configuration(source):
+            copy = keras_copy.copied(source)
+            copy.compile(**keras_compile.arguments(source))
+            if not source.built:
+                keras_copy.complete(source, copy)
+        build_layers(self, copy)
+        if source.built:
+            with _by_configuration(source):
+                keras_copy.complete(source, copy)
+            keras_copy.copy_state(source, copy)
+        return copy
 
     def _build_optimizer(self, source: tf.keras.Model) -> None:
         scaled = source.optimizer
@@ -306,7 +320,8 @@ class KerasTrainer(Trainer):
         traces: list[_Trace] = []
 
         def trace(*batch):
-            traces.append(self._trace(compiled, *batch))
+            # In replicas, as steps are: layers may exchange values.
+            tf.distribute.get_strategy().run(lambda *batch: traces.append(self._trace(compiled, *batch)), batch)
             return traces[-1].outputs
 
         def traced(size: int | None = None) -> tuple[Any, Any]:
@@ -331,7 +346,9 @@ class KerasTrainer(Trainer):
             labels_and_outputs = self._weighed(specs.labels)[0], outputs
             symbols = tf.nest.map_structure(lambda x: None if x is None else keras.symbol(x), labels_and_outputs)
             self._metrics = keras_compile.Metrics(self.model, *symbols)
-            sums |= {name: KerasMetric(metric.metric) for name, metric in self._metrics.by_name.items()}
+            sums |= {
+                name: KerasMetric(metric.metric, has_one_length=True) for name, metric in self._metrics.by_name.items()
+            }
         self._sums = sums
 
     def _compiled_losses(self, compiled: Mapping[str, Any], has_labels: bool) -> keras_compile.Losses | None:
@@ -398,7 +415,7 @@ class KerasTrainer(Trainer):
             metric, is_scalar = self._kept.metrics[name], [not all(x.shape.rank for x in given) for given in update]
             is_weighed = name in self._kept.kept and len(update[0]) > 1
             if not any(is_scalar):
-                sums[name] = KerasMetric(metric)
+                sums[name] = KerasMetric(metric, has_one_length=True)
             elif not all(is_scalar) or not keras_compile.is_mean(metric) or is_weighed:
                 raise UsageError(
                     f"{type(self.model).__name__} updates {name}, which is not a Mean, with one number of the batch; "
@@ -658,11 +675,10 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     """Converts errors of Keras or `keras_copy` in this context: a model can't be copied. Adds the cure."""
     try:
         yield
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"Keras can't recreate {type(model).__name__} from its configuration "
-            f"({' '.join(str(error).split())[:120]}); implement get_config, or pass a function that returns the "
-            "compiled model"
+            f"Keras can't recreate {type(model).__name__} from its configuration ({reason(error)[:120]}); implement "
+            "get_config, or pass a function that returns the compiled model"
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from .. import logging
 from ..data import form
 from ..errors import UsageError, reason
 from ..internals import graphs, keras, keras_compile
@@ -154,7 +155,22 @@ class OwnSteps:
 
         function = tf.function(trace, autograph=False)
         arguments = tf.nest.map_structure(lambda spec: spec and form.batch_spec(spec), specs)
-        function.get_concrete_function(*(arguments if isinstance(specs, tuple) else (arguments,)))
+        traced = function.get_concrete_function(*(arguments if isinstance(specs, tuple) else (arguments,)))
+        if method == "train_step" and strategy.num_replicas_in_sync > 1:
+            self._warn_of_shares(traced.graph)
+
+    def _warn_of_shares(self, graph: tf.Graph) -> None:
+        """Warns if the step relates a batch's examples to each other: it gets those of a replica's share alone."""
+        products = (op for op in graphs.operations(graph) if op.type == "MatMul")
+        causes = ["products of examples with examples"] if any(map(_pairs_examples, products)) else []
+        layers = (x for x in keras.layers_in(self._model) if isinstance(x, tf.keras.layers.BatchNormalization))
+        causes += ["batch normalization"] if any(not (x.synchronized or not x.trainable) for x in layers) else []
+        if causes:
+            logging.warning(
+                "%s.train_step has %s, which on several replicas is of a replica's share of the batch",
+                self._name,
+                " and ".join(causes),
+            )
 
     def _adopt(self, path: str, optimizer, variables: Sequence, adopt) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -320,6 +336,11 @@ def _find_result(value, results: Sequence[tuple]) -> tuple | None:
             return None
         value = value.op.inputs[0]
     return None
+
+
+def _pairs_examples(product: tf.Operation) -> bool:
+    """Returns whether a product has a row and a column for each example: both axes are of unknown size."""
+    return product.outputs[0].shape.rank == 2 and product.outputs[0].shape.as_list() == [None, None]
 
 
 def _counts_examples(arguments: Sequence[tf.Tensor], metric, step: _Step) -> bool:

@@ -15,7 +15,7 @@ EXAMPLES = (5, 3)  # in the two batches that a trial compares with their concate
 TRIALS = 3
 _MANY, _FEW_EXAMPLES = 1 << 18, (2, 1)  # an example's entries that make a trial slow; the numbers of examples then
 # Usual values of missing labels: in classes, in segmentations, in text, in measurements.
-_MISSING = (-1, 255, -100, math.nan)
+MISSING = (-1, 255, -100, math.nan)
 
 
 def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Generator, is_label: bool) -> tf.Tensor:
@@ -78,15 +78,15 @@ def not_additive(
     for _ in range(TRIALS if entries < _MANY else 1):
         batches = [sampled(examples) for examples in (EXAMPLES if entries < _MANY else _FEW_EXAMPLES)]
         names |= differing(batches)
-    missing_values = () if compared is None else (*_MISSING, *sorted({x + by for x in compared for by in (-1, 0, 1)}))
+    missing_values = () if compared is None else (*MISSING, *sorted({x + by for x in compared for by in (-1, 0, 1)}))
     for value in missing_values:
-        missing = functools.partial(_with_missing, value=value, random=random)
+        missing = functools.partial(with_missing, value=value, random=random)
         with contextlib.suppress(Exception):  # of any class: a loss need not take them
             names |= differing([[x, tf.nest.map_structure(missing, y), *more] for x, y, *more in batches])
     return sorted(names)
 
 
-def _with_missing(labels: tf.Tensor | None, value: float, random: np.random.Generator) -> tf.Tensor | None:
+def with_missing(labels: tf.Tensor | None, value: float, random: np.random.Generator) -> tf.Tensor | None:
     """Returns labels, some of each example replaced by `value`, if they are numbers whose dtype has it."""
     dtype = tf.string if labels is None else labels.dtype
     if not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):

@@ -97,6 +97,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "attempt": EventKey(_integer, "0 for the run's first process, one more for each that resumes it"),
         "pid": EventKey(_integer, "the process ID"),
         "host": EventKey(_text, "the host's name"),
+        "pid_space": EventKey(_text, "where the process ID counts: this boot of the machine, and the container"),
         "cause": EventKey(_text, "what ended the process before; null for the first"),
         "mode": EventKey(_text, "the mode"),
         "until_step": EventKey(_integer, "the step at which the run ends; null if only the program knows"),
@@ -207,6 +208,13 @@ def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
         for event, line in _lines(file):
             if event is not None:
                 yield event, line
+
+
+def pid_space() -> str:
+    """Names the processes among which a process ID is one: of this boot and PID namespace; empty if unknown."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
 
 
 def newest_step(path: str | None) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import UsageError
-from .files import open_regular, write_text
+from .files import file_system_time, open_regular, write_text
 
 KINDS = ("profile", "stacks", "checkpoint", "status", "stop")
 _REQUEST = re.compile(r"([0-9a-f]{16})\.request")
@@ -49,7 +49,7 @@ class Requests:
     def __init__(self, folder: str | None, is_mine: Callable[[str, str | None], bool]):
         self._folder = folder
         self._is_mine = is_mine
-        self._came: dict[str, int] = {}  # arrival times of the folder's files
+        self._came: dict[str, int] = {}  # arrival times of the folder's files, by the file system's clock
         self._taken: set[str] = set()
 
     def take(self) -> list[Request]:
@@ -62,31 +62,33 @@ class Requests:
             return []
         try:
             names = {match[1] for name in os.listdir(self._folder) if (match := _REQUEST.fullmatch(name))}
-        except OSError:  # no requests
+        except FileNotFoundError:  # which a file system may remember for longer than a client waits
+            with contextlib.suppress(OSError):  # this host does not share run_dir
+                os.mkdir(self._folder)
+            return []
+        except OSError:
             return []
         self._taken &= names
         self._came = {number: self._came.get(number) or self._changed(number) for number in names}
         waiting = sorted(names - self._taken, key=lambda number: (-self._came[number], number))[:_MOST_A_TURN]
         self._taken.update(waiting)
-        return [request for number in waiting if (request := self._read(number))]
+        now = file_system_time(self._folder) if waiting else 0.0
+        return [request for number in waiting if (request := self._read(number, now))]
 
     def _changed(self, number: str) -> int:
         with contextlib.suppress(OSError):
             return os.lstat(_path(self._folder, number, "request")).st_ctime_ns  # which can't be forged
         return 0
 
-    def _read(self, number: str) -> Request | None:
+    def _read(self, number: str, now: float) -> Request | None:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             values = json.loads(_read(self._folder, number, "request"))
             if not isinstance(values, dict):
                 return None
-            kind, task, until, seconds = (values.get(name) for name in ("kind", "task", "until", "seconds"))
-            is_known = kind in KINDS and (task is None or isinstance(task, str))
-            is_known = is_known and {type(until), type(seconds)} <= {int, float}
-            # Two hosts' clocks may differ by as much as the client waits. What a killed client has left whose clock was
-            # further ahead does not count, rather than until that time comes.
-            now = time.time()
-            if is_known and now < until < now + 2 * min(seconds, LONGEST_SECONDS) and self._is_mine(kind, task):
+            kind, task, seconds = (values.get(name) for name in ("kind", "task", "seconds"))
+            is_known = kind in KINDS and (task is None or isinstance(task, str)) and type(seconds) in (int, float)
+            age = now - self._came[number] / 1e9  # one that a killed client has left does not count
+            if is_known and age < min(seconds, LONGEST_SECONDS) and self._is_mine(kind, task):
                 return Request(kind, task, number)
         return None
 
@@ -116,24 +118,28 @@ def stacks() -> str:
 def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
     """Sends a request to a task of a run; returns its answer, or None after so many seconds. Raises OSError."""
     number = secrets.token_hex(8)
+    is_new = not os.path.lexists(folder)
     os.makedirs(folder, exist_ok=True)
     if os.path.islink(folder):
         raise OSError(errno.ELOOP, "it is a link", folder)
     try:
         end = time.monotonic() + seconds
-        request = {"kind": kind, "task": task, "until": time.time() + seconds, "seconds": seconds}
+        request = {"kind": kind, "task": task, "seconds": seconds}
         write_text(_path(folder, number, "request"), json.dumps(request))
         while time.monotonic() < end:
             with contextlib.suppress(FileNotFoundError):
-                return _read(folder, number, "answer")
+                # To ask for a name that is missing would have a file system remember that.
+                if f"{number}.answer" in os.listdir(folder):
+                    return _read(folder, number, "answer")
             time.sleep(_POLL_SECONDS)
         return None
     finally:
         for ending in ("request", "answer"):
             with contextlib.suppress(OSError):
                 os.remove(_path(folder, number, ending))
-        with contextlib.suppress(OSError):  # it contains another request
-            os.rmdir(folder)
+        if is_new:
+            with contextlib.suppress(OSError):  # it contains another request
+                os.rmdir(folder)
 
 
 def _path(folder: str, number: str, ending: str) -> str:

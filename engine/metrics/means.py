@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -182,7 +183,7 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return examples if weights is None else tf.cast(weights, tf.float32) * examples
 
 
-def as_pair(pair, owner: str, weights=None, is_loss: bool = False, check_values: bool = False) -> Pair:
+def as_pair(pair, owner: str, weights=None, is_loss: bool = False, check_values: bool = False) -> Any:
     """Converts a pair (total, count) to its kind, with scalar float32 tensors; a plain tuple becomes a `Mean`.
 
     Args:

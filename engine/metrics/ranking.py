@@ -67,7 +67,7 @@ def area(low, high, positives, negatives) -> tuple[float, float] | None:
 
 
 def area_of_histogram(positives: np.ndarray, every: np.ndarray) -> tuple[float, float] | None:
-    """Returns the `area` of a `histogram`."""
+    """Returns the area under the curve of a `histogram`, whose buckets are its thresholds, and its error bound."""
     low = np.arange(len(every) - 1)
     return area(low, low + 0.5, positives[:-1], every[:-1] - positives[:-1])
 

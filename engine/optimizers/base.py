@@ -11,8 +11,8 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -38,7 +38,7 @@ from ..reduction import wire
 from ..reduction.per_replica import components
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
-from .averaging import Shadows
+from .averaging import Shadows, WeightAverage
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -72,13 +72,21 @@ class Optimizer(tf.Module):
     # Whether a value's update depends only on that value, its slots and its gradient: then it can be sharded.
     is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, if any.
-    weight_average = None
+    weight_average: WeightAverage | None = None
     # The dtype in which gradients are sent to a server.
     reduce_dtype = tf.float32
     # Whether fused kernels' updates of one variable wait for each other, for workers that share variables.
     use_locking = False
 
-    def __init__(self, learning_rate, *, weight_decay=0.0, weight_decay_exclude=None, name=None, from_options=False):
+    def __init__(
+        self,
+        learning_rate: float | Callable[[tf.Tensor], tf.Tensor],
+        *,
+        weight_decay: float | None = 0.0,
+        weight_decay_exclude: str | None = None,
+        name: str | None = None,
+        from_options: bool = False,
+    ):
         super().__init__(name=name or type(self).__name__.lower())
         if weight_decay is not None and weight_decay < 0:
             raise UsageError(f"weight_decay={weight_decay} is negative; use 0 for none")
@@ -86,15 +94,16 @@ class Optimizer(tf.Module):
         self.from_options = from_options
         self.weight_decay = weight_decay
         self.weight_decay_exclude = weight_decay_exclude
-        self.iterations = None
-        self.learning_rate_scale = None
-        self.update_counts = None
+        # Made by `build`.
+        self.iterations: tf.Variable = None
+        self.learning_rate_scale: tf.Variable = None
+        self.update_counts: tf.Variable = None
         # The number of updates before the scale was changed last, and the scale of the last of these updates.
         self._scale_before: tuple[tf.Tensor, tf.Tensor] | None = None
-        self._targets = None
+        self._targets: Any = None  # `_Targets`
         self.built_settings: Mapping[str, Any] = types.MappingProxyType({})
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         # An unknown setting would have no effect, and a variable is what the steps update.
         is_setting = hasattr(self, name) and not isinstance(getattr(self, name), tf.Variable)
         if name[0] != "_" and getattr(self, "_targets", None) is not None and not is_setting:
@@ -102,7 +111,7 @@ class Optimizer(tf.Module):
             raise AttributeError(f"{self.name} has no setting {name}; it has {names}")
         super().__setattr__(name, value)
 
-    def build(self, variables, multipliers=None):
+    def build(self, variables: Sequence, multipliers: Sequence[float] | None = None) -> None:
         """Makes `iterations`, `learning_rate_scale`, `update_counts` and the slots. Once, eager, in strategy scope.
 
         Args:
@@ -143,45 +152,45 @@ class Optimizer(tf.Module):
         self.built_settings = types.MappingProxyType(self.settings)  # a dictionary would be tracked by checkpoints
 
     @property
-    def settings(self):
+    def settings(self) -> dict[str, Any]:
         """The plain hyperparameters, such as `momentum`, by name; a step is traced again if one changes."""
         return plain_settings(self)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the name, the present rate and the settings, like Keras's optimizers."""
         return {"name": self.name, "learning_rate": float(self.learning_rate), **self.settings}
 
     @property
-    def changed_settings(self):
+    def changed_settings(self) -> dict[str, Any]:
         """The settings that have changed since `build`, which a checkpoint keeps."""
         return {name: value for name, value in self.settings.items() if value != self.built_settings[name]}
 
-    def restore_settings(self, values):
+    def restore_settings(self, values: Mapping[str, Any]) -> None:
         """Sets some of `settings`."""
         for name in values.keys() & self.built_settings.keys():
             setattr(self, name, values[name])
 
     @property
-    def updated_variables(self):
+    def updated_variables(self) -> list[tf.Variable]:
         """The `trainable` variables as tf.Variables."""
         return [target.variable for target in self._targets]
 
     @property
-    def trainable(self):
+    def trainable(self) -> list:
         """The variables passed to `build` that are not frozen, in order, Keras's or TensorFlow's as passed."""
         return [target.original for target in self._targets]
 
     @property
-    def all_variables(self):
+    def all_variables(self) -> list[tf.Variable]:
         """All variables passed to `build`, as tf.Variables, in order."""
         return self._targets.variables
 
     @property
-    def paths(self):
+    def paths(self) -> dict[int, str]:
         """The paths of `updated_variables`, by `id`."""
         return {id(target.variable): target.path for target in self._targets or ()}
 
-    def last_learning_rate(self):
+    def last_learning_rate(self) -> tf.Tensor:
         """Returns the rate of the last update, or of the first one before it is made: a float32 scalar tensor."""
         iterations, scale = tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale)
         if self._scale_before is not None:
@@ -204,15 +213,15 @@ class Optimizer(tf.Module):
         return None
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> tf.Tensor:
         """The rate of the next update: schedule(iterations) * scale, a float32 scalar tensor."""
         return self._rate_at(tf.convert_to_tensor(self.iterations), tf.convert_to_tensor(self.learning_rate_scale))
 
     @learning_rate.setter
-    def learning_rate(self, value):
+    def learning_rate(self, value: float) -> None:
         self.set_learning_rate(float(value))
 
-    def set_learning_rate(self, value):
+    def set_learning_rate(self, value: float) -> None:
         """Sets the rate of later updates.
 
         Raises:
@@ -226,14 +235,14 @@ class Optimizer(tf.Module):
             )
         self.scale_learning_rate(value / constant)
 
-    def _rate_at(self, iterations, scale, updates_ago: int = 0):
+    def _rate_at(self, iterations: tf.Tensor, scale: tf.Tensor, updates_ago: int = 0) -> tf.Tensor:
         """Returns the rate after `iterations - updates_ago` updates, float32 scalar."""
         rate = self._learning_rate
         if callable(rate):
             rate = rate(tf.maximum(iterations - updates_ago, 0) if updates_ago else iterations)
         return tf.cast(rate, tf.float32) * scale
 
-    def read_progress(self):
+    def read_progress(self) -> tf.Tensor:
         """Returns iterations, learning_rate_scale and update_counts, float64, on their device. Replica code."""
         with on_server(self.iterations):
             progress = (read_local(self.iterations), read_local(self.learning_rate_scale), self._read_counts())
@@ -243,7 +252,7 @@ class Optimizer(tf.Module):
         """Reads the updates of each variable before the next one, int64 [variables]. Replica code."""
         return read_local(self.update_counts)
 
-    def _progress(self):
+    def _progress(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns (iterations, learning_rate_scale, update_counts) before the next update.
 
         The first update of a step may use the values that the step read as it began. Further ones, and one within a
@@ -255,14 +264,14 @@ class Optimizer(tf.Module):
             return iterations, scale, self._read_counts()
         return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32), tf.cast(pulled[2:], tf.int64)
 
-    def apply_gradients(self, grads_and_vars):
+    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
         """Raises an error with the alternative: Keras's method sums across replicas by itself."""
         raise UsageError(
             f"optimizer {self.name} has no apply_gradients, which would ignore the run's options; return "
             "crankshaft.minimize(self, batch, losses, {'loss': self.optimizer}) from train_step"
         )
 
-    def apply(self, gradients, variables):
+    def apply(self, gradients: Sequence, variables: Sequence) -> None:
         """Updates `variables`, and their average, and counts one iteration. Replica code.
 
         Args:
@@ -329,7 +338,7 @@ class Optimizer(tf.Module):
                     values = initialize([rows.shape[0], *copy.shape[1:]])
                     tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=values)
 
-    def _row_slots(self, target) -> Iterable[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
+    def _row_slots(self, target: _Target) -> Iterable[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
         """Returns the slots of a target, each with a function of a shape that makes its initial values.
 
         Raises:
@@ -337,11 +346,11 @@ class Optimizer(tf.Module):
         """
         raise UsageError(f"optimizer {self.name} can't reset rows of {target.path}; use adagrad, adam or sgd")
 
-    def _build_slots(self, targets):
+    def _build_slots(self, targets: _Targets) -> None:
         """Makes the slots of each target. Called in the strategy's scope."""
         raise NotImplementedError
 
-    def _update(self, pairs, learning_rate, counts):
+    def _update(self, pairs: Sequence[tuple[Any, _Target]], learning_rate: tf.Tensor, counts: tf.Tensor) -> None:
         """Applies the rule to (gradient, target) pairs, each at its multiple of the rate. Replica code.
 
         Args:
@@ -351,11 +360,11 @@ class Optimizer(tf.Module):
         """
         raise NotImplementedError
 
-    def _decays(self, target):
+    def _decays(self, target: _Target) -> bool:
         exclude = self.weight_decay_exclude
         return not (exclude and re.search(exclude, target.path))
 
-    def _decay(self, pairs, factor):
+    def _decay(self, pairs: Sequence[tuple[Any, _Target]], factor: tf.Tensor) -> list[tuple[Any, _Target]]:
         """Applies weight decay: variable -= factor * variable; for a table's shard, only the gradient's rows.
 
         Returns the pairs; a shard's gradients are without duplicates, so that they are searched once.
@@ -390,15 +399,15 @@ class FusedOptimizer(Optimizer):
     """
 
     is_elementwise = True
-    slots: dict[str, dict[str, tf.Variable]] | None = None
+    slots: Any = None  # {a target's key: {a slot's name: its variable}}, made by `build`
     dense: Callable[..., None]
     sparse: Callable[..., None]
 
-    def initial_slots(self):
+    def initial_slots(self) -> dict[str, float]:
         """Returns {slot: its initial value}."""
         return {}
 
-    def scalars(self, learning_rate, step):
+    def scalars(self, learning_rate: tf.Tensor, step: tf.Tensor) -> dict[str, Any]:
         """Computes the scalars of an update, at once for all variables.
 
         Args:
@@ -410,11 +419,11 @@ class FusedOptimizer(Optimizer):
         """
         return {"lr": learning_rate}
 
-    def _row_slots(self, target):
+    def _row_slots(self, target: _Target) -> list[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
         slots, values = self.slots.get(target.key, {}), self.initial_slots()  # none of a frozen variable
         return [(slot, functools.partial(tf.fill, value=np.float32(values[name]))) for name, slot in slots.items()]
 
-    def _build_slots(self, targets):
+    def _build_slots(self, targets: _Targets) -> None:
         strategy = tf.distribute.get_strategy()
         slots = {}
         for target in targets:
@@ -437,7 +446,7 @@ class FusedOptimizer(Optimizer):
                 shards.mark(variable, target.slot_sharding, self.initial_slots()[slot])
         self.slots = slots
 
-    def _update(self, pairs, learning_rate, counts):
+    def _update(self, pairs: Sequence[tuple[Any, _Target]], learning_rate: tf.Tensor, counts: tf.Tensor) -> None:
         scalars = self.scalars(self._targets.per_variable(learning_rate), tf.cast(counts + 1, tf.float64))
         scalars = {name: tf.cast(value, tf.float32) for name, value in scalars.items()}
         by_server: dict[str | None, list] = {}  # None: variables of this replica itself
@@ -513,7 +522,7 @@ def _arguments(kind: Any) -> list[str]:
 class _Target:
     """A variable to update: its name in checkpoints and its value on this replica. Made in the strategy's scope."""
 
-    def __init__(self, variable, position, multiplier=1.0):
+    def __init__(self, variable: Any, position: int, multiplier: float = 1.0):
         self.original = variable
         self.position = position
         self.multiplier = multiplier
@@ -539,20 +548,22 @@ class _Target:
         return self.piece.sharding.local_shape if self.piece else self.variable.shape
 
     @property
-    def handle(self):
+    def handle(self) -> tf.Tensor:
         return self.variable.handle
 
-    def multiplied(self, factor):
+    def multiplied(self, factor: tf.Tensor) -> tf.Tensor:
         """Multiplies a learning rate or decay of all variables by this one's multiplier."""
         return factor if self.multiplier == 1 else factor * self.multiplier
 
-    def read(self):
+    def read(self) -> tf.Tensor:
         """Reads this replica's value, a tensor."""
         return read_local(self.variable)
 
 
 class _OpenPiece(_Target):
     """The shard of a target that this replica updates, in a temporary variable; `apply` gathers it. Replica code."""
+
+    piece: shards.UpdateShard
 
     def __init__(self, target: _Target):
         vars(self).update(vars(target))
@@ -566,26 +577,26 @@ class _Targets:
     A separate class: in a list or dictionary on a tf.Module the model's variables would be in the checkpoint twice.
     """
 
-    def __init__(self, owner, variables, multipliers):
+    def __init__(self, owner: str, variables: Sequence, multipliers: Sequence[float]):
         self._owner = owner
         targets = [_Target(*pair) for pair in zip(variables, range(len(variables)), multipliers, strict=True)]
         self._by_id = {id(target.variable): target for target in targets}
 
     @property
-    def variables(self):
+    def variables(self) -> list[tf.Variable]:
         """All variables, including frozen ones, in order."""
         return [target.variable for target in self._by_id.values()]
 
-    def per_variable(self, learning_rate):
+    def per_variable(self, learning_rate: tf.Tensor) -> tf.Tensor:
         """Returns each variable's multiple of the rate, float32 [variables]; the rate itself if all are equal."""
         multipliers = [target.multiplier or 1.0 for target in self._by_id.values()]
         return learning_rate if {*multipliers} == {1.0} else learning_rate * tf.constant(multipliers, tf.float32)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[_Target]:
         """Yields the targets that are updated: all but the frozen ones."""
         return (target for target in self._by_id.values() if target.multiplier)
 
-    def __getitem__(self, variable):
+    def __getitem__(self, variable: Any) -> _Target:
         try:
             return self._by_id[id(tf_variable(variable))]
         except KeyError:

@@ -41,7 +41,7 @@ class KerasOptimizer(Optimizer):
     _use_locking = False
 
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
-        self.keras_optimizer = None
+        self.keras_optimizer: tf.keras.optimizers.Optimizer = None  # made by `build`
         self._counts_alike = as_compiled
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
         self._slots_by_id: Callable = {}.get  # of an optimizer that the program has built, none are known

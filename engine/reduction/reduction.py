@@ -132,6 +132,7 @@ class Reduction(tf.Module):
         mesh = context.mesh
         if mesh.all_replicas.size == 1:
             return Gradients(gradients), count
+        # A padded empty batch has one made-up example: its count is 0, and all that it gives is set to zero below.
         gradients, count = list(gradients), self._example_count(count)
         if gradients and "gradient_norm" in self.watched:
             self._watch_norm(gradients, count)
@@ -140,6 +141,7 @@ class Reduction(tf.Module):
                 "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
                 "for each gradient"
             )
+        # Replicas along `model` have the same examples: one of them counts them.
         count_once, is_on_mesh = mesh.zero_except_first_model_rank(count), mesh.is_sharded or mesh.shard_optimizer
         known = variables if is_on_mesh else ()
         pieces = [plan_update_shard(v, mesh) for v in known] or [None] * len(gradients)
@@ -150,6 +152,7 @@ class Reduction(tf.Module):
             if gradient is not None:
                 (slices if is_sparse else dense).append(i)
         summed: dict[int, Any] = {}
+        # Each kind goes over another axis, so each has buckets of its own.
         for in_pieces, is_sharded in itertools.product((True, False), repeat=2):  # the rest is last, with the count
             axis, counted = (mesh.data, count) if is_sharded else (mesh.all_replicas, count_once)
             indices = [i for i in dense if (bool(pieces[i]), bool(shardings[i])) == (in_pieces, is_sharded)]
@@ -160,6 +163,7 @@ class Reduction(tf.Module):
                 items += [Item(term, exact=True) for term in exact]
             sums = self._sum_in_buckets(axis, items)
             summed.update(zip(indices, sums, strict=False))
+        # Rows of tables are gathered, not made dense: a table may have millions of rows that no replica has touched.
         summed.update((i, self._gather_slices(gradients[i], count_once)) for i in slices)
         assign(state, sums[len(indices) : -1], sums[-1], context.readings.accumulators)
         shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
@@ -195,6 +199,8 @@ class Reduction(tf.Module):
         """
         if self._counts_alone():
             return values
+        # Replicas of one process are traced in turns, which change at such an exchange: from here on what a layer keeps
+        # may be another replica's.
         self.note_midstep_exchange()
         return tf.custom_gradient(lambda x: (self.sum_counts(x), self.sum_counts))(values)
 
@@ -244,6 +250,7 @@ class Reduction(tf.Module):
                 "gradients at each, and call Update.apply within the condition ('Train a part every k steps' in the "
                 "cookbook)"
             )
+        # Order matters to speed alone; the sums are returned in the order in which they came.
         items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket is sent meanwhile
         times_it = "reduce_seconds" in self.watched
         started = _time_after([item.value for item in items]) if times_it else None
@@ -269,14 +276,15 @@ class Reduction(tf.Module):
 
     def _sum_bucket_in_shards(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         """Sums each item's shard on its replica; 16-bit values in float32, in the order of the replicas."""
-        rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in bucket]
+        pieces = [item.piece for item in bucket if item.piece]  # all have one
+        rows = [piece.rows(tf.cast(item.value, tf.float32)) for piece, item in zip(pieces, bucket, strict=True)]
         if self.reduce_dtype == tf.float32:
             sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
         else:
             halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
             lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return _reshape_all(sums, [item.piece.sharding.local_shape for item in bucket])
+        return _reshape_all(sums, [piece.sharding.local_shape for piece in pieces])
 
     def _sum_bucket_gathered(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)

@@ -130,7 +130,7 @@ class Buckets:
             for span in spans:
                 shape, lanes = self._shapes[span.tensor], self._lanes[span.tensor]
                 values = shape.num_elements() if isinstance(shape, tf.TensorShape) else tf.reduce_prod(shape)
-                sizes.append(lanes * values if span.whole else span.stop - span.first)
+                sizes.append(lanes * values if span.stop is None else span.stop - span.first)
             for span, part in zip(spans, tf.split(bucket, sizes, num=len(sizes)), strict=True):
                 parts[span.tensor].append(part)
         return [tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0] for pieces in parts]

@@ -11,6 +11,8 @@ from ..errors import UsageError
 from ..internals.tensorflow import is_only_replica
 from .context import step_context
 
+_SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)  # the dtypes of TensorFlow's collectives
+
 
 def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers a value of each example from all replicas, for a loss that compares each example with all others.
@@ -23,7 +25,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     Args:
       trainer: the trainer that calls it.
-      values: [n, ...], a row for each of the replica's n examples, of a float dtype.
+      values: [n, ...], a row for each of the replica's n examples, of any dtype; text is sent as its bytes.
 
     Returns:
       ([N, ...], first): the rows of all N examples of the global batch, in the same order on each replica, and the
@@ -47,6 +49,11 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         raise UsageError("mesh: gather needs a copy of the model on each replica; leave it out")
     if reduction.alone() or step.mesh.data.size == 1 or is_only_replica():
         return values, tf.constant(0)
+    if values.dtype == tf.string:
+        return _gather_text(trainer, values)
+    if values.dtype not in _SENT:
+        rows, first = gather(trainer, tf.cast(values, tf.float32 if values.dtype.is_floating else tf.int64))
+        return tf.cast(rows, values.dtype), first
     reduction.note_midstep_exchange()
     has_examples = step.has_examples
     rows = tf.shape(values)[0] if has_examples is None else tf.where(has_examples, tf.shape(values)[0], 0)
@@ -64,6 +71,18 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     # A replica without examples computes a padded one that counts in nothing; its number must be valid.
     return gathered(values), first if has_examples is None else tf.where(has_examples, first, 0)
+
+
+def _gather_text(trainer, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gathers text, [n, ...] string, as the numbers of its bytes, after its lengths."""
+    lengths = tf.strings.length(texts)
+    longest = tf.reduce_max(
+        step_context().mesh.data.all_gather(tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]])))
+    )
+    numbers = tf.cast(tf.io.decode_raw(texts, tf.uint8, fixed_length=tf.maximum(longest, 1)), tf.int32)
+    rows, first = gather(trainer, tf.concat([lengths[..., tf.newaxis], numbers], -1))
+    octets = tf.gather(tf.constant([bytes([number]) for number in range(256)]), rows[..., 1:])
+    return tf.strings.substr(tf.strings.reduce_join(octets, -1), tf.zeros_like(rows[..., 0]), rows[..., 0]), first
 
 
 def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -197,6 +197,8 @@ class Update:
     ):
         options, collect_norm = options or trainer.run_context.options, step_context().collect_norm
         gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates
+        # What is not updated must not count in the norm either, or freezing a layer would change how others are
+        # clipped.
         pairs = zip(gradients.values, variables, strict=True)
         gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
         # The norm of shards is a sum across replicas, which may not be in a condition.
@@ -205,6 +207,7 @@ class Update:
         elif collect_norm is None:
             self.norm, self._has_norm = tf.constant(0.0), tf.constant(0.0)
         else:  # it is one more pass over all gradients
+            # The reported norm is of the steps at which metrics are read; all other steps are spared the pass.
             self.norm = tf.cond(collect_norm, gradients.norm, lambda: 0.0)
             self._has_norm = tf.cast(collect_norm, tf.float32)
         if (probe := trainer.inventory.probe) is not None and collect_norm is not None:
@@ -212,6 +215,8 @@ class Update:
         self.finite = tf.math.is_finite(self.norm) if options.may_skip else None
         step_context().applied.mark("Update")
         if options.clip_norm:
+            # Clipping by the global norm is one more factor, multiplied where the update reads a gradient: no pass of
+            # its own.
             gradients = gradients.times(options.clip_norm / tf.maximum(self.norm, options.clip_norm))
         elif options.clip_value:
             gradients = gradients.clipped_by_value(options.clip_value)
@@ -231,6 +236,7 @@ class Update:
         if self.finite is None:
             optimizer.apply(gradients, variables)
         else:
+            # In a condition, not by a choice of values: an update writes slots in place, and NaN times 0 is NaN.
             tf.cond(self.finite, lambda: optimizer.apply(gradients, variables), lambda: None)
 
     def end(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -249,6 +255,8 @@ class Update:
         if self._loss_scale is not None:
             self._loss_scale.update(self.finite)
             losses = [tf.reduce_all(tf.math.is_finite(metrics[name].total)) for name in metrics if is_loss(name)]
+            # Too high a loss scale makes gradients infinite and leaves the loss finite: those examples were computed,
+            # and count.
             counts |= tf.reduce_all(losses)
         skipped = Mean(1.0 - tf.cast(self.finite, tf.float32), tf.constant(1.0))
         return {**zero_unless(counts, metrics), **zero_unless(self.finite, norm), "skipped": skipped}
@@ -305,6 +313,7 @@ def minimize(
 
     variables = [optimizer.trainable for optimizer in optimizers.values()]
     gradients, metrics = differentiate(trainer, batch, compute, variables)
+    # One sum per optimizer, since each loss has a count of its own.
     means, averages = [], None  # moving statistics are averaged with the first sum
     for name, local, group in zip(optimizers, gradients, variables, strict=True):
         summed, count = trainer.reduction.sum(local, metrics[name].count, averages, group)
@@ -359,7 +368,9 @@ def differentiate(
         context = step_context().up_to_date()
         with (
             tf.GradientTape(
-                persistent=not is_whole or len(variables) > 1, watch_accessed_variables=not has_frozen
+                # A tape that is not persistent frees each intermediate value as soon as its gradient is computed.
+                persistent=not is_whole or len(variables) > 1,
+                watch_accessed_variables=not has_frozen,
             ) as tape,
             keras.computing_with(context.values, [v for group in updated for v in group], tape) as sources,
         ):
@@ -394,6 +405,8 @@ def differentiate(
         return gradients, {**without_details(metrics()), **outside}
 
     step_context().applied.mark("compute_gradients")
+    # Within a loop one trace serves all micro-batches, so what it reads may be written by a later one: all is read
+    # again.
     with step_context().up_to_date(is_once=False):
         if is_whole:
             gradients, metrics = compute(batch)
@@ -419,6 +432,7 @@ def _scaled_totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
     if isinstance(pair, SumOfMeans):
         return tf.unstack(step_context().scaled(pair.total[:, 0]))
     total = step_context().scaled(pair.total)
+    # Without a sum across replicas the mean can be taken before the backward pass, where it is one division.
     return [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total]
 
 
@@ -483,6 +497,8 @@ def _count_ratios(counts: tf.Tensor, reduction) -> tf.Tensor:
     Args:
       counts: this replica's counts, float32 [means + 1]: that of each mean, and the one that adds up to N.
     """
+    # A mean over known labels only is divided by their number on all replicas: a mean of the replicas' means would
+    # weigh a label by how many others its replica has.
     counts = reduction.sum_counts(tf.stop_gradient(counts))
     return tf.math.divide_no_nan(counts[-1], counts[:-1])
 

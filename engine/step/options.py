@@ -6,6 +6,7 @@ The few functions that apply options note that a step calls them while it is tra
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -148,6 +149,8 @@ class RunContext:
       in_place: whether to train an existing model itself instead of a copy.
       updates_before: updates of an existing model before the run, scalar int64; its steps sample as if they were
         numbered from there. None is 0.
+      load_initial: loads the weights with which the run begins, if they fit, into a model that has just been made:
+        `load_initial(path, model)`, the path being that of the trainer's attribute.
     """
 
     options: StepOptions = StepOptions()
@@ -157,6 +160,7 @@ class RunContext:
     example: Any = None
     in_place: bool = False
     updates_before: tf.Variable | None = None
+    load_initial: Callable[[str, Any], None] = lambda path, model: None
 
     @property
     def only_predicts(self) -> bool:

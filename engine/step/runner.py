@@ -60,10 +60,14 @@ class StepRunner:
         padded, has_examples = pad_empty_batch(batch)
         with self.training(step, collect_norm, has_examples, readings) as context:
             context.batch, batch = batch, padded
+            # TensorFlow's CPU kernels raise for an id out of range; XLA's take another row, so it is counted as a
+            # metric that ends the run.
             context.counts_ids |= jit
             if (probe := self._inventory.probe) is not None:
                 probe.note_examples(batch, collect_norm)
             restore = self._state_restorer(has_examples)
+            # Confusion matrices and scores are an evaluation's: adding them up in each step would cost more than small
+            # steps.
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
             if "loss" not in metrics and self._trainer.reports_loss:
                 raise UsageError(
@@ -72,8 +76,10 @@ class StepRunner:
                 )
             count = metrics["loss"].count if self._trainer.reports_loss else num_examples(batch)
             self._trainer.reduction.aggregate_again(batch, count, self._per_replica_variables)
+            # After the sums, whose mean of moving statistics a skipped step must not keep either.
             restore(metrics)
             for averaged in self._inventory.averaged.values():
+                # Last, so that an average follows the weights as this step leaves them.
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
             return zero_unless(self._counts(has_examples), metrics)
 
@@ -127,6 +133,7 @@ class StepRunner:
         )
         state = [aggregated.variable for aggregated in inventory.aggregated]
         local = [*self._per_replica_variables, *(state if reduction.restores_statistics else ())]
+        # What such a batch adds must be added once, though each replica has computed it.
         if is_only_replica():  # each computes the same examples, which sums of all replicas' values have once
             first = tf.equal(self._mesh.data.rank, 0)
             sums = [v for v in self._per_replica_variables if v.aggregation == tf.VariableAggregation.SUM]
@@ -233,6 +240,7 @@ def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf
         with tf.name_scope(graphs.ENGINE_SCOPE):
             assign_local(variable, value)
 
+    # Other workers write it meanwhile: assigning the old value again, even the same, would undo what they wrote.
     if server_device(variable):  # others change it too, so it is assigned only if needed
         for does_count in counts:
             tf.cond(does_count, lambda: None, lambda: assign(value))

@@ -20,6 +20,7 @@ from ..errors import NotCompilableError, UsageError
 from ..internals import graphs
 from ..internals.tensorflow import variables_read
 from ..internals.variables import tf_variable, variable_path
+from ..optimizers import KerasOptimizer
 from ..reduction import per_replica
 from ..reduction.aggregation import ADD_ROWS, MEAN, SUM, described
 from ..state import TrainState
@@ -62,8 +63,8 @@ _SUMS = {
     "UnsortedSegmentSum",
 }
 _STATEFUL_SAMPLING = (
-    "the step samples random numbers that differ in a resumed run (%s, of tf.random); use tf.random.stateless_* "
-    "with step_context().seed(), or Keras's layers"
+    "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
+    "tf.random.stateless_* with step_context().seed(), or by Keras's layers"
 )
 _SUMMARY_OF_ONE = (
     "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
@@ -76,7 +77,7 @@ class StepChecks:
     """The checks of a program's step.
 
     Args:
-      runner: runs the step, and has the contexts of its traces; None for a step that is not a trainer's.
+      state, runner: the trainer's state, and what runs its step; None for a step that is not a trainer's.
       trains: whether it is `Trainer.train_step`.
       replicas: how many have copies of the variables.
       jit: whether XLA compiles it.
@@ -88,7 +89,7 @@ class StepChecks:
 
     def __init__(
         self,
-        state: TrainState,
+        state: TrainState | None,
         runner: StepRunner | None,
         trains: bool = True,
         replicas: int = 1,
@@ -99,15 +100,21 @@ class StepChecks:
         self._jit, self._shares_weights = jit, shares_weights
         self.second_trace = SecondTrace()
 
-    def traced(self, trace: Callable[[], tf.types.experimental.ConcreteFunction]):
-        """Traces a step by calling `trace`, checks it, and returns it."""
+    def traced(self, trace: Callable[[], tf.types.experimental.ConcreteFunction], replicates_batch: bool = False):
+        """Traces a step by calling `trace`, checks it, and returns it.
+
+        Args:
+          replicates_batch: whether each replica computes the whole batch, so that what it assigns is the others' too.
+        """
         try:
             step = trace()
         except UsageError:
-            if self._runner:  # a loss's mistake may be why, such as comparing pairs, which has no gradient
+            if (
+                self._runner and self._state
+            ):  # a loss's mistake may be why, such as comparing pairs, which has no gradient
                 check_losses(self._runner.pop_contexts(), type(self._state.trainer).__name__)
             raise
-        self._check(step.graph)
+        self._check(step.graph, replicates_batch)
         if self.second_trace.is_needed:
             with self.second_trace.deciding():
                 self._check(trace().graph)
@@ -116,12 +123,12 @@ class StepChecks:
         warn_of_step(step.graph, self._replicas)
         return step
 
-    def _check(self, graph: tf.Graph) -> None:
-        if self._runner is None:
+    def _check(self, graph: tf.Graph, replicates_batch: bool = False) -> None:
+        if self._runner is None or self._state is None:
             return
         state = self._state
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
-        state.trainer.inventory.note_traced_values()
+        state.trainer.inventory.captured.note()
         check_losses(contexts, type(state.trainer).__name__)
         if not self._trains:
             check_written(state, graph)
@@ -130,7 +137,7 @@ class StepChecks:
         check_saved(state, graph)
         if self._shares_weights is not None:
             check_added(state, graph, contexts[0].readings if self._shares_weights else None)
-        elif self._replicas > 1:
+        elif self._replicas > 1 and not replicates_batch:
             check_aggregated(state, graph, [context.batch for context in contexts], self._replicas, self.second_trace)
 
 
@@ -313,9 +320,8 @@ def check_saved(state: TrainState, graph: tf.Graph) -> None:
         first = min(trained, key=variable_path)
         raise UsageError(
             f"{type(state.trainer).__name__}: its step uses a trainable variable, {variable_path(first)} "
-            f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; assign "
-            "it, or its model or layer, to an attribute of the trainer (also in a list, a dictionary or a "
-            "tf.Module), or set trainable=False"
+            f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; make it, or "
+            f"its model or layer, {state.trainer.saved_places}, or set trainable=False"
         )
     check_written(state, graph)
     if type(state.trainer).train_step is Trainer.train_step and (idle := _never_updated(state, variables_read(graph))):
@@ -328,13 +334,18 @@ def check_saved(state: TrainState, graph: tf.Graph) -> None:
 
 
 def check_written(state: TrainState, graph: tf.Graph) -> None:
-    """Raises UsageError if the program's part of a step writes what no checkpoint has, so a resume would lose it."""
+    """Raises UsageError if the program's part of a step writes what no checkpoint has, so a resume would lose it.
+
+    What it only reads is noted: the run is not saved once that changes.
+    """
     states = [generator.state.value for generator, _ in state.trainer.inventory.seed_generators]  # set by each step
     held = {id(copy.handle) for v in (*state.variables(), *states) for copy in per_replica.components(v)}
-    others = {id(variable.handle): variable for variable in variables_read(graph)}
+    others = {id(v.handle): v for v in variables_read(graph) if id(v.handle) not in held}
     for handle, op in graphs.written(graph):
+        variable = others.pop(id(handle), None)
         if id(handle) not in held and (line := graphs.program_line(op)):
-            _refuse_written(type(state.trainer).__name__, op, others.get(id(handle)), line)
+            _refuse_written(type(state.trainer).__name__, op, variable, line)
+    state.trainer.inventory.captured.note_read(others.values())
 
 
 def _refuse_written(owner: str, op: tf.Operation, variable: tf.Variable | None, line: str) -> None:
@@ -359,7 +370,10 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
         return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
 
     inventory = state.trainer.inventory
-    updated = handles(v for optimizer in inventory.optimizers.values() for v in optimizer.all_variables)
+    optimizers = inventory.optimizers.values()
+    updated = handles(v for optimizer in optimizers for v in optimizer.all_variables)
+    keras_optimizers = [each.keras_optimizer for each in optimizers if isinstance(each, KerasOptimizer)]
+    updated |= handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
     in_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
     weights = handles(v for v in inventory.all_weights if state.trainer.learning_rate_multiplier(v) != 0)
     done = state.named_idle | updated | (in_layers - weights)
@@ -382,8 +396,9 @@ def check_added(state: TrainState, graph: tf.Graph, shared: Readings | None = No
     assigned = graphs.Assignments(graph)
     optimizers = state.trainer.inventory.optimizers.values()
     trained = {id(variable) for optimizer in optimizers for variable in optimizer.all_variables}
-    for variable, value in shared.variables if shared else ():
-        own, again = tf_variable(variable), any(variable is one for one in shared.pulled_again)
+    read, read_again = (shared.variables, shared.pulled_again) if shared else ((), ())
+    for variable, value in read:
+        own, again = tf_variable(variable), any(variable is one for one in read_again)
         if id(own) in trained and (assigned.from_itself(own.handle, value) or (again and assigned.any_to(own.handle))):
             raise UsageError(
                 f"{variable_path(variable)} {variable.shape}: besides its optimizer, the step assigns this weight "
@@ -516,7 +531,7 @@ def warn_of_step(graph: tf.Graph, replicas: int) -> None:
     It samples numbers that no resumed run repeats, adds up 16-bit values in 16 bits, or writes one replica's summary.
     """
     halves, ops = (tf.bfloat16, tf.float16), [*graphs.operations(graph)]
-    if sampled := graphs.STATEFUL_RANDOM & {op.type for op in ops}:
+    if sampled := {op.type for op in ops if graphs.samples(op)}:
         logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:
         logging.warning_once(_SUMS_IN_16_BITS, ", ".join(inexact[:5]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from .. import logging
 from ..data.arrays import is_on_gpus
 from ..data.feed import CallInput
 from ..errors import NotCompilableError, reason
@@ -38,6 +40,7 @@ from .pace import Pace
 from .program import Program
 from .syncs import Syncs
 
+_FORMS = 8  # of a step, whose programs are kept
 # A loop of small steps is unrolled by this factor: TensorFlow's executor completes an iteration before it starts the
 # next; within one, a step's first operations overlap the updates of the step before. Steps with more operations than
 # this, or with convolutions, gain nothing and take long to trace: dlrm in two micro-batches has 681, resnet20 1,384
@@ -97,16 +100,38 @@ class _Call(NamedTuple):
         return self.first_step + tf.cast(offset - self.start, tf.int64)
 
 
+class Programs(dict[tuple, Any]):
+    """Compiled programs, by the values on which a traced step depends (`Inventory.step_form`), and by further ones.
+
+    Those of the newest forms of the step are kept: a callback may set another momentum before each step.
+    """
+
+    def add(self, key: tuple, program: Any) -> None:
+        """Adds a program, and frees those of the oldest form of too many."""
+        self[key] = program
+        if len(forms := [*dict.fromkeys(form for form, *_ in self)]) <= _FORMS:
+            return
+        for old in [old for old in self if old[0] == forms[0]]:
+            del self[old]
+        both = (itertools.chain.from_iterable(form[2:]) for form in forms[-2:])  # the optimizers' settings
+        changed = dict.fromkeys(name for (name, value), (_, other) in zip(*both, strict=True) if value != other)
+        logging.warning_once(
+            "%s changes again and again, and the step is compiled for each value, which takes as long as before the "
+            "first step; change it less often, such as once per epoch (a learning rate takes effect without)",
+            ", ".join(changed) or "what is trainable",
+        )
+
+
 class Compiled(NamedTuple):
     """The compiled programs of an `InnerLoop`, without its feed and its data."""
 
-    programs: dict[tuple, tf.types.experimental.ConcreteFunction]
+    programs: Programs
     trace: StepTrace
     arrivals: Arrivals | None
 
     def newest(self, programs: int) -> Compiled:
         """Returns those with no more than so many programs, the last ones that were compiled."""
-        return self._replace(programs=dict([*self.programs.items()][-programs:]))
+        return self._replace(programs=Programs([*self.programs.items()][-programs:]))
 
 
 class InnerLoop(Program):
@@ -175,7 +200,7 @@ class InnerLoop(Program):
         self._rows_device = "CPU:0" if returns_rows else ""
         self._trace = StepTrace(prediction_specs=None if returns_rows else ())  # the newest
         self._traced_input: tuple[int, int, CallInput] | None = None  # with its step and limit
-        self.programs: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
+        self.programs = Programs()
 
     def __call__(self, step: int, limit: int, *loop_inputs, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer if the operands end.
@@ -184,14 +209,16 @@ class InnerLoop(Program):
           *loop_inputs: the other arguments of `_loop`, in a subclass.
           due: the step after which metrics are read, if known.
         """
-        before, programs = time.perf_counter(), len(self.programs)
+        before, trace = time.perf_counter(), self._trace
         limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
         call_input = self._call_input(step, limit)
         input_seconds, steps = time.perf_counter() - before, call_input.stop - call_input.start
         arguments = self._arguments(step, call_input, step + steps == due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
         call = functools.partial(self._compiled_loop(step, arguments), *arguments)
-        compiles = len(self.programs) > programs
+        compiles = self._trace is not trace
+        # The host's step is that of the end already while the call is queued: what the host plans next must not wait
+        # for it.
         with self.moving_to(step + steps), self._compilation_explained(compiles):
             if self._arrivals is None:
                 tensors = call()
@@ -213,6 +240,7 @@ class InnerLoop(Program):
         """Returns the arguments of `_loop`; the last step collects the norm if something is due after it."""
         operands, start, stop = call_input
         number = step if self.state else step % self.feed.order.steps_per_epoch  # of an evaluation, its batch's
+        # One tensor instead of four: each argument of a call costs the host some microseconds.
         return operands, tf.constant((number, start, stop, stop - 1 if is_due else -1), tf.int64), *more
 
     @contextlib.contextmanager
@@ -236,15 +264,15 @@ class InnerLoop(Program):
         replicates_batch = self.feed.order.replicates_batch(step, self._batch_shares)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
+        # A trace keeps the writer that was the default as it was traced, so another writer needs another trace.
         writer = None if self.jit else summary_writer()  # XLA compiles no summaries
         if (form := (self._form(), shapes, replicates_batch, writer)) not in self.programs:
             trace = StepTrace(replicates_batch)
             loop = functools.partial(self._loop, trace)
             compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
-                self.programs[form] = compiled.get_concrete_function(operands, *arguments[1:])
-            if self._is_eager:
-                self.programs[form] = functools.partial(self._execute, trace)
+                program = compiled.get_concrete_function(operands, *arguments[1:])
+            self.programs.add(form, functools.partial(self._execute, trace) if self._is_eager else program)
             self._trace = trace
         return self.programs[form]
 
@@ -266,13 +294,14 @@ class InnerLoop(Program):
                 call = call._replace(**offsets)
         one_step, sums = self._trace_step(trace, operands, call.start, call.first_step)
         loops = [(1, one_step)]
+        # The rest of a call, fewer steps than are unrolled, is done one by one by the second loop.
         if self._is_unrolled(trace.graph, operands):
             # Inlined: calls of one graph would wait for each other, operations only for their inputs.
             loops.insert(0, (_UNROLLED_STEPS, functools.partial(self._replicated_step, trace)))
         if self._syncs is None:
             _, sums = self._run_until(call.stop, call, loops, call.start, sums)
         else:
-            sums = self._run_periods(call, loops, sums)
+            sums = self._run_periods(self._syncs, call, loops, sums)
         if self.state is not None:  # here it is one more operation; from the host it would take half a millisecond
             with tf.device(self._counter_device):
                 last_step = call.step(call.stop)
@@ -297,13 +326,15 @@ class InnerLoop(Program):
         `more` are specs of a step's arguments other than its batch, its number and whether it collects the norm.
         """
         one_batch = tf.function(self.feed.next_operands, autograph=False)
+        # The step is traced on the batch's specification alone, not in the loop's graph: the loop, its zeros and the
+        # checks need the step's graph before there is a loop.
         batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
 
         def traced():
             one_step = tf.function(functools.partial(self._replicated_step, trace), autograph=False)
             return one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
 
-        one_step = self._checks.traced(traced)
+        one_step = self._checks.traced(traced, trace.replicates_batch)
         trace.graph = one_step.graph
         return one_step, self._zeros(trace, self._step_result(one_step.structured_outputs))
 
@@ -344,6 +375,8 @@ class InnerLoop(Program):
                         batch = self._step_operands(call.operands, offset)
                         with tf.device(self._counter_device):
                             step, collect_norm = call.step(offset), tf.equal(offset, call.norm_offset)
+                        # Adding within the loop keeps the metrics on the device: a call returns one tensor however many
+                        # steps it had.
                         sums = self._add_step(sums, run_step(batch, step, collect_norm))
                         with tf.device(self._counter_device):
                             offset = offset + 1
@@ -355,12 +388,12 @@ class InnerLoop(Program):
             offset, sums = self._while(fits, iterate, offset, sums)
         return offset, sums
 
-    def _run_periods(self, call: _Call, loops: Sequence[tuple[int, Callable]], sums):
+    def _run_periods(self, syncs: Syncs, call: _Call, loops: Sequence[tuple[int, Callable]], sums):
         """Runs a call's steps with a sync of the replicas at the end of each period; returns the sums.
 
         This needs nested loops: a sum across replicas may be in a loop around `strategy.run`, not in a condition.
         """
-        sync, period_steps = self._syncs.sync.get_concrete_function(), self._syncs.period_steps
+        sync, period_steps = syncs.sync.get_concrete_function(), syncs.period_steps
 
         def period_end(offset):
             with tf.device(self._counter_device):
@@ -390,6 +423,7 @@ class InnerLoop(Program):
             return self.feed.next_operands(operands, offset)
         before = timestamp()
         with tf.control_dependencies([before]):
+            # Behind the timestamp, or TensorFlow would start to read before it, and the wait would count as none.
             batch = self.feed.next_operands(operands, tf.identity(offset))
         self._arrivals.mark(batch, before)
         return batch
@@ -423,20 +457,25 @@ class InnerLoop(Program):
         def run(*batch):
             batch, replica = self.feed.batch(*batch), tf.cast(replica_id(), tf.int64)
             if trace.replicates_batch:
+                # A batch of fewer examples than replicas is computed by each as a whole; a layer that sums over
+                # replicas would count each example as often as there are replicas.
                 exchange = single_replica_context()
             elif why := self.feed.order.no_exchange_reason(self._batch_shares):
+                # Some replicas may have no batch left while others do: a sum in a layer would wait for them forever.
                 exchange = forbid_exchange(why)
             else:
                 exchange = contextlib.nullcontext()
             with exchange:  # other than the engine's
                 result = self._step_function(batch, step, collect_norm, *more)
             metrics, rows = result if self._returns_rows else (result, ())
+            # Known only now, since what a step returns is up to its code.
             trace.metric_specs = row_specs(metrics, self._keeps_scores)
             sums = stack(metrics, self._sums_dtype, self._keeps_scores)
             if not self._returns_rows:
                 return (sums,)
             trace.prediction_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), rows)
             rows = tf.nest.flatten(rows)
+            # Replicas and calls return rows in no common order; by its key each is put back into the data's order.
             sort_keys = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)
             return sums, sort_keys, *rows
 

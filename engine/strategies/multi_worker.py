@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import zlib
 from collections.abc import Callable
@@ -216,8 +217,11 @@ def watched_figures(distribution: tf.distribute.Strategy) -> tuple[str, ...]:
     return ("gradient_norm",) if is_on_gpus(distribution) else ("reduce_seconds", "gradient_norm")
 
 
+@functools.cache  # a process has one server
 def connect(task: WorkerTask, communication: str = "auto") -> tf.distribute.MultiWorkerMirroredStrategy:
     """Starts this worker's server and waits for all workers'. Before any op runs.
+
+    A later run of the process has the same server.
 
     Args:
       communication: "auto", "ring" (TensorFlow's own, over gRPC) or "nccl" (GPUs).

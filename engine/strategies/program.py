@@ -75,6 +75,7 @@ class Program:
         row_bytes = sum(
             x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.prediction_specs)
         )
+        # Rows of all processes are exchanged at once and held by each until they are in order.
         return max(1, _ROWS_BYTES // (row_bytes * self.feed.order.batch_size)) if row_bytes else math.inf
 
     def trace(self) -> Sequence[RowSpec]:

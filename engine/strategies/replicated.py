@@ -91,10 +91,12 @@ class Replicated(Strategy):
         if self.static_shapes and is_evaluation:
             batch_size = eval_batch_size(len(split), batch_size, self.num_replicas)
         num_bytes = example_bytes(split)
-        is_resident = not varies and not split.is_random and num_bytes * len(split) <= options.resident_bytes
+        is_once = not (varies or split.is_random or split.varies)
+        is_resident = is_once and num_bytes * len(split) <= options.resident_bytes
         if varies:
             block_steps = 1  # padded alike on all replicas
         elif is_resident:
+            # Indices alone are sent, 8 bytes an example, so a block of them may last long.
             block_steps = self.options.steps_per_loop or max(self.BLOCK_STEPS, _BLOCK_INDICES // batch_size)
         else:
             block_bytes = _BLOCK_BYTES["GPU" if self._devices.on_gpus else "CPU"]
@@ -126,6 +128,7 @@ class Replicated(Strategy):
         options = self.options.feed_options
         watch, policy = options.watch or unwatched, options.auto_shard.upper()
         # Processes with shards of one copy of the model read the same examples, so they don't divide files.
+        # If a copy of the model spans processes, its shards need the same examples at the same time.
         reads_alike = len(self.distribution.extended.worker_devices) % self.mesh.model.size > 0
         timeout_seconds = options.read_timeout_seconds if self.num_hosts == 1 else 0.0  # several have a watchdog
         if reads_alike and is_part(stream, policy):
@@ -161,6 +164,8 @@ class Replicated(Strategy):
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids)
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
+        # Replicas differentiate sums of losses, larger than a mean by the number of examples, which float16 would
+        # overflow on.
         if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # a single one takes the mean
             examples = (
                 train_feed.order.batch_size / self._batch_shares / state.trainer.run_context.options.accumulate_steps
@@ -210,12 +215,15 @@ class Replicated(Strategy):
 
         def train(batch, number, collect_norm):
             if callable(step):
+                # A step of a program's own has no trainer to make a context from, and collectives look for the mesh in
+                # one.
                 with StepContext(mesh=self.mesh):
                     return {**step(batch, number, collect_norm), **self._local_figures()}
             with updates_explained(replicas):
                 metrics = runner.train_batch(checks.second_trace.examples(batch), number, collect_norm, jit=jit)
             return {**metrics, **self._local_figures()}
 
+        # Only training lets replicas differ; external steps see synchronized ones.
         syncs = self._syncs if step == "train" else None
         return self._inner_loop(
             train,
@@ -236,7 +244,7 @@ class Replicated(Strategy):
         return {}
 
     def run(self, program: InnerLoop, limit: int, *loop_inputs) -> LoopResult:
-        self._inventory.warn_of_changed_values()
+        self._inventory.captured.check()
         if (pace := program.pace) is None:
             return program(program.step, limit)
         if self._syncs:
@@ -244,6 +252,8 @@ class Replicated(Strategy):
         step, began = program.step, pace.clock()
         steps = pace.next_steps(step, program.feed.max_steps_per_call(step, limit), limit)
         result = program(step, steps, *loop_inputs, due=step + limit)
+        # It waits for the call before this one, so at most two are in flight and the clock measures the device, not the
+        # queue.
         pace.add_call(result, began)
         if self._syncs:
             self._syncs.after_call(program.step, due=result.steps == limit)

@@ -21,7 +21,7 @@ class Syncs:
     """
 
     def __init__(self, distribution: tf.distribute.Strategy, reduction: Reduction):
-        self.period_steps = reduction.sync_every_steps
+        self.period_steps = reduction.sync_every_steps or 1
         self.sync = tf.function(lambda: distribution.run(reduction.sync), autograph=False)
         self.in_step = True
         self._begin = compiled_once(lambda: distribution.run(reduction.begin_period))

@@ -64,6 +64,8 @@ class WorkersLoop(InnerLoop):
       agreed_steps: approximate number of steps for the next call on all workers.
     """
 
+    _arrivals: Arrivals
+
     def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):
         self._worker = worker
         self._num_workers = num_workers

@@ -51,7 +51,7 @@ class FileKind(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """A listed file."""
+    """A file that a pattern or folder names: as it was found there, and what it is a link to."""
 
     path: str
     resolved: str  # the same for all paths of one file

@@ -103,8 +103,8 @@ class Parser:
             return f"has {len(record)} bytes, and {features[0]} takes {size}" if is_wrong else None
         try:
             stored = values_in(record)
-        except NotAnExampleError:
-            return "is not a serialized tf.train.Example"
+        except NotAnExampleError as error:
+            return str(error).removeprefix("it ")
         lines = (_mismatch(feature, stored.get(feature.name), stored) for feature in features)
         return next(filter(None, lines), None)
 

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,7 +262,7 @@ def _infer_features(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFe
     try:
         parsed = [values_in(record) for record in samples]
     except NotAnExampleError as error:
-        raise InputError(f"{path}: of a record: {error}; write a {NAME}, or records that are") from None
+        raise InputError(f"{path}: of a record: {error}; write a {NAME}, or tf.train.Examples") from None
     by_name, rare = {}, {}
     for name in sorted({name for record in parsed for name in record}):
         stored = [record[name] for record in parsed if name in record and len(record[name].values)]
@@ -279,7 +279,7 @@ def _infer_features(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFe
 
 
 class NotAnExampleError(ValueError):
-    """Bytes are not a serialized tf.train.Example."""
+    """Bytes are not a serialized tf.train.Example, of the form "it is ..."."""
 
 
 class Stored(NamedTuple):
@@ -293,10 +293,14 @@ def values_in(record: bytes) -> dict[str, Stored]:
     """Returns the features of a serialized tf.train.Example by name. Raises `NotAnExampleError`."""
     import tensorflow as tf
 
+    lists: Iterable[str] = ()
     try:
+        lists = tf.train.SequenceExample.FromString(record).feature_lists.feature_list
         features = tf.train.Example.FromString(record).features.feature
     except Exception:  # protobuf's, which TensorFlow does not export
         features = {}
+    if lists:  # which an Example's parser skips
+        raise NotAnExampleError(f"it is a tf.train.SequenceExample, whose lists are not read ({', '.join(lists)})")
     if record and not features:
         raise NotAnExampleError("it is not a serialized tf.train.Example")
     kinds = {name: feature.WhichOneof("kind") for name, feature in features.items()}

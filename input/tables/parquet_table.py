@@ -392,27 +392,24 @@ class ParquetTable:
         return types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
 
     def _length(self, name: str) -> int | None:
-        """Returns the length of a column's lists; None if they differ. Reads what the files' counts don't show."""
+        """Returns the length of a column's lists; None if they differ.
+
+        Reads all, since files have only the number of values: lists of 1 and 3 have as many as two of 2.
+        """
         lengths: set[int] = set()
+        readers = functools.lru_cache(1)(lambda number: self._open(number, InputError, self._metadata[number]))
         for number, row_group in self._groups:
             at = self._schemas[number].get_field_index(name)
             if at < 0 or not self._is_list(self._schemas[number].field(at).type):
                 continue
-            group = self._metadata[number].row_group(row_group)
-            leaf = self._positions[number].get(f"{name}.list.element")
-            counted = None if leaf is None else group.column(leaf).num_values  # a missing or empty list counts as 1
-            if lengths and counted == group.num_rows * min(lengths):
-                continue
             try:
-                for batch in self._open(number, InputError).iter_batches(64, row_groups=[row_group], columns=[name]):
-                    lengths |= {*self._pa.compute.list_value_length(batch.column(0)).drop_null().to_pylist()}
+                for batch in readers(number).iter_batches(1024, row_groups=[row_group], columns=[name]):
+                    lengths |= {*self._pa.compute.list_value_length(batch.column(0)).unique().drop_null().to_pylist()}
                     if len(lengths) > 1:
                         return None
-                    if lengths and counted == group.num_rows * min(lengths):
-                        break
             except (self._pa.ArrowException, OSError) as error:
                 raise self._unreadable(InputError, number, row_group, error) from None
-        return lengths.pop() if lengths else 0
+        return max(lengths, default=0) or None
 
     def _unreadable(self, kind: type[ValueError], number: int, row_group: int, error: Exception) -> ValueError:
         path = self.source.paths[number]
@@ -427,7 +424,8 @@ class ParquetTable:
         group.values[name], rows = decoding.split_lists(array, numbers.values[name], pa)
         wrong = {int(rows[at]): problem for at, problem in numbers.wrong.get(name, {}).items()}
         if name in numbers.missing:
-            wrong |= dict.fromkeys(rows[numbers.missing[name]].tolist(), "has a list without one of its values")
+            problem = "has a list without one of its values; fill it, or let max_bad_records leave such rows out"
+            wrong |= dict.fromkeys(rows[numbers.missing[name]].tolist(), problem)
         if wrong:
             group.wrong[name] = wrong
         if array.null_count:

@@ -120,7 +120,7 @@ def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None,
         if items is None:
             missing[row] = True
         elif len(items) != length or None in items:
-            wrong[row] = f"has not {length} values, as others have"
+            wrong[row] = f"has not {length} values, as others have; write it so, or let max_bad_records leave it out"
         else:
             values[row] = items
     return values, missing, wrong

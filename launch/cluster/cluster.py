@@ -65,10 +65,10 @@ class Cluster:
         index = members.index(self.index)
         return dataclasses.replace(self, addresses=addresses, index=index, absent=absent, lock=lock)
 
-    def with_workers(self, newcomers: Sequence[tuple[str, str]], folder: str) -> Cluster:
-        """Adds workers, which have announced themselves in a folder, to the coordinator's cluster."""
-        split_at = 1 + len(self.job("worker"))
-        addresses = self.addresses[:split_at] + tuple(newcomers) + self.addresses[split_at:]
+    def with_workers(self, workers: Sequence[str], folder: str) -> Cluster:
+        """Makes the coordinator's cluster of other workers, at addresses; newcomers announce themselves in a folder."""
+        named = tuple((f"worker {number}", address) for number, address in enumerate(workers))
+        addresses = self.addresses[:1] + named + self.addresses[1 + len(self.job("worker")) :]
         return dataclasses.replace(self, addresses=addresses, newcomers=folder)
 
     @property
@@ -88,6 +88,16 @@ class Cluster:
     def is_on_one_host(self) -> bool:
         """Whether all addresses are loopback's, so that every task is on this machine."""
         return all(_is_loopback(split(address)[0]) for _, address in self.addresses)
+
+    @property
+    def identity(self) -> bytes:
+        """The key by which the job's tasks sign what they announce: its secret and its tasks.
+
+        Without an evaluator, which only reads files, and workers around servers, which come and go.
+        """
+        kinds = ("chief", "ps") if self.job("ps") else ("chief", "worker")
+        tasks = sorted(f"{name}={address}" for name, address in self.addresses + self.absent)
+        return b"\0".join([self.secret, *(task.encode() for task in tasks if task.startswith(kinds))])
 
     @property
     def num_workers(self) -> int:
@@ -123,7 +133,8 @@ def make_cluster(
       environment: the process's variables, where the secret is.
     """
     _check_addresses(source, addresses)
-    return Cluster(tuple(addresses), index, _secret(environment.get(SECRET, "")), source)
+    normal = tuple((name, _normalized(address)) for name, address in addresses)
+    return Cluster(normal, index, _secret(environment.get(SECRET, "")), source)
 
 
 def counts(kinds: Mapping[str, int]) -> str:
@@ -135,6 +146,16 @@ def split(address: str) -> tuple[str, int] | None:
     """Returns (host, port) of "host:port" or "[IPv6]:port"; None if it is neither."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", address, flags=re.ASCII)
     return (match[1] or match[2], int(match[3])) if match else None
+
+
+def _normalized(address: str) -> str:
+    """Spells an address as all tasks do: names of hosts have no case, and IPv6 numbers one form."""
+    host, port = split(address) or ("", 0)
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return f"{host.rstrip('.').lower()}:{port}"
+    return f"[{number}]:{port}" if number.version == 6 else f"{number}:{port}"
 
 
 def _is_loopback(host: str) -> bool:
@@ -164,6 +185,6 @@ def _check_addresses(source: str, addresses: Sequence[tuple[str, str]]) -> None:
             raise UsageError(f"{source}'s {name} is {address!r}; write its address as 'host:port', without a scheme")
         if not 1 <= port <= 65535:
             raise UsageError(f"{source}'s {name} is {address!r}, whose port is out of range; use 1 to 65535")
-        if address in owners:
-            raise UsageError(f"{source}'s {owners[address]} and {name} are both {address}; give each its own port")
-        owners[address] = name
+        if (normal := _normalized(address)) in owners:
+            raise UsageError(f"{source}'s {owners[normal]} and {name} are both {normal}; give each its own port")
+        owners[normal] = name

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ...engine.machine.files import file_system_time
 from ...engine.strategies.registry import CLUSTERED
 from ..failures import UsageError
 from . import kubernetes, rendezvous, slurm, tf_config
@@ -22,7 +23,9 @@ from .cluster import Cluster, Tasks, counts, make_cluster, split
 
 _SCHEDULERS = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
-_NOTE_SECONDS = 60.0  # after which a worker that has announced itself, and does so each second, has left
+# After which a worker that has announced itself, and does so each second, has left: NFS shows times up to 60 s late.
+_NOTE_SECONDS = 120.0
+_CALL_SECONDS = 2.0
 _OPEN = "TensorFlow's servers listen on all interfaces and trust whoever calls: close the tasks' ports to all others"
 
 
@@ -154,18 +157,25 @@ def newcomers(cluster: Cluster, folder: str) -> list[tuple[str, str]]:
 
     Each as (name, "host:port"), with the name that it would have.
     """
-    members, here = {address for _, address in cluster.addresses}, list[str]()
+    members, noted = {address for _, address in cluster.addresses}, dict[str, float]()
     with contextlib.suppress(OSError):  # there is no such folder
-        for note in os.scandir(folder):
-            is_fresh = abs(time.time() - note.stat().st_mtime) < _NOTE_SECONDS
-            if (
-                is_fresh
-                and note.name not in members
-                and split(note.name)
-                and rendezvous.answers(note.name) == "serving"
-            ):
-                here.append(note.name)
-    return [(f"worker {number}", address) for number, address in enumerate(sorted(here), len(cluster.job("worker")))]
+        noted = {note.name: note.stat().st_mtime for note in os.scandir(folder) if split(note.name)}
+    if not noted.keys() - members:
+        return []
+    now = file_system_time(folder)
+    calls = [
+        ("", address) for address, at in sorted(noted.items()) if now - at < _NOTE_SECONDS and address not in members
+    ]
+    here = [call[1] for call, reply in rendezvous.call_all(calls, _CALL_SECONDS).items() if reply.answer == "serving"]
+    return [(f"worker {number}", address) for number, address in enumerate(here, len(cluster.job("worker")))]
+
+
+def with_newcomers(cluster: Cluster, folder: str) -> Cluster:
+    """Adds the newcomers to a coordinator's cluster: in the places of workers that do not answer, and behind them."""
+    workers, come = cluster.job("worker"), [address for _, address in newcomers(cluster, folder)]
+    replies = rendezvous.call_all([("", address) for address in workers], _CALL_SECONDS) if come else {}
+    addresses = [come.pop(0) if come and not replies["", address].answer else address for address in workers]
+    return cluster.with_workers([*addresses, *come], folder)
 
 
 def describe(cluster: Cluster) -> str:

@@ -100,9 +100,11 @@ def _refusing(port: int) -> socket.socket:
     sock = _unbound()
     _divide(sock)
     _bound(sock, port, backlog=0)
-    caller = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    caller = socket.socket(sock.family, socket.SOCK_STREAM)
     caller.setblocking(False)
-    caller.connect_ex(("127.0.0.1", port))  # done at once, or another has the room
+    caller.connect_ex(
+        ("::1" if sock.family == socket.AF_INET6 else "127.0.0.1", port)
+    )  # done at once, or another has the room
     caller.detach()
     return sock
 

@@ -3,7 +3,9 @@
 Before an attempt the agents (`launch/agent.py`) meet at the addresses of their tasks, which do not run then. The first
 that is there, in the order of addresses, decides once all are there, or the others have not come in time: it takes the
 lock on run_dir, which its task then has, and announces the members. No agent decides without the lock, so at most one
-half of a divided network continues. A later agent waits, and the attempt's chief notices it (`is_waiting`).
+half of a divided network continues; the other members try the lock, too, and refuse an attempt that it does not keep
+out. Members are workers that all reach each other. A later agent waits, and the attempt's chief notices it
+(`is_waiting`).
 
 A worker whose host has a notice of preemption comes too, to let the others know that it leaves: they do not wait for
 it. They wait two seconds for further notices, as those of a whole job do not come at once.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,13 +35,21 @@ _GRACE_SECONDS = 10.0
 _READ_SECONDS = (
     60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
 )
+_CALL_SECONDS = 2.0  # for a host that does not answer at all
 _NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
 
 
-def is_waiting(address: str) -> bool:
-    """Returns whether an agent waits at its task's address to take part in an attempt."""
-    note = rendezvous.call(address)[1]
-    return note is not None and not rendezvous.leaves(note)
+def is_waiting(address: str, members: Sequence[tuple[str, str]] = ()) -> bool:
+    """Returns whether an agent waits at its task's address to take part in an attempt, and reaches all its members."""
+    note = rendezvous.call(address).note
+    if not _is_agent(note) or rendezvous.leaves(note):
+        return False
+    return not {*map(str, rendezvous.missed(note))} & {address for _, address in members}
+
+
+def _is_agent(note: Mapping[str, Any] | None) -> bool:
+    """Whether an agent announces the note; else its task does."""
+    return note is not None and "absent" in note
 
 
 class Members:
@@ -81,6 +92,7 @@ class Members:
                 notes = {number: note for number, note in notes.items() if not rendezvous.leaves(note)}
                 for note in notes.values():
                     if self._index in (members := self._numbers(note, "members")):
+                        self._check_lock()
                         return self._begin_attempt(members, None)
                     if note.get("members") == []:
                         return None
@@ -91,8 +103,8 @@ class Members:
                         self.is_late = True
                         logging.warning("%s waits to be included, at the run's next checkpoint", self._workers.task)
                 is_ending = not runs and now - ran_at < _GRACE_SECONDS
-                is_first = self._index < min(notes, default=self._index + 1)
-                if is_first and self._is_due(notes, is_ending) and (lock := self._lock(notes, bool(runs))):
+                is_first = self._index == min(self._connected(notes))
+                if is_first and self._is_due(notes, is_ending) and (lock := self._lock(here, notes, bool(runs))):
                     members = self._choose_members(notes)
                     here.announce({"absent": sorted(self._absent), "members": members})
                     self._await_readers(members or [*notes])
@@ -126,11 +138,15 @@ class Members:
         """Announces who is absent; returns the notes of the others that are here, and the others whose tasks run."""
         notice = leaving or self._noticed_at < math.inf
         here.announce({"absent": sorted(self._absent), "notice": notice, "leaves": leaving})
-        # Not by threads: one that has just looked up a name may hold a lock of the C library in the next fork.
-        others = {n: address for n, (_, address) in enumerate(self._workers.addresses) if n != self._index}
-        replies = {number: rendezvous.call(address) for number, address in others.items()}
-        notes = {number: note for number, (_, note) in replies.items() if note is not None}
-        runs = {number for number, (reply, note) in replies.items() if reply and note is None}
+        calls = here.ask(_CALL_SECONDS)
+        replies = {self._workers.addresses.index(peer): reply for peer, reply in calls.items()}
+        for number, reply in replies.items():
+            if (reason := rendezvous.refusal(reply.note)) and number not in self._absent:
+                refuses = rendezvous.describe_peers([self._workers.addresses[number]])
+                logging.warning("%s has not started, and is not awaited: %s", refuses, reason)
+                self._absent.add(number)
+        notes = {number: reply.note for number, reply in replies.items() if reply.note and _is_agent(reply.note)}
+        runs = {number for number, reply in replies.items() if reply.answer and number not in notes}
         self._absent |= {number for number, note in notes.items() if rendezvous.leaves(note)}
         if runs:  # an earlier notice has been followed by an attempt, or its tasks are about to end
             self._noticed_at = math.inf
@@ -148,11 +164,37 @@ class Members:
 
     def _choose_members(self, notes: Mapping[int, Any]) -> list[int]:
         """Chooses the members of an attempt from those that are here; none if they are too few."""
-        here = sorted([self._index, *notes])
+        here = self._connected(notes)
         return here[: next((n for n in range(len(here), self._least - 1, -1) if self._fits(n)), 0)]
 
+    def _connected(self, notes: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        """Finds the workers that are here and all reach each other: without those that reach the fewest."""
+        here, numbers = {self._index, *notes}, {address: n for n, (_, address) in enumerate(self._workers.addresses)}
+        missed = {(n, numbers.get(str(address))) for n, note in notes.items() for address in rendezvous.missed(note)}
+        apart = {pair for pair in missed | {(b, a) for a, b in missed} if here.issuperset(pair)}
+        while lost := [n for n, _ in apart]:
+            out = max(lost, key=lambda n: (lost.count(n), n))
+            here.remove(out)
+            apart = {pair for pair in apart if out not in pair}
+        return sorted(here)
+
+    def _check_lock(self) -> None:
+        """Raises `UsageError` if the lock on run_dir, which another member's host has, can be had here too."""
+        lock = LockedRunDir(self._run_dir)
+        try:
+            lock.acquire()
+        except RunDirInUse:
+            return
+        lock.release()
+        raise UsageError(
+            f"min_workers={self._least} needs a file system whose flock holds on all hosts, and another's lock on "
+            f"run_dir={self._run_dir} does not on {socket.gethostname()}: both halves of a divided network would "
+            "continue; mount it without local_lock, nolock or localflock, use another, or leave min_workers out"
+        )
+
     def _missing(self, notes: Mapping[int, Any]) -> list[int]:
-        return [n for n in range(self._workers.num_workers) if n not in notes and n != self._index]
+        connected = self._connected(notes)
+        return [n for n in range(self._workers.num_workers) if n not in connected]
 
     def _is_due(self, notes: Mapping[int, Mapping[str, Any]], is_ending: bool) -> bool:
         """Whether it is time to decide: all have come that are awaited, or have not come in time.
@@ -165,9 +207,11 @@ class Members:
             self._wait.log_progress(f"{rendezvous.describe_peers(awaited)} to come")
         if 0 <= time.monotonic() - self._noticed_at < _NOTICE_SECONDS:
             return False
+        if len(self._connected(notes)) <= len(notes) and self._wait.left_seconds > -_GRACE_SECONDS:
+            return False  # one that has just come is not seen by all yet
         return not awaited or (self._wait.is_over and not is_ending)
 
-    def _lock(self, notes: Mapping[int, Any], runs: bool) -> LockedRunDir | None:
+    def _lock(self, here: Rendezvous, notes: Mapping[int, Any], runs: bool) -> LockedRunDir | None:
         """Returns the lock on run_dir, if enough workers are here or others leave; raises if it is too late to wait.
 
         `runs`: whether some task answers. If the lock is taken too, an attempt runs, and time begins to count again.
@@ -188,11 +232,11 @@ class Members:
                     f"min_workers={self._least} needs a file system with flock, and run_dir={self._run_dir} has none; "
                     "use another, or leave it out"
                 )
-            here = f"{1 + len(notes)} of {self._workers.num_workers} workers are here"
+            count = f"{len(self._connected(notes))} of {self._workers.num_workers} workers are here"
             timeout = f"cluster_timeout_seconds={self._timeout_seconds:g}"
-            event = f"did not come within {timeout} ({here}, and min_workers={self._least})"
+            event = f"did not come within {timeout} ({count}, and min_workers={self._least})"
             missing = [self._workers.addresses[n] for n in self._missing(notes)]
-            problem, are_too_few = ClusterError(rendezvous.missing_line(missing, event)), True
+            problem, are_too_few = ClusterError(here.missing_line(missing, event)), True
         if self._wait.left_seconds > -_GRACE_SECONDS:
             return None
         self.is_left = are_too_few

@@ -5,14 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 from collections.abc import Mapping
 
 from . import listeners
 from .rendezvous import ClusterError
 
-LOOPBACK = "127.0.0.1"
 _PORTS = range(10_000, 60_000)
 _TRIES = 10_000
+
+
+def loopback() -> str:
+    """Finds where this machine's tasks reach each other: 127.0.0.1, or [::1] without IPv4."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return "127.0.0.1"
+    return "[::1]"
 
 
 def free_ports(count: int) -> list[int]:

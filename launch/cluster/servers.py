@@ -85,11 +85,15 @@ def serve(
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: exits.leave(code))
     (chief,) = cluster.job("chief")
-    coordinator, wait = rendezvous.Presence(chief, timeout_seconds), rendezvous.Wait(cluster.task, timeout_seconds)
+    coordinator = rendezvous.Presence(chief, timeout_seconds, cluster.identity)
+    wait = rendezvous.Wait(cluster.task, timeout_seconds)
     requests = Requests(
         run_dir.requests if run_dir else None, lambda kind, task: kind == "stacks" and task == cluster.task
     )
     while not coordinator.is_gone():
+        if coordinator.refusal:
+            line = f"the coordinator ({chief}) has not started: {coordinator.refusal}"
+            exits.leave(failures.fail(failures.EXIT_USAGE, line))
         answer_stacks(requests)
         if run_dir and cluster.kind == "worker" and not cluster.is_chosen:
             discovery.announce(cluster, run_dir.workers)

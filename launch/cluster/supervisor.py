@@ -130,6 +130,7 @@ class Supervisor:
         Raises:
           RunError: a task can't be started.
         """
+        # Children end with this process even if it is killed: the context is entered before the first of them starts.
         with self._children, self._signals():
             try:
                 code = self._run()
@@ -153,6 +154,8 @@ class Supervisor:
                 return self._exit_code_when_stopped(endings)
             step, before = self._newest_step(), self._step
             self._step = max(step, before)
+            # Whether the run has got further decides about a restart: a failure that repeats at the same step would
+            # repeat for ever.
             decision = self._decision or self._rule.decide(endings, step > before)
             if decision.exit_code is not None:
                 if decision.cause:
@@ -163,6 +166,7 @@ class Supervisor:
             self._output.print(decision.message)
             self._record(decision.cause, self._first_ended_at)
             self._children.sweep()  # processes that tasks have left behind, in their own sessions
+            # A host that is out of memory, or a port that is taken, needs some seconds.
             self._pause(decision.pause_seconds)
         return self._exit_code_when_stopped([])
 
@@ -179,6 +183,7 @@ class Supervisor:
             self._selector.register(template, selectors.EVENT_READ, functools.partial(waiting.discard, template))
         while waiting and not self._stop_signal:
             self._handle_events(None)
+        # While a template imports, it may write or die; afterwards only its children matter.
         for template in self._templates.values():
             self._selector.unregister(template)
 
@@ -209,9 +214,10 @@ class Supervisor:
 
     def _start_all(self) -> None:
         self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
-        ports = resources.free_ports(len(self._specs))
+        # All are found before the first task starts, so that none gets a port that another is about to take.
+        ports, host = resources.free_ports(len(self._specs)), resources.loopback()
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
-            self._cluster.setdefault(spec.kind, []).append(f"{resources.LOOPBACK}:{port}")
+            self._cluster.setdefault(spec.kind, []).append(f"{host}:{port}")
         for index in range(len(self._specs)):
             self._start_one(index)
 
@@ -294,6 +300,7 @@ class Supervisor:
 
     def _end_others(self, ending: TaskExit) -> None:
         if self._stop_signal:
+            # Servers hold the variables that the coordinator saves: they end last.
             if not any(self._rule.saves(task.name) for task in self._tasks):
                 for task in self._tasks:
                     task.child.send(signal.SIGTERM)
@@ -362,6 +369,8 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self):
         """Makes signals and deaths of children, received within, wake the loop, and do nothing else."""
+        # A handler of Python runs between any two of its instructions. This one does nothing, and the number comes by a
+        # pipe, so that the loop handles it where it is safe.
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         handlers = Handlers([signal.SIGCHLD, *(signal.Signals[name] for name in EXIT_CODES)], lambda *_: None)
         handlers.install(writing)
@@ -391,6 +400,7 @@ class Supervisor:
             passed_on = signal.SIGTERM if number == signal.SIGHUP else self._stop_signal
             for task in [task for task in self._tasks if self._rule.saves(task.name)] or self._tasks:
                 task.child.send(passed_on)
+            # Tasks end by themselves once they have saved; whatever is left after the grace time is killed.
             self._plan, self._restarts = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
     def _exit_code_when_stopped(self, endings: list[TaskExit]) -> int:

@@ -22,13 +22,18 @@ from .values import differences, plain
 def check(config: Config) -> None:
     """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name.
 
-    Waits only for hosts whose names do not resolve yet.
+    Waits only for hosts whose names do not resolve yet, and lets the other tasks of a cluster know of a mistake.
     """
     process.refuse_within_import()
+    with rendezvous.refusing(config.cluster):
+        _check(config)
+
+
+def _check(config: Config) -> None:
     conflicts.refuse(config, conflicts.CONFLICTS)
     if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
         raise UsageError("metrics_port needs prometheus_client; pip install prometheus_client")
-    if config.cluster:
+    if config.cluster and not rendezvous.has_joined(config.cluster):
         discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
         rendezvous.check_bindable(config.cluster)
     check_placement(config)

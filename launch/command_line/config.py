@@ -35,6 +35,7 @@ PERIODS = flags_with(lambda flag: flag.is_period)
 READING = ("eval", "export", "predict", "generate")  # modes that read a run, and change nothing of it
 WITHOUT_DATA = ("export", "generate")  # those of them that read the run's description of its data instead of data
 _UPDATE_ARGUMENTS = ("optimizer_arg", "learning_rate_schedule_arg")
+_CHECKPOINT_STEPS = 1000
 # Schedules that end at the run's end, so that its length decides numbers too.
 SCHEDULES_TO_THE_END = ("cosine", "polynomial", "exponential")
 
@@ -167,6 +168,17 @@ class Config(Flags):
     def has_evaluator(self) -> bool:
         """Whether one of the run's processes only evaluates."""
         return self.cluster is not None and bool(self.cluster.job("evaluator"))
+
+    @property
+    def checkpoint_period(self) -> tuple[int, float]:
+        """The steps and the seconds from one checkpoint to the next, 0 for never.
+
+        Where others wait for them, an evaluator or workers that may join, a clock does not decide.
+        """
+        if self.has_evaluator or (self.cluster and (self.cluster.absent or self.cluster.newcomers)):
+            default = whole_periods(_CHECKPOINT_STEPS, self.sync_every_steps)
+            return default if self.checkpoint_every_steps is None else self.checkpoint_every_steps, 0.0
+        return self.checkpoint_every_steps or 0, 60 * self.checkpoint_every_minutes
 
     @property
     def monitored(self) -> Monitored:

@@ -385,7 +385,16 @@ class Flags:
         "Evaluate only the first N batches during training; 0: all.",
         use=("mode", "train_and_eval", "train"),
     )
-    checkpoint_every_steps: int = _when_flag(Integer(0), 1000, "Checkpoint. The end is always saved.", **_WRITES)
+    checkpoint_every_minutes: float = _when_flag(
+        Number(lower=0, upper=HUGE),
+        5.0,
+        "Minutes from one checkpoint to the next; 0: off. The end is always saved. With an evaluator, or where workers"
+        " may join, checkpoints are by steps alone.",
+        use=_NEEDS_RUN_DIR,
+    )
+    checkpoint_every_steps: int | None = _when_flag(
+        Integer(0), None, "Checkpoint; by default never, or every 1000 where checkpoints are by steps alone.", **_WRITES
+    )
     summary_every_steps: int = _when_flag(
         Integer(0),
         500,

@@ -21,7 +21,7 @@ from .rules import Boolean, coerce, default_value
 ESSENTIAL = (  # what --helpshort has
     "mode model model_arg input input_arg data_dir validation_split run_dir config seed strategy num_virtual_devices "
     "train_steps train_epochs global_batch_size optimizer learning_rate learning_rate_schedule precision jit "
-    "eval_every_steps checkpoint_every_steps early_stopping restore_best result_json"
+    "eval_every_steps checkpoint_every_minutes early_stopping restore_best result_json"
 ).split()
 
 
@@ -98,7 +98,7 @@ def short_help_text(program: str, doc: str) -> str:
 
 
 def flag_help(field: dataclasses.Field) -> str:
-    """Describes a flag for --help."""
+    """Returns a flag's lines of --help: how it is written, what it does, its default."""
     return described(f"--{usage(field)}", field.metadata["info"].help + _default(field))
 
 

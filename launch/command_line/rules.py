@@ -77,7 +77,7 @@ class Boolean(ValueType):
 
 
 class Number(ValueType):
-    """A number of an interval."""
+    """A number of an interval, also as text; no bool, which Python counts among the numbers."""
 
     def __init__(self, **ends: Any):
         self.interval = Interval(**ends)
@@ -98,7 +98,7 @@ class Number(ValueType):
 
 
 class Integer(Number):
-    """An integer."""
+    """An integer of 32 bits at most, which TensorFlow's counters take."""
 
     def __init__(self, lower: int, upper: int = INT32):
         super().__init__(lower=lower, upper=upper, whole=True)

@@ -20,9 +20,15 @@ import threading
 import weakref
 from collections.abc import Callable
 from logging import Handler
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..failures import EXIT_FAILED, EXIT_INTERRUPTED, print_line
+
+
+def end_left_open(run_dir: str | None) -> None:
+    """Saves and closes the run that this process holds open in a folder, if any, and is not in a call of."""
+    for run in [run for run, folder in LEFT_OPEN.items() if folder and folder == run_dir]:
+        run.end_left_open(at_exit=False)
 
 
 def run_fork(work: Callable[[], int | None]) -> NoReturn:
@@ -87,6 +93,7 @@ class _End:
 
 
 _end = _End()
+LEFT_OPEN: dict[Any, str | None] = {}  # open runs of this process, each with its folder
 
 
 def flush() -> None:

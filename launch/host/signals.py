@@ -185,8 +185,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._answers = self._answers or _Answers(self._ends_process, self._meanwhile)
-            self._handlers.install(self._answers.wakeup)
+            with contextlib.suppress(RuntimeError):  # no thread begins while the interpreter ends
+                self._answers = self._answers or _Answers(self._ends_process, self._meanwhile)
+            self._handlers.install(self._answers.wakeup if self._answers else -1)
         return self
 
     def __exit__(self, *_) -> None:
@@ -233,6 +234,10 @@ class Standby:
 
     def __exit__(self, *_) -> None:
         self._handlers.remove()
+
+    @property
+    def is_within_call(self) -> bool:
+        return self._calls > 0
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from ..command_line.flags import Flags
 from ..command_line.values import plain
 from ..failures import UsageError
 from ..host.process import is_alive
-from ..plan import saved
+from . import plan_file
 from .record_reader import RecordReader
 
 _LOGS, _LOG_BYTES = 8, 16 << 10
@@ -102,7 +102,7 @@ class MonitoredRun:
         """Returns the plan's figures for the run's number of workers; {} without a plan for it."""
         with contextlib.suppress(UsageError):
             if self._record and os.path.lexists(self._planned):
-                plan = saved.read(self._planned, os.O_NOFOLLOW)
+                plan = plan_file.read(self._planned, os.O_NOFOLLOW)
                 return plan.get(self._record.num_workers or 1, {})
         return {}
 

@@ -109,7 +109,7 @@ class BaseRun:
 
     @property
     def features(self) -> Any:
-        """The features of `example`."""
+        """One example's features, as a batch of one, from which models are built."""
         return form.features(self.example)
 
     @property

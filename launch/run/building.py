@@ -37,6 +37,7 @@ from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
 from ...engine.strategies.parameter_server.placement import Rule
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
+from ..command_line.flags import FIELDS
 from ..command_line.values import plain
 from ..failures import RunError, UsageError
 from ..host import threads
@@ -45,6 +46,7 @@ from .compiled_cache import CompiledCache
 from .data import inputs
 from .data.inputs import Inputs
 from .run import Run
+from .saved import weights
 
 # One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
 _LEAST_EXAMPLES_PER_MICRO_BATCH = 16
@@ -198,6 +200,7 @@ def build_state(
     num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
+    context = dataclasses.replace(context, load_initial=weights.initial_loader(config.init_from))
 
     def make() -> TrainState:
         trainer, trainer_context = trainer_class(**config.configured_arguments("model_arg")), context
@@ -257,32 +260,21 @@ def _step_options(
     rate_by = order if order and order.origin.rate_steps else None
     if rate_by and train_steps is not None:
         train_steps = max(rate_by.rate_step(train_steps), least_steps)
-    return StepOptions(
-        seed=config.seed,
-        precision=config.precision,
-        optimizer=config.optimizer,
-        optimizer_arg=optimizer_arg,
-        learning_rate=config.learning_rate,
-        learning_rate_schedule=config.learning_rate_schedule,
-        learning_rate_schedule_arg=config.configured_arguments("learning_rate_schedule_arg"),
-        warmup_steps=config.warmup_steps,
-        rate_by=rate_by,
-        total_steps=train_steps if has_length else max(train_steps or 0, least_steps),
-        weight_decay=config.weight_decay,
-        weight_decay_exclude=exclude,
-        freeze=config.frozen_steps(order.steps_per_epoch, order.shift) if order else (),
-        clip_norm=config.clip_norm,
-        **clips,
-        ema_decay=config.ema_decay,
-        ema_warmup=ema_warmup,
-        reduce_lr=bool(config.reduce_lr),
-        accumulate_steps=config.accumulate_steps,
-        parallel_micro_batches=parallel_micro_batches,
-        recompute=config.recompute,
-        on_nonfinite=config.on_nonfinite,
-        debug=config.debug,
-        check_numerics=config.check_numerics,
-    )
+    flags = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(StepOptions) if field.name in FIELDS
+    }
+    changed = {
+        "optimizer_arg": optimizer_arg,
+        "learning_rate_schedule_arg": config.configured_arguments("learning_rate_schedule_arg"),
+        "rate_by": rate_by,
+        "total_steps": train_steps if has_length else max(train_steps or 0, least_steps),
+        "weight_decay_exclude": exclude,
+        "freeze": config.frozen_steps(order.steps_per_epoch, order.shift) if order else (),
+        "ema_warmup": ema_warmup,
+        "reduce_lr": bool(config.reduce_lr),
+        "parallel_micro_batches": parallel_micro_batches,
+    }
+    return StepOptions(**{**flags, **clips, **changed})
 
 
 def build_checkpoints(

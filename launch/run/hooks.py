@@ -18,6 +18,7 @@ from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, sav
 from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
+from ...engine.hooks.eviction import make_eviction
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.request_handler import RequestHandler
@@ -43,7 +44,7 @@ _POLL_SECONDS = 1.0
 
 
 def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
-    """Makes a run's hooks, in the order in which they act: those that judge, show, stop, and last those that save.
+    """Makes a run's hooks, in the order in which they act: those that evict, judge, show, stop, and that save.
 
     Those that the run itself reads are set as its attributes: `record` to `sync_check`, see `BaseRun`.
 
@@ -71,7 +72,8 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         names = strategy.replica_names
         run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
 
-    hooks: list[Hook] = []  # which those that save keep, for the state of all of them
+    # Which those that save keep, for the state of all of them. What is evaluated and saved is without evicted rows.
+    hooks: list[Hook] = [*make_eviction(run.trainer.inventory)]
     hooks += _judges(run, callbacks, eval_period, hooks)
     hooks += [run.final, run.rows, *user_hooks]
     if run.sync_check:
@@ -150,7 +152,8 @@ def _savers(run: BaseRun, hooks: Sequence[Hook], poller: BackgroundThread) -> li
     """Makes the hooks that save the state of the run and of all `hooks`."""
     config, savers = run.config, list[Hook]()
     if run.checkpoints:
-        savers.append(Checkpointing(run.checkpoints, config.checkpoint_every_steps, hooks))
+        every_steps, every_seconds = config.checkpoint_period
+        savers.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
     if run.snapshots:
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         savers.append(InMemory(run.snapshots, seconds, hooks))
@@ -183,7 +186,7 @@ class _IncludeWorkers(Periodic):
     name = "included"
 
     def __init__(self, config: Config):
-        super().__init__(config.checkpoint_every_steps)
+        super().__init__(config.checkpoint_period[0])
         self._config, self._cluster, self._waiting = config, config.cluster, list[tuple[str, str]]()
         self._ended = threading.Event()
 
@@ -194,7 +197,9 @@ class _IncludeWorkers(Periodic):
     def _poll(self) -> None:
         absent, newcomers = self._cluster.absent, self._cluster.newcomers
         while not self._ended.wait(_POLL_SECONDS):
-            returned = [(name, address) for name, address in absent if members.is_waiting(address)]
+            returned = [
+                (name, address) for name, address in absent if members.is_waiting(address, self._cluster.addresses)
+            ]
             self._waiting = returned + (discovery.newcomers(self._cluster, newcomers) if newcomers else [])
 
     def act(self, status: Status) -> None:

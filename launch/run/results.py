@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine import logging
 from ...engine.checkpoints import RunDir
-from ...engine.machine.files import read_json
 from .. import explanations
 from ..command_line.config import Config
 from ..failures import EXIT_USAGE, RunError
@@ -84,9 +83,8 @@ class RunOutcomeWriter:
     def _write_failure(self, error: Exception) -> None:
         """Writes which error ended the run as its result.
 
-        Before the first step a mistake writes none, and any error keeps the result of an earlier start: if the
-        checkpoints are gone, it shows that the run had ended. A failure after the run's own result was written, such as
-        in printing it, keeps that.
+        Before the first step a mistake writes none, and any error keeps the result of an earlier start. A failure after
+        the run's own result was written, such as in printing it, keeps that.
         """
         if self.result:
             return
@@ -108,14 +106,6 @@ def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Writes a result, which is plain JSON, to the file that --result_json names, if any. Raises OSError."""
     if path := values["result_json"]:
         write_json(path, result)
-
-
-def completed_step(path: str) -> int:
-    """Returns the last step of the completed run whose result is at `path`; 0 without such a result."""
-    try:
-        return 0 if (result := read_json(path)).get("error") else int(result["step"])
-    except (OSError, OverflowError, AttributeError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def warn_of_full_tables(tables: Mapping[str, int]) -> None:

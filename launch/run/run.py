@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -19,6 +21,7 @@ from ...engine.trainer import Trainer
 from .. import explanations
 from ..command_line.config import Config
 from ..failures import UsageError
+from ..host import exits
 from ..host.isolation import Isolation
 from ..host.signals import Standby
 from . import agreement, training
@@ -61,6 +64,7 @@ class Run(BaseRun):
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
         self._copy: Any = None  # copy of the models, if the run's own are not handed out
+        self._process = os.getpid()
 
     def __repr__(self) -> str:
         result = self.result
@@ -308,7 +312,7 @@ class Run(BaseRun):
           seed: seed of the samples; None is the run's.
 
         Raises:
-          UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
+          UsageError: the model predicts no next token (`models.generation.Generates`), the prompt is empty, or an
             argument is out of range.
         """
         sampled = {} if seed is None else {"seed": seed}
@@ -345,6 +349,23 @@ class Run(BaseRun):
             self._release(error)
             raise
         self._stack.enter_context(self._standby)
+        exits.LEFT_OPEN[self] = self.run_dir
+        self._stack.callback(exits.LEFT_OPEN.pop, self, None)
+        self._stack.callback(atexit.unregister, atexit.register(self.end_left_open))
+
+    def end_left_open(self, at_exit: bool = True) -> None:
+        """Saves and closes the run, which its program has not closed; what keeps it from being saved is logged."""
+        if not self.is_open or self._standby.is_within_call or self._process != os.getpid():
+            return
+        folder = f"the run of {self.run_dir}" if self.run_dir else "a run without run_dir"
+        # At its end a process can't ask others: they may be in another call, and wait for this one.
+        is_saved = not at_exit or self.strategy.num_hosts == 1
+        end = "saved and closed" if is_saved else "not saved; let each worker close it, as `with` does"
+        logging.warning("%s was left open at step %d: it is %s", folder, self.step, end)
+        if is_saved:
+            self._end(None, is_left=True)
+        else:
+            self._release(None)
 
     @contextlib.contextmanager
     def _call(self, method: str, while_open: bool = True, data=None, checked=None, **arguments) -> Iterator[Any]:
@@ -503,11 +524,11 @@ class Run(BaseRun):
             self._end(None, ended_by=name)
         signal.raise_signal(signal.Signals[name])
 
-    def _end(self, error: BaseException | None, ended_by: str | None = None) -> None:
+    def _end(self, error: BaseException | None, ended_by: str | None = None, is_left: bool = False) -> None:
         """Saves and closes an open run; several processes save it only if none of them failed.
 
-        After an error of the program's, or a signal (`ended_by`), what keeps the run from being saved is logged instead
-        of raised.
+        After an error of the program's, or a signal (`ended_by`), or where the program does not see it (`is_left`),
+        what keeps the run from being saved is logged instead of raised.
         """
         if not self.is_open:
             return
@@ -523,7 +544,7 @@ class Run(BaseRun):
                 self._end_with(training.outcome(self, evaluates=False))
                 self._standby.note(None if ended_by else training.ending_signal(self))
         except Exception as problem:
-            if error is None and not ended_by:
+            if error is None and not ended_by and not is_left:
                 raise
             logging.error("the run is closed, and not saved: %s", explanations.explain(problem, has_debug=False)[1])
 

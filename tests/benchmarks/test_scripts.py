@@ -41,7 +41,7 @@ SMALLEST = {
     "plan_validation": ["--cases=mlp:one_device,mlp:two_workers"],
     "reading": ["--rows=records,text,mlp --turns=1"],
     "recovery": ["--rounds=1 --kills=1", "--starts=1"],
-    "route": [f"--start=InnerLoop._replicated_step train {MLP} --train_steps=2"],
+    "route": [f"--start=InnerLoop.__call__ --number=2 train {MLP} --train_steps=2 --steps_per_loop=1"],
     "screenshots": ["--out={tmp}/pictures"],
     "short_fit": ["--turns=1"],
     "workers": [

@@ -13,6 +13,7 @@ import threading
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.health import watchdog
 from crankshaft.engine.health.peers import Peers
 from crankshaft.engine.health.watchdog import Watchdog, default_timeout_seconds
 from crankshaft.launch.cluster.resources import free_ports
@@ -56,11 +57,11 @@ class Job:
 
     def __enter__(self) -> Job:
         self.stack = contextlib.ExitStack()
-        for watchdog in self.watchdogs:
-            self.stack.enter_context(watchdog)
-        for watchdog in self.watchdogs:  # what one sends counts for those who know it
-            wait_until(lambda watchdog=watchdog: len(watchdog.heard) == len(self.watchdogs) - 1)
-            watchdog.beat(STEP, factor=NEVER)
+        for each in self.watchdogs:
+            self.stack.enter_context(each)
+        for each in self.watchdogs:  # what one sends counts for those who know it
+            wait_until(lambda each=each: len(each.heard) == len(self.watchdogs) - 1)
+            each.beat(STEP, factor=NEVER)
         return self
 
     def __exit__(self, *_) -> None:
@@ -157,8 +158,14 @@ def test_where_none_is_behind_none_is_named():
         assert "no worker is behind the others" in job.first_line(0)
 
 
-def test_where_datagrams_do_not_travel_the_line_says_so():
-    with Job([0.5], missing=1) as job:
+def test_where_datagrams_do_not_travel_lines_say_so_at_the_start_and_the_end(monkeypatch, caplog):
+    monkeypatch.setattr(watchdog, "_UNHEARD_SECONDS", 0.2)
+    with caplog.at_level("WARNING", logger="crankshaft"), Job([0.5], missing=1) as job:
+        wait_until(lambda: caplog.records)
+        first = (
+            f"no UDP heartbeat of worker 1 ({job.addresses[1]}) has come in 0.2 s: who is stuck or lost is noticed by"
+        )
+        assert caplog.records[0].getMessage().startswith(first)
         job.begin(STEP)
         line = job.first_line(0)
     assert f"nothing was ever heard of worker 1 ({job.addresses[1]}); let UDP through" in line

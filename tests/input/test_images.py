@@ -275,6 +275,16 @@ def test_each_format_gives_the_pixels_of_pillow(tmp_path, channels):
     source.verify(np.arange(5), source.read(np.arange(5)))
 
 
+def test_a_png_of_16_bits_keeps_them(tmp_path):
+    shades = np.random.default_rng(0).integers(0, 1 << 12, (16, 16, 1), np.uint16)  # an X-ray's
+    write(tmp_path / "a" / "1.png", tf.io.encode_png(shades).numpy())
+    arguments = {"channels": 1, "augment": False, "crop": 1.0}
+    ((found,), _) = examples(loaded(tmp_path, **arguments).train)
+    np.testing.assert_allclose(found, shades / 65535, rtol=1e-6)
+    ((found,), _) = examples(loaded(tmp_path, pixels="uint8", **arguments).train)
+    np.testing.assert_array_equal(found, np.rint(shades / 257))
+
+
 def test_what_no_decoder_takes_is_a_bad_record(tmp_path):
     write(tmp_path / "a" / "1", b"")
     Image.new("P", (2, 2)).save(tmp_path / "a" / "1", "BMP")

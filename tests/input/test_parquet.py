@@ -307,11 +307,19 @@ def test_lists_that_differ_in_length_are_examples_of_any_length(tmp_path, kind, 
             parquet.load(folder, 0, features=("seen",), **arguments)
 
 
+@pytest.mark.parametrize("lists", [[[1], [2], [], [3]], [[1, 2], [3, 4], [5], [6, 7, 8]], [[]] * 4], ids=str)
+def test_all_lists_show_whether_they_have_one_length(tmp_path, lists):
+    """Files have the numbers of values alone, in which an empty list counts as one."""
+    folder = written(tmp_path, table(4, seen=pa.array(lists, pa.list_(pa.int64()))), row_group_size=2)
+    source = parquet.load(folder, 0, features=("seen",)).train
+    assert [each.tolist() for each in all_of(source)[0]["seen"]] == lists
+
+
 def test_a_missing_or_too_large_value_in_a_list_of_any_length_is_a_bad_record(tmp_path):
     lists = [[1.0], [1.0, 2.0], [3.0, None], [float("nan")], [1.0, 1e39]]
     source = parquet.load(written(tmp_path, table(5, x=pa.array(lists))), 0, features=("x",), missing="zero").train
     for row, problem in (
-        (2, "a list without one of its values"),
+        (2, "a list without one of its values; fill it, or let max_bad_records leave such rows out"),
         (3, "a list without"),
         (4, "1e[+]39, more than float32"),
     ):

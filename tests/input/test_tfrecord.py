@@ -267,6 +267,22 @@ def test_what_is_no_shard_is_refused(shards):
         opened(folder / "b.tfrecord")
 
 
+def test_the_lists_of_sequence_examples_are_named(tmp_path):
+    """An Example's parser reads their context alone."""
+    context = {"label": tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))}
+    frames = [tf.train.Feature(float_list=tf.train.FloatList(value=[0.5, 1.5]))] * 3
+    lists = {"rgb": tf.train.FeatureList(feature=frames)}
+    sequence = tf.train.SequenceExample(
+        context=tf.train.Features(feature=context), feature_lists=tf.train.FeatureLists(feature_list=lists)
+    )
+    path = tmp_path / "a.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as file:
+        file.write(sequence.SerializeToString())
+    for arguments in ({}, {"features": ("rgb:float32:2", "label")}):
+        with pytest.raises(InputError, match=r"tf\.train\.SequenceExample, whose lists are not read \(rgb\); write a"):
+            tfrecord.load(str(tmp_path), 0, **arguments)
+
+
 def test_features_are_what_a_json_beside_the_shards_says(shards):
     folder, pixels, labels = shards
     described = {

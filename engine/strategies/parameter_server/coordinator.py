@@ -173,6 +173,7 @@ class Leases:
         """Schedules the steps of a feed's lease. Requires room."""
         self.ledger.scheduled += 1
         lease = Lease(self.ledger.scheduled, *self._free.pop(0), call_input.start, call_input.stop)
+        # While nothing was in progress, time has not counted: the caller may have evaluated for an hour.
         if not self._open:
             self._moved = (self._moved[0], time.monotonic())
         self._open[lease.number] = _Open(lease, loop, call_input.operands)
@@ -239,6 +240,8 @@ class Leases:
         vector, rows = fetched
         result = LeaseResult.unpacked(np.asarray(vector))
         counted_steps = lease.steps if result.starts else 0
+        # Counters only grow, as servers add to them at any time, so a slot's next lease begins where its last one has
+        # ended.
         self._free.append((lease.slot, lease.steps_before + counted_steps, lease.starts_before + result.starts))
         self._moved = (self._moved[0], time.monotonic())  # progress without counted updates
         self.ledger.done += 1
@@ -250,12 +253,15 @@ class Leases:
         """Recovers from an error: cancels all leases in progress, and schedules unfinished ones again."""
         with contextlib.suppress(Exception):  # the same error
             self._coordinator.join()  # TensorFlow cancels the others, and forgets the error
+        # Every lease must have ended before any is scheduled again: TensorFlow drops what is queued between an error
+        # and the end of its cancellations.
         while len(failed) < len(self._open):
             self._receive(completed, failed, 1.0)
         for _, error in failed:
             if line := self._cluster.explain_lost_server(error):
                 raise LostPeerError(line) from error
         for lease, error in failed:
+            # Cancelled for another's error: it has not failed itself.
             if isinstance(error, tf.errors.CancelledError):
                 continue
             if fault := self._fault_of_data(error):
@@ -269,12 +275,15 @@ class Leases:
 
     def _raise_if_lost(self) -> None:
         """Checks for lost and stuck tasks, and leases restarted too often, while no lease completes."""
+        # TensorFlow waits for a server that is gone as for a slow one, so its port is asked.
         if lost := self._cluster.gone_servers():
             raise LostPeerError(self._cluster.explain_lost(lost))
         counts = self.counters.counts.numpy()
         for opened in self._open.values():
             # TensorFlow restarts leases silently for errors that it regards as consequences of others.
             steps, starts = self._progress(opened.lease, counts)
+            # Starts count only as long as no step is done: a lease that gets further, however often it moves, is no
+            # failure.
             if opened.begun is None or opened.begun[0] != steps:
                 opened.begun = (steps, starts)
             elif starts - opened.begun[1] > _MAX_RETRIES:

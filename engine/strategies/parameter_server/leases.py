@@ -7,7 +7,7 @@ repeated only if they were applied but not yet counted at the failure, as the la
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ...metrics.sums import RowSpec
 from ...optimizers.base import Optimizer
 from ...reduction import wire
 from ...step.context import Readings
-from ..inner_loop import InnerLoop, StepTrace
+from ..inner_loop import InnerLoop, Programs, StepTrace
 from .feed import InputStats, LeaseFeed, timestamp_after
 
 COUNT_SCOPE = "count_step"  # names of the ops that count a step; traces identify steps by them
@@ -194,7 +194,7 @@ class LeaseLoop(InnerLoop):
     def __init__(self, strategy, step, feed: LeaseFeed, pull: Pull, **more):
         super().__init__(strategy, step, feed, **more)
         self._pull = pull
-        self._functions: dict[Hashable, tf.function] = {}
+        self._functions = Programs()
 
     @property
     def function(self) -> tf.function:
@@ -205,7 +205,7 @@ class LeaseLoop(InnerLoop):
             signature = (specs, tf.TensorSpec([len(Lease._fields)], tf.int64))
             self._trace = StepTrace()
             loop = functools.partial(self._loop, self._trace)
-            self._functions[form] = tf.function(loop, autograph=False, input_signature=signature)
+            self._functions.add(form, tf.function(loop, autograph=False, input_signature=signature))
         return self._functions[form]
 
     def trace(self) -> Sequence[RowSpec]:

@@ -165,6 +165,8 @@ class ParameterServer(Strategy):
     @contextlib.contextmanager
     def watch(self):
         try:
+            # Two watchers: one for this process's own standstill, one for servers, whose silence TensorFlow would wait
+            # out.
             limit, addresses, end = self.options.step_timeout_seconds, self.cluster.servers, self.options.end_process
             with standstill.watched(2 * limit), server_probe.watched(addresses, limit, self._probe, end):
                 yield
@@ -199,6 +201,8 @@ class ParameterServer(Strategy):
 
     def build(self, make: Callable[[], TrainState]) -> TrainState:
         """Calls `make` with variables placed on servers, after a rehearsal that determines their sizes."""
+        # Sizes decide where variables go, and a variable has one only once it is made: so all are made twice, at first
+        # in a graph that is never run.
         self.placement.plan(make)
         with self.coordinator.strategy.scope(), self.placement.creator_scope():
             return make()
@@ -219,6 +223,7 @@ class ParameterServer(Strategy):
         self._stream_lines += padding.lines if padding else []
         if (arrays := split.as_arrays()) is not None:
             return ResidentOnWorkers(Workers(self.coordinator), ArraySource(arrays), order)
+        # Leases are of any steps; a worker may be in the next epoch while another one ends this.
         if split.by_epoch:
             raise UsageError(
                 f"strategy={self.name} has workers read leases that may be of two epochs at once, and the data has "
@@ -342,10 +347,11 @@ class ParameterServer(Strategy):
         They need not be the next steps: all steps are done when it has reached `limit`. If more than these are in
         progress, as after an unforeseen request, it completes them and schedules no others.
         """
-        self._inventory.warn_of_changed_values()
+        self._inventory.captured.check()
         began = time.monotonic()
         step, trains = program.step, program.state is not None
         compiles, ending = not self._leases.has_built(program), self._ending and trains
+        # Only then: leases in progress reach past the program's own step, and the next ones follow them.
         if self.in_step:
             self._next_step = step
         completed: list[CompletedLease] = []
@@ -381,6 +387,7 @@ class ParameterServer(Strategy):
             self._updates += updates
             self._staleness += result.staleness[0]
             self._most_stale = max(self._most_stale, result.staleness[1])
+            # Leases of another length, the last ones or repeated ones, say little about this one.
             if updates == program.pace.steps:  # the present length
                 program.pace.fit(updates, result.steps_seconds, result.seconds - result.steps_seconds)
         return WorkerRows([*_ROW], rows)
@@ -391,6 +398,8 @@ class ParameterServer(Strategy):
         leases, end = self._leases.room, step + limit
         most = pace.steps if pace else int(min(math.ceil(limit / (2 * workers)), program.steps_per_call))
         if bound is not None and pace:
+            # In a round each worker has one lease, so at most its steps of each other worker come between a pull and
+            # its push.
             leases, most = workers * self.in_step, min(most, bound + 1)
         for _ in range(leases):
             if (left := end - self._next_step) <= 0:
@@ -398,6 +407,7 @@ class ParameterServer(Strategy):
             steps = lease_steps(left, workers, most, pace.step_seconds) if pace else min(most, left)
             before = time.perf_counter()
             call_input = program.feed.call_input(self._next_step, steps)
+            # A stream is read here, by the coordinator, and workers wait for it.
             self._lease_seconds += time.perf_counter() - before
             self._leases.schedule(program, call_input)
             self._next_step = call_input.stop

@@ -160,7 +160,7 @@ class RunView:
 
 
 def view_run(run: BaseRun) -> RunView:
-    """Makes the view of a run."""
+    """Makes what predictions need of a run that trains; its configuration and splits may change later."""
     config, splits = run.config, run.splits
     return RunView(run.data_info, run.names, run.features, run.logits_kind, lambda: config, lambda: splits)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import tensorflow as tf
 
 from ....engine import logging
-from ....engine.checkpoints import Checkpoints, Manifest, RunDir
+from ....engine.checkpoints import Checkpoints, Manifest
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
 from ...command_line import checks, saved_config
 from ...failures import UsageError
 from ...host import threads
-from .. import results
 from ..base import BaseRun
 from . import fingerprints, weights
 
@@ -27,8 +27,9 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     if manifest is None:
         weights.load_init_from(run)
         return None
+    checkpoints = run.best if os.path.dirname(manifest.path) == run.best.directory else run.checkpoints
     allow_changed = run.config.allow_changed_config
-    return saving.restore(run.checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
+    return saving.restore(checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
 
 
 def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
@@ -38,13 +39,10 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     manifest, about = _newest_or_in_memory(run), run.checkpoints.about
     if manifest is None:
         if problem := run.checkpoints.problem():
-            directory, best = run.checkpoints.directory, run.best
-            other_weights = f"{best.directory} or other weights" if best.latest() else "other weights"
             raise UsageError(
-                f"no checkpoint in {directory} can be read ({problem}); restore it from a copy, or begin in another "
-                f"run_dir, from the start or, with init_from, from {other_weights}"
+                f"no checkpoint in {run.checkpoints.directory} can be read ({problem}); restore it from a copy, or "
+                "begin in another run_dir, from the start or, with init_from, from other weights"
             )
-        _check_beginning(run)
         return None
     _check_rules(run, manifest)
     check_same_run(run, manifest)
@@ -58,8 +56,13 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
 
 
 def _newest_or_in_memory(run: BaseRun) -> Manifest | None:
-    """Returns the newest checkpoint, after writing one of a newer snapshot in memory, if any."""
+    """Returns the newest checkpoint, which may be that of the best evaluation, as it has all of the run.
+
+    Writes one of a newer snapshot in memory first, if any.
+    """
     manifest = newest(run, run.checkpoints)
+    best = None if run.config.has_evaluator else newest(run, run.best)
+    manifest = best if best and best.is_after(manifest) else manifest
     step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
     if step is None:
         return manifest
@@ -82,29 +85,6 @@ def _check_rules(run: BaseRun, manifest: Manifest) -> None:
         )
     if config.is_chief:
         logging.warning("%s: it continues by these", message)
-
-
-def _check_beginning(run: BaseRun) -> None:
-    """Raises `UsageError` if a run without checkpoints has traces of earlier ones; otherwise it begins from step 0.
-
-    A best checkpoint alone may have been left by a process that was killed before it saved any other checkpoint.
-    """
-    best, run_dir = run.best.latest(), run.config.run_dir
-    if best is None:
-        return
-    # The second regular save waits for the first, and at the same step the best checkpoint is saved before it.
-    every = best.about.get("flags", {}).get("checkpoint_every_steps") or best.step
-    if best.step > 2 * every or results.completed_step(RunDir(run_dir).result):
-        raise UsageError(
-            f"run_dir={run_dir} holds best/{best.name} of a run whose checkpoints/ are gone, so it can't continue; "
-            f"restore them from a copy, or use another run_dir, with init_from={run.best.directory} to train on from "
-            "there"
-        )
-    if run.strategy.is_chief:
-        logging.warning(
-            "%s has no checkpoint but best/%s: the run begins again, and keeps that one until a better one",
-            *(run_dir, best.name),
-        )
 
 
 def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from ....engine.build import prepare
 from ....engine.checkpoints import Manifest, graph, load_weights, read_newest
 from ....engine.checkpoints import manifest as manifests
 from ....engine.checkpoints.run_dir import RunDir
+from ....engine.checkpoints.warm_start import averages
 from ....engine.data import form
-from ....engine.errors import reason
+from ....engine.errors import CheckpointError, reason
 from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
 from ....engine.internals import keras, variables
@@ -96,6 +98,21 @@ def load_init_from(run: BaseRun) -> None:
     run.log(f"{len(names)} weights taken from {source}{more}")
 
 
+def initial_loader(source: str | None) -> Callable[[str, Any], None]:
+    """Returns the `load_initial` of a run with --init_from; what it can't load, `load_init_from` reports."""
+
+    def load(path: str, model: tf.keras.layers.Layer) -> None:
+        if not source or not tf.executing_eagerly() or any(map(shards.variable_sharding, model.variables)):
+            return
+        with contextlib.suppress(CheckpointError, UsageError):
+            if source.endswith(KERAS_FILES):
+                load_keras_weights(source, model)
+            else:
+                load_weights(source, model, f"trainer.{path}")
+
+    return load
+
+
 def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | Averaged]]:
     """Loads a checkpoint's layers and tables; returns variables' names, and the averages that it did not load."""
     _check_source(run, prefix)
@@ -105,6 +122,8 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     names = _load_components(prefix, {**layers, **inventory.tables}, may_grow=True)
     loaded = {path: average for path, average in averaged.items() if graph.has(prefix, ("trainer", *path.split(".")))}
     names += _load_components(prefix, loaded)
+    if averages(prefix):
+        run.log(f"{prefix} is of a run with ema_decay, whose averages of weights are taken")
     if lacking := sorted(averaged.keys() - loaded.keys()):
         run.log(f"{', '.join(lacking)}: not in {prefix}, so the average begins at the model's weights")
     return names, [average for average in inventory.averages if average not in loaded.values()]
@@ -205,8 +224,8 @@ class TrainerCopy:
     def __init__(self, run: BaseRun):
         self.trainer = copy_trainer(run)
         self._run = run
-        self._run_variables = [variables.tf_variable(variable) for variable in _layer_variables(run.trainer)]
-        self._variables = [variables.tf_variable(variable) for variable in _layer_variables(self.trainer)]
+        self._run_variables = [variables.tf_variable(variable) for variable in _model_variables(run.trainer)]
+        self._variables = [variables.tf_variable(variable) for variable in _model_variables(self.trainer)]
         self._note_weights()
 
     def refresh(self) -> None:
@@ -323,12 +342,14 @@ def copy_trainer(run: BaseRun) -> Trainer:
     return trainer
 
 
-def _layer_variables(trainer: Trainer) -> list:
-    return [variable for _, layer in sorted(Inventory(trainer).layers.items()) for variable in layer.variables]
+def _model_variables(trainer: Trainer) -> list:
+    inventory = Inventory(trainer)
+    listed = [variable for _, layer in sorted(inventory.layers.items()) for variable in layer.variables]
+    return [*listed, *inventory.unlisted_variables, *inventory.variables]
 
 
 def _all_weights(trainer: Trainer) -> list:
-    """Lists the variables of layers and of tables, which ids have their rows too, and the weights' averages.
+    """Lists the variables of layers, the trainer and tables, by which ids have their rows, and the weights' averages.
 
     Also those of a compiled model's optimizer, with which Keras can train a copy further.
     """
@@ -337,7 +358,7 @@ def _all_weights(trainer: Trainer) -> list:
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
     compiled = trainer.optimizer_variables if isinstance(trainer, KerasTrainer) else []
-    return _layer_variables(trainer) + table_variables + shadows + compiled
+    return _model_variables(trainer) + table_variables + shadows + compiled
 
 
 def fresh_trainer(run: BaseRun) -> Trainer:
@@ -357,9 +378,12 @@ def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool 
 
 
 def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
-    """Loads all that predictions depend on from a checkpoint: layers, tables, and the weights' averages in place."""
+    """Loads all that predictions depend on from a checkpoint: layers, tables, the trainer's variables, and averages."""
     inventory = Inventory(trainer)
     _load_components(prefix, {**inventory.layers, **inventory.tables})
+    own = {id(variable) for variable in variables.tracked_variables(trainer).values()}
+    for at, variable in [(at, node) for at, node in graph.walk(trainer) if id(node) in own]:
+        load_weights(prefix, variable, ".".join(("trainer", *at)))
     for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")

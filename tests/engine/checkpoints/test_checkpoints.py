@@ -246,7 +246,7 @@ def test_another_model_is_told_in_one_message_and_nothing_is_changed(tmp_path):
     assert "run_dir" in message
     assert "init_from" in message
     assert "\n" not in message
-    assert "with init_from: missing in the checkpoint (11): extra[0] [] float32; " in message
+    assert ": missing in the checkpoint (11): extra[0] [] float32; " in message
     assert " and 3 more; only in the checkpoint (7): trainer.optimizer.iterations [] int64; " in message
     assert "[4, 5] float32 here, [4, 3] float32 in the checkpoint" in message
     assert ".ATTRIBUTES" not in message

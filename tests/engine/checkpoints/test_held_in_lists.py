@@ -42,26 +42,50 @@ def stacked():
     return tf.keras.Sequential([tf.keras.Input([4, 2]), cells, layers.Dense(1)])
 
 
+class Masked(tf.keras.constraints.Constraint):
+    def __init__(self):
+        self.masks = {"kernel": tf.keras.Variable(tf.ones([2, 1]), trainable=False)}
+
+    def __call__(self, weight):
+        return weight * self.masks["kernel"]
+
+
+class Plain(layers.Dense):
+    """Has variables that Keras does not list: plain ones, and those of a constraint."""
+
+    def __init__(self):
+        super().__init__(1, kernel_constraint=Masked())
+        self.scale, self.scales = tf.Variable(1.0), [tf.Variable(1.0), tf.Variable([1.0, 2.0])]
+
+
 def made(kind):
-    model = Blocks(2) if kind == "blocks" else stacked()
-    model(tf.zeros([1, 2] if kind == "blocks" else [1, 4, 2]))
+    model = {"blocks": lambda: Blocks(2), "cells": stacked, "plain": lambda: tf.keras.Sequential([Plain()])}[kind]()
+    model(tf.zeros([1, 4, 2] if kind == "cells" else [1, 2]))
     return tf.train.Checkpoint(model=model)
 
 
-@pytest.mark.parametrize("kind", ["blocks", "cells"])
+def unlisted(model):
+    for layer in model.layers:
+        if isinstance(layer, Plain):
+            return [layer.scale, *layer.scales, layer.kernel_constraint.masks["kernel"]]
+    return []
+
+
+@pytest.mark.parametrize("kind", ["blocks", "cells", "plain"])
 def test_what_a_layer_holds_in_a_list_is_saved_and_restored(tmp_path, kind):
     state = made(kind)
     reached = {id(tf_variable(variable)) for variable in variables_of(state)}
-    assert reached == {id(tf_variable(weight)) for weight in state.model.weights}
+    weights = [*state.model.weights, *unlisted(state.model)]
+    assert reached == {id(tf_variable(weight)) for weight in weights}
     fill(state, 1)
-    before = [value.numpy().tobytes() for value in state.model.weights]
+    before = [value.numpy().tobytes() for value in weights]
     checkpoints = Checkpoints(tmp_path, state, keep=None, about={})
     checkpoints.save(1, {}, wait=True)
     stored = tf.train.load_checkpoint(checkpoints.latest().prefix).get_variable_to_shape_map()
     assert set(checkpoints.latest().variables) == {key for key in stored if key.startswith("model/")}
     fill(state, 2)
     checkpoints.restore()
-    assert [value.numpy().tobytes() for value in state.model.weights] == before
+    assert [value.numpy().tobytes() for value in weights] == before
     other = made(kind)
-    assert len(load_weights(tmp_path, other.model, "model")) == len(other.model.weights)
+    assert len(load_weights(tmp_path, other.model, "model")) == len(weights)
     assert bits(other) == bits(state)

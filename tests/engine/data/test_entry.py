@@ -9,12 +9,14 @@ import tensorflow as tf
 
 from crankshaft import Data
 from crankshaft.engine.data import entry, views
-from crankshaft.engine.data.arrays import ArraySource, Mapped, wrap
+from crankshaft.engine.data.arrays import ArraySource, Mapped, as_tensor, wrap
 from crankshaft.engine.data.form import Padded, Unmeasured, WeighedLabels, fields
 from crankshaft.engine.data.form import classes as classes_of
+from crankshaft.engine.data.frames import as_arrays
+from crankshaft.engine.data.reader import in_pieces
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import FileStream
-from crankshaft.engine.errors import UsageError
+from crankshaft.engine.errors import CrankshaftError, UsageError
 from tests.arrays import assert_same
 from tests.processes import assert_says
 
@@ -155,6 +157,71 @@ def test_classes_are_those_of_labels_one_per_example(labels, classes):
     assert classes_of(ArraySource((np.ones(examples), labels))) == classes
 
 
+def read_in_graph(split):
+    """All examples, as a step gets them."""
+    return next(in_pieces(split, 0, N)) if split.by_index else all_of(split)
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">i2"])
+@pytest.mark.parametrize("form", ["arrays", "file", "source", "PyDataset", "loader", "generator"])
+def test_numbers_in_another_byte_order_are_those_that_numpy_reads(tmp_path, form, dtype):
+    x, y = X.astype(dtype), Y.astype(">i4")
+    if form == "file":
+        np.save(tmp_path / "x.npy", x)
+        data = (np.load(tmp_path / "x.npy", mmap_mode="r"), y)
+    else:
+        data = (pair for pair in Loader(x, y)) if form == "generator" else FORMS[form](x, y)
+    split = entry.split("train", data, entry.Rules(as_keras=form == "generator", ends=True))
+    found = read_in_graph(split)
+    assert_same(found, (X, Y))
+    wanted = "float64" if form == "source" else "float32"  # a source says what it wants
+    assert [part.dtype.name for part in found] == [wanted if dtype == ">f8" else "int16", "int32"]
+
+
+class Slices:
+    """Rows in a file, as HDF5's and Zarr's: they have a shape and a type, and are read by slices alone."""
+
+    def __init__(self, array):
+        self._array, self.shape, self.dtype, self.most = array, array.shape, array.dtype, 0
+
+    def __getitem__(self, rows):
+        assert isinstance(rows, slice)
+        self.most = max(self.most, len(self._array[rows]))
+        return self._array[rows]
+
+
+def test_whatever_has_rows_is_read_by_rows():
+    x, y = Slices(X.astype(">f8")), Slices(Y)
+    train, evaluation = views.divided(entry.split("train", (x, y)), 0.3)
+    predicted = entry.features(x, entry.Rules())
+    for split, wanted in ((train, X[:7]), (evaluation, X[7:])):
+        for at in ([2, 0, 1, 1], [0], []):
+            np.testing.assert_array_equal(split.read(np.array(at, np.int64))[0], wanted[at])
+    np.testing.assert_array_equal(predicted.read(np.array([9, 3, 4])), X[[9, 3, 4]])
+    assert x.most == 3
+    for form in (train.as_arrays()[0][:], as_tensor(train.as_arrays()[0])):
+        np.testing.assert_array_equal(form, X[:7])
+        assert np.asarray(form).dtype == np.float32
+
+
+@pytest.mark.parametrize("parts", [(X, Y[:9]), (X[:9], Y), (X, Y, W[:9]), ({"a": X, "b": X[:9]}, Y)], ids=len)
+def test_a_batch_whose_arrays_differ_in_length_is_named(parts):
+    with pytest.raises(CrankshaftError, match=r"Batches\[2\] has arrays of (2, 1|1, 2) examples; make as many of each"):
+        entry.split("train", FORMS["PyDataset"](*parts))
+
+
+def test_values_that_an_array_masks_are_missing():
+    x = np.ma.array(X, mask=X == 5)
+    for data in ((x, Y), (Slices(x), Y), *(FORMS[form](x, Y) for form in ("PyDataset", "source", "loader"))):
+        with pytest.raises(CrankshaftError, match=r"masked array lacks 1 of (20|8) values, the first in row 2; fill"):
+            read_in_graph(entry.split("train", data))
+    whole = entry.split("train", (np.ma.array(X, mask=False), Y))
+    np.testing.assert_array_equal(all_of(whole)[0], X)
+    filled = as_arrays({"x": x, "n": np.ma.array(Y, mask=Y == 1)}, may_lack=True)
+    assert np.isnan(filled["x"][2, 1])
+    assert filled["n"].tolist() == ["" if y == 1 else y for y in Y]
+
+
 def test_a_file_is_divided_without_a_copy(tmp_path):
     np.save(tmp_path / "x.npy", X)
     mapped = Data((np.load(tmp_path / "x.npy", mmap_mode="r"), Y))
@@ -181,6 +248,22 @@ def test_batches_are_taken_apart_with_a_note(parts, drop_remainder):
     assert notes[0].startswith("the train dataset comes in batches: it is unbatched")
     entry.split("train", batches, notes=notes)
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize("rules", [AS_KERAS, entry.Rules()])
+def test_batches_whose_operations_show_their_form_are_not_read_for_it(rules):
+    """A generator that counts how often it is started, such as for a curriculum."""
+    starts = []
+
+    def generate():
+        starts.append(1)
+        yield from X
+
+    examples = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([2], tf.float32))
+    batches = examples.apply(tf.data.experimental.assert_cardinality(N)).map(lambda x: (x, x)).batch(4).prefetch(1)
+    entered = entry.split("x", batches, rules)
+    assert (entered.length, starts) == (N, [])
+    assert entered.batch_examples == (4 if rules is AS_KERAS else None)
 
 
 def test_weights_that_are_none_are_ones():

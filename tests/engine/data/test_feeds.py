@@ -14,7 +14,7 @@ from tensorflow.python.eager import context
 from crankshaft import Trainer, mean, step_context
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
-from crankshaft.engine.data.source import Source
+from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Processes
@@ -259,11 +259,10 @@ def _images(examples, dtype):
         _images(1 << 12, np.float32),
         _images(1 << 12, np.float32).transpose(0, 3, 1, 2),
         _images(1 << 13, np.uint8),
-        _images(1 << 12, ">f4"),
         _images(1 << 13, bool),
         _images(3, np.float32),
     ],
-    ids=["images", "not in one piece", "bytes", "other byte order", "bool", "small"],
+    ids=["images", "not in one piece", "bytes", "bool", "small"],
 )
 def test_cpus_share_one_copy_of_an_array(distribution, array):
     on_cpus = distribution(2)
@@ -295,6 +294,43 @@ def test_streamed_arrays_are_in_no_graph(bench, replicas):
     assert max(graph.ByteSize() for graph in found.values()) < 1 << 20
 
 
+class Levels(Trainer):
+    """Trains nothing: its loss is the mean of the labels."""
+
+    def build(self):
+        pass
+
+    def train_step(self, batch):
+        return {"loss": mean(batch[1])}
+
+
+class Changing(Source):
+    element_spec = Spec([1], np.float32), Spec([], np.float32)
+    varies = True
+
+    def __init__(self, level):
+        self.level = level
+
+    def __len__(self):
+        return 24
+
+    def read(self, indices):
+        return np.ones([len(indices), 1], np.float32), np.full(len(indices), self.level.numpy())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", ["source", "dataset"])
+def test_data_that_changes_between_epochs_is_read_after_the_change(bench, kind, replicas):
+    level = tf.Variable(0.0, trainable=False)
+    examples = tf.data.Dataset.from_tensor_slices(np.ones([24, 1], np.float32))
+    data = Changing(level) if kind == "source" else examples.map(lambda x: (x, level.read_value()))
+    made, found = bench(Levels(), data, 4, replicas), []
+    for epoch in range(3):
+        level.assign(epoch)
+        found.append(made.curve(6 * (epoch + 1)).tolist())
+    assert found == [[0] * 6, [1] * 6, [2] * 6]
+
+
 def test_evaluation_keeps_the_examples_own_order(bench):
     made = bench(Recorder(), arrays(13), 4, 2, shuffle=False)
     made.train(8)
@@ -322,7 +358,8 @@ def test_a_map_whose_changes_are_its_own_keeps_them(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(4))
     changed = np.load(tmp_path / "a.npy", mmap_mode="c")
     changed[1] = 7.0
-    assert host_arrays.wrap(changed) is changed
+    np.testing.assert_array_equal(host_arrays.wrap(changed), changed)
+    assert not isinstance(host_arrays.wrap(changed), host_arrays.Mapped)
     shared = np.load(tmp_path / "a.npy", mmap_mode="r+")
     shared[1] = 7.0
     found = host_arrays.wrap(shared).astype(np.float32)

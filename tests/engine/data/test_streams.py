@@ -253,6 +253,35 @@ def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warning
     assert watched.shown == [("reading the epoch again, batches", 1, 1)]
 
 
+def sampled(seed):
+    parts = [dataset(EXAMPLES), dataset(EXAMPLES).shuffle(9, seed=seed, reshuffle_each_iteration=False)]
+    return tf.data.Dataset.sample_from_datasets(parts, [0.5, 0.5], seed=seed, stop_on_empty_dataset=True).take(EXAMPLES)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_stream_that_samples_goes_on_as_it_began_if_it_has_seeds(bench, warnings, monkeypatch, seed):
+    """Otherwise a process makes them of the global one, or of none, and what is read anew differs: a line."""
+    monkeypatch.setattr(logging, "warning_once", logging.warning)
+
+    def make(global_seed):
+        tf.random.set_seed(global_seed if seed is None else None)
+        return bench(Recorder(), sampled(seed), BATCH, seed=3)
+
+    through = make(1)
+    through.train(9)
+    kept = kept_of(through)
+    through.train(30)
+    again = resumed(make(2), kept, 9)
+    again.train(30)
+    assert (seen(again)[9:] == seen(through)[9:]) == (seed is not None)
+    assert ["with other seeds than those of the checkpoint" in line for line in warnings] == [True] * (seed is None)
+    if seed is None:
+        made = make(None)
+        made.train(3)
+        kept_of(made)
+        assert "the dataset samples without a seed" in warnings[1]
+
+
 @pytest.mark.parametrize("damage", ["cut", "another's", "of another buffer"])
 def test_a_state_that_does_not_fit_is_one_line_and_the_epoch_is_read_again(bench, warnings, damage):
     options = FeedOptions(shuffle_buffer=SMALL)

@@ -119,6 +119,24 @@ def test_bind_is_the_one_address_at_which_a_worker_listens(bind, free):
     assert left == free
 
 
+def test_heartbeats_go_to_each_address_of_a_name_and_come_at_any(monkeypatch):
+    """The first address of each name is of a network that is not connected (192.0.2.0/24 is kept for documents)."""
+    addresses = tuple(f"host{worker}.invalid:{port}" for worker, port in enumerate(free_ports(2)))
+    lookup = socket.getaddrinfo
+
+    def with_two_addresses(host, port, family=0, kind=0, proto=0, flags=0):
+        found = [lookup(number, port, family, kind, proto, flags) for number in ("192.0.2.1", "127.0.0.1")]
+        return [info for infos in found for info in infos]
+
+    monkeypatch.setattr(socket, "getaddrinfo", with_two_addresses)
+    peers = [Peers(worker, NAMES, addresses) for worker in range(2)]
+    with contextlib.ExitStack() as stack:
+        for each in peers:
+            each.open()
+            stack.callback(each.close)
+        greet(*peers)
+
+
 def forged(peer, **changes):
     """A farewell as one writes it who knows all that is known before: names, addresses, the port."""
     message = {

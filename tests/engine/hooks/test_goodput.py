@@ -44,7 +44,7 @@ def test_a_killed_process_loses_what_came_after_the_checkpoint():
     )
 
 
-def test_what_a_clock_that_was_ahead_recorded_last_counts_up_to_now():
+def test_what_a_clock_that_was_ahead_recorded_last_counts_up_to_now(caplog):
     found = past(
         {"event": "start", "time": 100.0, "spent": {"start": 10.0}},
         {"event": "window", "time": 110.0, "step": 5, "spent": {"start": 10.0, "steps": 10.0}},
@@ -53,6 +53,7 @@ def test_what_a_clock_that_was_ahead_recorded_last_counts_up_to_now():
     goodput = Goodput()
     goodput.resume(found, {"start": 10.0, "steps": 10.0}, 5, began_at=113.0)
     assert (goodput.spent["lost"], goodput.spent["down"], goodput.spent["total"]) == (3.0, 0.0, 23.0)
+    assert "a clock 86397 s ahead of this host's" in caplog.text
 
 
 @pytest.mark.parametrize(("exit_code", "down"), [(143, 60.0), (0, 0.0)])

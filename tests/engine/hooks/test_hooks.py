@@ -188,6 +188,15 @@ def test_checkpoints_when_due_and_where_the_run_was_stopped(mlp, tmp_path):
     assert [manifest.step for manifest in saved.all()] == [3, 6, 7]
 
 
+def test_checkpoints_by_the_clock_since_the_last_one_of_any_kind(mlp, tmp_path):
+    bench, record = mlp(), Recorder()
+    saved, hooks = bench.checkpoints(tmp_path), [every_steps(1, lambda *_: None), record]
+    clock = {"clock": lambda: 60.0 * bench.state.step}
+    hooks.append(saving.Checkpointing(saved, 8, hooks, every_seconds=300.0, **clock))
+    bench.loop(hooks, 20)
+    assert [manifest.step for manifest in saved.all()] == [5, 8, 13, 16, 20]
+
+
 def test_run_without_a_step_saves_nothing(mlp, tmp_path):
     bench, stop = mlp(), StopRequest()
     stop.request("at once")

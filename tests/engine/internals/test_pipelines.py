@@ -50,6 +50,25 @@ def test_elements_are_batches_where_the_last_operation_that_tells_makes_them(nam
     assert pipelines.is_batched(make()) is expected
 
 
+def test_the_form_of_batches_is_that_of_the_operation_that_made_them():
+    for made, form in (
+        (SLICES(X).batch(16).shuffle(3).prefetch(2), (16, 40)),
+        (SLICES(X).padded_batch(16, drop_remainder=True).cache(), (16, 32)),
+        (SLICES(X).repeat().batch(7), (7, tf.data.INFINITE_CARDINALITY)),
+        (SLICES(X).filter(lambda x: True).batch(7), (7, tf.data.UNKNOWN_CARDINALITY)),
+        (SLICES(X).batch(8).take(2), None),
+        (SLICES(X).batch(8).rebatch(5), None),
+    ):
+        assert pipelines.batch_form(made) == form
+
+
+def test_the_variables_that_functions_read_are_found():
+    level = tf.Variable(1.0, name="level")
+    made = SLICES(Y).map(lambda y: tf.cond(y > 0, lambda: y * level, lambda: y)).batch(2)
+    assert pipelines.variables(made) == ["level:0"]
+    assert pipelines.variables(batches()) == []
+
+
 def test_caches_and_snapshots_are_found_below_other_operations(tmp_path):
     cached = SLICES(X).cache(f"{tmp_path}/cache").map(lambda x: x)
     both = tf.data.Dataset.zip(cached, SLICES(Y).snapshot(f"{tmp_path}/snapshot")).batch(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -151,6 +153,38 @@ def test_a_state_that_is_no_sum_is_refused(metric):
     metric = KerasMetric(metric())
     with pytest.raises(ValueError, match=r"Keras metric (largest|batches) .* has a state that is not made of sums"):
         tf.function(lambda: metric(tf.ones([4]), tf.ones([4])), autograph=False)()
+
+
+def share_of_present(y_true, y_pred):
+    is_present = tf.cast(y_true != -1, tf.float32)
+    return tf.abs(y_pred - y_true) * is_present / tf.reduce_mean(is_present)
+
+
+def test_a_metric_that_missing_labels_change_is_refused():
+    metric = KerasMetric(tf.keras.metrics.MeanMetricWrapper(share_of_present, name="share"))
+    with pytest.raises(
+        UsageError, match=r"share .* is not made of sums .* for fit, give a function that returns one val"
+    ):
+        tf.function(lambda: metric(tf.ones([4, 1]), tf.ones([4, 1])), autograph=False)()
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_refused"),
+    [(tf.keras.metrics.SparseCategoricalAccuracy, True), (lambda: tf.keras.metrics.MeanIoU(3), False)],
+)
+def test_a_metric_that_the_length_of_padding_changes_is_refused(metric, is_refused):
+    """Keras's averages are first over the axes of an example, and a batch's padding counts in them."""
+    labels, weights = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None], tf.float32)
+    outputs = tf.TensorSpec([None, None, 3] if is_refused else [None, None], tf.float32)
+    metric = KerasMetric(metric())
+    with (
+        pytest.raises(UsageError, match=r"is not made of sums .*; give it one row per entry, by tf.reshape\(labels")
+        if is_refused
+        else contextlib.nullcontext()
+    ):
+        tf.function(metric, autograph=False).get_concrete_function(labels, outputs, weights)
+    by_entry = [tf.TensorSpec([None, *spec.shape[2:]], spec.dtype) for spec in (labels, outputs, weights)]
+    tf.function(metric, autograph=False).get_concrete_function(*by_entry)
 
 
 def test_a_metric_of_vectors_says_that_batches_of_one_column_work():

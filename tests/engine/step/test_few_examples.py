@@ -92,6 +92,32 @@ def test_replicas_train_and_evaluate_as_one_device(bench, compiled, replicas, fe
     assert found["loss"][1] == 18
 
 
+class Queued(Trainer):
+    """Keeps the newest outputs of all replicas in a queue, as MoCo does."""
+
+    def build_model(self):
+        self.queue = tf.Variable(tf.ones([6, 4]), trainable=False)
+        return tf.keras.Sequential([tf.keras.layers.Dense(4, kernel_initializer="ones")])
+
+    def loss(self, outputs, batch):
+        apart = outputs[:, tf.newaxis] - self.queue
+        return mean(tf.reduce_sum(tf.square(outputs - batch[1]), -1) + tf.reduce_mean(tf.square(apart), [1, 2]))
+
+    def training_loss(self, outputs, batch):
+        loss = self.loss(outputs, batch)
+        keys = tf.distribute.get_replica_context().all_gather(tf.stop_gradient(outputs), axis=0)
+        self.queue.assign(tf.concat([keys, self.queue], 0)[:6])
+        return loss
+
+
+def test_a_queue_of_what_replicas_gather_is_one_device_s_and_is_not_refused(bench):
+    one, many = (made(bench, replicas, trainer=Queued()) for replicas in (1, 3))
+    for bench_ in (one, many):
+        bench_.train(4)  # the third step's batch has two examples
+    for copy in many.copies(many.trainer.queue):
+        np.testing.assert_allclose(copy, one.trainer.queue.numpy(), rtol=1e-5)
+
+
 class Drawing(Trainer):
     """Samples by a seed and by dropout, in micro-batches."""
 

@@ -43,6 +43,34 @@ def test_two_replicas_have_the_gradient_and_the_loss_of_one(bench, batch_size):
     assert_close(two.trainer.model.variables, one.trainer.model.variables, atol=2e-5)
 
 
+NAMES = np.array(["", "a", "\0", "b\0", "\xe9" * 9])
+KINDS = {
+    "text": NAMES[np.arange(34).reshape(17, 2) % 5],
+    "bool": np.arange(17) % 2 == 0,
+    "uint8": np.arange(17, dtype=np.uint8),
+    "bfloat16": tf.cast(VIEWS, tf.bfloat16).numpy(),
+}
+
+
+class Alike(Trainer):
+    """Compares each example with all of the batch by a value of any type."""
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        others, _ = gather(self, batch[1])
+        is_alike = tf.cast(batch[1][:, tf.newaxis] == others, tf.float32)
+        return mean(outputs[:, 0] * tf.reduce_sum(tf.reshape(is_alike, [tf.shape(outputs)[0], -1]), 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_any_type_are_gathered(bench, kind):
+    """17 examples by 8: one replica has the last."""
+    one, two = (bench(Alike(), (SPREAD, KINDS[kind]), 8, n, learning_rate=0.1).curve(3) for n in (1, 2))
+    np.testing.assert_allclose(two, one, rtol=1e-5)
+
+
 def test_micro_batches_are_refused(bench):
     with pytest.raises(ValueError, match="accumulate_steps: gather needs a batch as a whole; use 1"):
         bench(Contrastive(), (SPREAD, VIEWS), 6, accumulate_steps=2).train(1)

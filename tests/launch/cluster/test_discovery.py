@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -251,6 +252,15 @@ def test_a_job_that_can_not_continue_without_some_workers_ends_with_a_line(flags
     assert said is None or said in error.value.message
 
 
+def test_an_evaluator_gets_checkpoints_by_steps_and_other_runs_by_minutes(tmp_path):
+    job = ("--num_ps=1", "--mode=train", f"--run_dir={tmp_path}", "--checkpoint_every_minutes=0.5")
+    tasks = step("n1", "4", 0, 0, 0)
+    assert asked(*job, **tasks).checkpoint_period == (0, 30.0)
+    assert asked(*job, "--checkpoint_every_steps=7", **tasks).checkpoint_period == (7, 30.0)
+    assert asked(*job, "--evaluator", **tasks).checkpoint_period == (1000, 0.0)
+    assert asked(*job, "--evaluator", "--checkpoint_every_steps=7", **tasks).checkpoint_period == (7, 0.0)
+
+
 def test_several_tasks_train_as_workers_or_with_servers_without_a_strategy():
     assert asked(**step("n1", "2", 1, 0, 1)).strategy == "multi_worker"
     servers = asked("--num_ps=1", **step("n1", "4", 3, 0, 3))
@@ -280,6 +290,38 @@ def test_a_task_whose_index_another_host_has_says_so():
     assert "is worker 0 at 10.9.8.1:2222, where another task answers" in done.stdout, done.stderr
 
 
+ALONE = """
+import sys
+from crankshaft.engine.health.peers import Peers
+from crankshaft.launch.cluster import listeners, rendezvous, resources
+from crankshaft.launch.cluster.cluster import Cluster
+ports = resources.free_ports(2)
+addresses = tuple(f"{resources.loopback()}:{port}" for port in ports)
+clusters = [Cluster((("worker 0", addresses[0]), ("worker 1", addresses[1])), index) for index in range(2)]
+with listeners.only_this_host(resources.free_ports(1)[0]), rendezvous.Rendezvous(clusters[0]):
+    with rendezvous.Rendezvous(clusters[1]) as here:
+        here.wait(60)
+peers = [Peers(index, ("worker 0", "worker 1"), addresses) for index in range(2)]
+for each in peers:
+    each.open()
+while not all(each.heard for each in peers):
+    for each in peers:
+        each.send(0, 0, 0)
+        each.listen(0.1)
+print(addresses[1].rpartition(":")[0])
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("ip") and shutil.which("unshare")), reason="no tools for network namespaces")
+def test_tasks_of_a_host_without_ipv4_meet():
+    alone = f"ip link set lo up && ip address delete 127.0.0.1/8 dev lo && exec {sys.executable} -c '{ALONE}'"
+    command = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", alone]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip("this kernel or container gives no process networks of its own")
+    assert done.stdout == "[::1]\n", done.stderr
+
+
 @contextlib.contextmanager
 def serving(address: str):
     """Answers as a server of TensorFlow's does: with settings, as any of HTTP/2."""
@@ -297,7 +339,7 @@ def serving(address: str):
     thread.join()
 
 
-def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_path):
+def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_path, monkeypatch):
     chief, worker, server, newcomer, gone = (f"127.0.0.1:{port}" for port in free_ports(5))
     cluster = Cluster((("chief", chief), ("worker 0", worker), ("ps 0", server)), 0)
     notes = tmp_path / "workers"
@@ -306,8 +348,20 @@ def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_p
         discovery.announce(Cluster((("worker 0", address),), 0), str(notes))
     with serving(newcomer), serving(worker):
         assert discovery.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
-        joined = cluster.with_workers([("worker 1", newcomer)], str(notes))
+        joined = discovery.with_newcomers(cluster, str(notes))
         assert (joined.job("worker"), joined.task) == ((worker, newcomer), "chief")
         assert discovery.newcomers(joined, str(notes)) == []
+        monkeypatch.setattr(time, "time", lambda: 0.0)  # this host's clock is not the file server's
+        assert discovery.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
         os.utime(notes / newcomer, (0, 0))  # it has left, and another program has its port
         assert discovery.newcomers(cluster, str(notes)) == []
+
+
+def test_a_newcomer_takes_the_place_of_a_worker_that_has_left(tmp_path):
+    chief, worker, left, server, newcomer = (f"127.0.0.1:{port}" for port in free_ports(5))
+    cluster = Cluster((("chief", chief), ("worker 0", left), ("worker 1", worker), ("ps 0", server)), 0)
+    assert discovery.with_newcomers(cluster, str(tmp_path)).addresses == cluster.addresses  # it is awaited
+    discovery.announce(Cluster((("worker 0", newcomer),), 0), str(tmp_path))
+    with serving(newcomer), serving(worker):
+        joined = discovery.with_newcomers(cluster, str(tmp_path))
+    assert joined.addresses == (*cluster.addresses[:1], ("worker 0", newcomer), *cluster.addresses[2:])

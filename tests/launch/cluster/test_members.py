@@ -13,7 +13,7 @@ from crankshaft.launch.cluster.cluster import Cluster
 from crankshaft.launch.cluster.members import Members, is_waiting
 from crankshaft.launch.cluster.rendezvous import ClusterError, PreemptedError, Rendezvous
 from crankshaft.launch.cluster.resources import free_ports
-from crankshaft.launch.failures import EXIT_REGROUP
+from crankshaft.launch.failures import EXIT_REGROUP, UsageError
 from crankshaft.launch.host.process import LockedRunDir
 from tests.waiting import PATIENCE, wait_until
 
@@ -187,6 +187,37 @@ def test_two_halves_of_a_network_do_not_both_continue(job):
     ((cut_off, half),) = halves.items()
     assert type(agreed[cut_off]) is ClusterError
     assert cut_off[1] not in half.agreed
+
+
+def test_workers_that_do_not_reach_each_other_are_not_in_one_attempt(job, tmp_path):
+    """The first reaches both others, which do not reach each other; the smaller side waits, and is not called."""
+    four = job(4)
+    addresses = [cluster.address for cluster in four.clusters]
+    agent = Members(four.clusters[0], str(tmp_path), 1, NEVER, lambda number: True)
+    for misses, connected in (
+        ({1: [], 2: []}, [0, 1, 2]),
+        ({1: [2], 2: [1]}, [0, 1]),
+        ({1: [2], 2: []}, [0, 1]),  # one way is enough
+        ({1: [0], 2: [0], 3: [0]}, [1, 2, 3]),
+        ({1: [3], 2: [3]}, [0, 1, 2]),  # the last is away
+    ):
+        notes = {number: {"misses": [addresses[other] for other in others]} for number, others in misses.items()}
+        assert agent._connected(notes) == connected
+    with Rendezvous(four.clusters[2]) as waiting:
+        waiting.announce({"absent": [], "misses": [addresses[1]]})
+        assert [is_waiting(addresses[2], [("", addresses[other])]) for other in (0, 1)] == [True, False]
+
+
+def test_a_lock_that_does_not_hold_on_all_hosts_is_refused(job, tmp_path):
+    """Each has a folder of its own, as where flock holds on one host alone."""
+    two = job(2)
+    (tmp_path / "other").mkdir()
+    args = two.clusters[1], str(tmp_path / "other"), 1, NEVER, lambda number: True
+    two.agents[1] = Members(*args)
+    two.arrive(0, 1)
+    (error,) = two.wait(1)
+    assert isinstance(error, UsageError)
+    assert "flock holds on all hosts" in error.message
 
 
 def test_too_few_end_with_a_line_and_a_lock_that_another_holds_too(job, tmp_path):

@@ -164,7 +164,7 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
     tasks = tuple((f"worker {i}", f"localhost:{port}") for i, port in enumerate(ports))
     mapped = (("worker 0", f"worker-0.nowhere.invalid:{ports[0]}"), tasks[1])
     rendezvous.check_bindable(mine := Cluster(mapped, 0))
-    with rendezvous.Rendezvous(Cluster(tasks, 1)), rendezvous.Rendezvous(mine) as peers:
+    with rendezvous.Rendezvous(Cluster(mapped, 1)), rendezvous.Rendezvous(mine) as peers:
         peers.wait(PATIENCE)
 
 

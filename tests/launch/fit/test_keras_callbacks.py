@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Mean, mean
+from crankshaft.engine import logging
 from tests.launch.fit.test_fit import TWO
 from tests.launch.line import RUN, Line, data
 
@@ -265,6 +267,25 @@ def test_an_optimizer_that_a_callback_resets_or_restores_updates_as_in_keras(tmp
         assert resumed == ours
 
 
+class Cycling(callbacks.Callback):
+    """Sets another momentum before each batch, as one-cycle policies do."""
+
+    step = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.momentum = 0.9 - 0.02 * self.step
+        self.step += 1
+
+
+def test_a_momentum_of_each_batch_is_used_named_and_keeps_few_programs(caplog):
+    logging.warning_once.cache_clear()
+    run, (kernel, _) = fitted("ours", tf.keras.optimizers.SGD(0.02, momentum=0.9), [Cycling()], epochs=2, eager=True)
+    _, (expected, _) = fitted("keras", tf.keras.optimizers.SGD(0.02, momentum=0.9), [Cycling()], epochs=2, eager=True)
+    np.testing.assert_allclose(kernel, expected, rtol=1e-5)
+    assert len(run.strategy.training.programs) == 8
+    assert [line for line in caplog.messages if "momentum changes again and again, and the step is compiled" in line]
+
+
 COSINE = tf.keras.optimizers.schedules.CosineDecay(0.1, 10)
 
 
@@ -347,6 +368,24 @@ class Halving(callbacks.Callback):
         self.begun = state["begun"]
 
 
+def test_a_run_that_has_only_its_best_checkpoint_repeats_and_skips_no_epochs_end(tmp_path):
+    """That one was saved before the callbacks saw its epoch end, where the rate falls."""
+
+    def fitted_by(epochs, **where):
+        tf.keras.utils.set_random_seed(0)
+        model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+        model.compile(tf.keras.optimizers.SGD(0.01, 0.5), "mse")
+        seen = [Halving(), callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=100.0)]
+        how = {"validation_data": (POINTS, LABELS), "verbose": 0, "jit": "off", "batch_size": 8, **where}
+        run = crankshaft.fit(model, POINTS, LABELS, epochs=epochs, callbacks=seen, **how)
+        return [weight.tolist() for weight in model.get_weights()], run.history.history, seen[0].begun
+
+    whole = fitted_by(5)
+    fitted_by(3, run_dir=tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert fitted_by(5, run_dir=tmp_path) == whole
+
+
 def batch_steps(folder) -> list[int]:
     """The steps of TensorBoard's losses of batches, in order of time."""
     found = []
@@ -372,3 +411,67 @@ def test_a_resumed_run_neither_skips_nor_repeats_a_callback(tmp_path, fails):
     np.testing.assert_allclose(run.history.history["rate"], [0.2, 0.1, 0.05, 0.025])
     again = [11, 12] if fails else []
     assert batch_steps(tmp_path / "board") == [*range(1, 13), *again, *range(13, 21)]
+
+
+@tf.keras.utils.register_keras_serializable()
+class Masked(tf.keras.layers.Dense):
+    """Multiplies its kernel by masks in variables that Keras does not list."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.mask = tf.Variable(tf.ones([3, 1]), trainable=False)
+        self.masks = [tf.Variable(tf.ones([3, 1]), trainable=False)]
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel * self.mask * self.masks[0]) + self.bias
+
+
+WEIGHT: list[tf.keras.Variable] = []
+
+
+def masked(loss=None):
+    tf.keras.utils.set_random_seed(1)
+    WEIGHT[:] = [tf.keras.Variable(1.0, trainable=False, name="share")]
+    model = tf.keras.Sequential([tf.keras.Input([3]), Masked(1, name="masked")])
+    model.compile(tf.keras.optimizers.SGD(0.1), loss or ["mse"], loss_weights=None if loss else [*WEIGHT])
+    return model
+
+
+class Prunes(callbacks.Callback):
+    """Prunes in the first epoch, and halves the weight of the loss in each."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        WEIGHT[0].assign(WEIGHT[0] / 2)
+        if epoch == 0:
+            layer = self.model.get_layer("masked")
+            layer.mask.assign([[0.0], [1.0], [1.0]])
+            layer.masks[0].assign([[1.0], [0.0], [1.0]])
+
+
+@pytest.mark.parametrize("two", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one device", "two replicas"])
+def test_variables_that_keras_does_not_list_are_the_runs_and_those_of_its_checkpoints(tmp_path, two):
+    how = {"batch_size": 20, "epochs": 3, "shuffle": False, "verbose": 0, "jit": "off", "ema_decay": 0.5}
+    how |= {"strategy": "mirrored", "num_virtual_devices": 2} if two else {}
+
+    def fit(folder, **more):
+        return crankshaft.fit(masked, POINTS, LABELS, callbacks=[Prunes()], run_dir=tmp_path / folder, **how, **more)
+
+    whole = fit("whole")
+    fit("resumed", stop_at_step=2)
+    resumed = fit("resumed")
+    assert whole.history.history["loss"] == resumed.history.history["loss"]
+    outputs = whole.predict(POINTS)
+    for model in (whole.model, resumed.model, crankshaft.load_model(tmp_path / "whole")):
+        np.testing.assert_array_equal(model(POINTS), outputs)
+    third = np.asarray(whole.model.get_layer("masked").kernel)[2]
+    np.testing.assert_allclose(outputs, POINTS[:, 2:] * third + whole.model.get_layer("masked").bias, rtol=1e-6)
+
+
+def test_a_variable_that_a_loss_reads_from_outside_is_refused_as_it_is_saved(tmp_path):
+    model = functools.partial(masked, lambda labels, outputs: WEIGHT[0] * tf.reduce_mean((labels - outputs) ** 2, -1))
+    how = {"batch_size": 20, "epochs": 1, "verbose": 0, "callbacks": [Prunes()]}
+    with pytest.raises(
+        crankshaft.UsageError, match=r"reads share \[\], which has changed since .*attribute of the model"
+    ):
+        crankshaft.fit(model, POINTS, LABELS, run_dir=tmp_path / "run", **how)
+    crankshaft.fit(model, POINTS, LABELS, **how)

@@ -76,11 +76,25 @@ def test_what_a_configuration_leaves_out_is_trained_in_a_model_and_its_copy(chan
     assert [each.path for each in run.model.weights] == [each.path for each in ours.weights]  # for --freeze
 
 
+class Scaled(layers.Layer):
+    """Needs an attribute that no configuration has."""
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
 def test_what_cannot_be_copied_is_one_line():
     factor = 3.0
     bound = model(lambda block: setattr(block, "function", lambda x: factor * x))  # its factor may be a weight
-    with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
-        crankshaft.fit(bound, X, Y, **HOW, **COPIES, jit="off")
+    before = bound.get_weights()
+    for how in (COPIES, {"ema_decay": 0.9}):  # of which the model gets the averages of a copy
+        with pytest.raises(crankshaft.UsageError, match=r"Block sequential.*/block.* has another function"):
+            crankshaft.fit(bound, X, Y, **HOW, **how, jit="off")
+    np.testing.assert_equal(bound.get_weights(), before)  # before the first step
+    scaled = Scaled()
+    scaled.factor = 2.0
+    with pytest.raises(crankshaft.UsageError, match=r"can't recreate Sequential .* has no attribute 'factor'"):
+        crankshaft.fit(compiled(keras.Input([3]), scaled, layers.Dense(1)), X, Y, **HOW, ema_decay=0.9, jit="off")
     crankshaft.fit(bound, X, Y, **HOW, jit="off")
 
 
@@ -180,6 +194,28 @@ def test_a_model_with_more_outputs_in_training_is_trained_as_by_keras(by_name):
     line = "MoreInTraining has 1 output in evaluation, and 2 in training, of which its losses are; return the same"
     with pytest.raises(crankshaft.UsageError, match=line):
         crankshaft.fit(ours, X, labels, **HOW, jit="off", validation_data=(X, labels))
+
+
+@keras.utils.register_keras_serializable()
+class Moving(layers.Layer):
+    """Keeps a decaying average of its inputs, over the examples of all replicas."""
+
+    def build(self, shape):
+        self.average = self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation="only_first_replica")
+
+    def call(self, inputs, training=False):
+        if training:
+            sums = tf.stack([tf.reduce_sum(inputs), tf.cast(tf.size(inputs), tf.float32)])
+            total, count = tf.unstack(tf.distribute.get_replica_context().all_reduce("sum", sums))
+            self.average.assign(0.5 * self.average + 0.5 * total / count)
+        return inputs
+
+
+def test_a_layer_may_sum_across_replicas():
+    models = [compiled(keras.Input([3]), Moving(), layers.Dense(1)) for _ in "ab"]
+    for model, how in zip(models, ({}, TWO), strict=True):
+        crankshaft.fit(model, X, Y, **HOW, jit="off", **how)
+    np.testing.assert_allclose(models[1].layers[0].average, models[0].layers[0].average, rtol=1e-6)
 
 
 def compiled(*parts, loss="mse"):

@@ -14,6 +14,7 @@ from crankshaft import UsageError, fit
 from .own_step_models import CASES, KINDS, WEIGHTS, X, Y, gan, guide, slow, vae
 
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
+ON_TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 ON_SEVERAL = [name for name, (*_, several) in CASES.items() if several]
 
 
@@ -260,7 +261,7 @@ def test_what_cant_be_right_is_refused_before_the_first_step(name):
 
 
 def test_on_replicas_an_update_in_a_branch_and_a_copy_are_refused():
-    on_two = {"strategy": "mirrored", "num_virtual_devices": 2, **HOW}
+    on_two = {**ON_TWO, **HOW}
     with pytest.raises(UsageError, match=r"applies adam\w* within tf.cond.*use one device"):
         fit(slow, X, Y, **on_two)
     with pytest.raises(UsageError, match=r"overrides train_step, and can't be copied.*pass a function"):
@@ -282,7 +283,7 @@ def test_a_decorated_step_is_compiled_by_the_run():
         made.compile("sgd", "mse")
         return made
 
-    run = fit(decorated, X, Y, strategy="mirrored", num_virtual_devices=2, **HOW)
+    run = fit(decorated, X, Y, **ON_TWO, **HOW)
     np.testing.assert_allclose(run.history.history["mean"], [Y.mean()] * 3, rtol=1e-5)
 
 
@@ -295,3 +296,25 @@ def test_a_step_that_is_not_finite_is_skipped():
     assert all(np.isfinite(weight).all() for weight in made.get_weights())
     assert run.history.history["skipped"] == [0.25] * 3
     assert int(made.optimizer.iterations) == 9
+
+
+class Contrasting(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            outputs = self(data)
+            pairs = keras.ops.matmul(outputs, keras.ops.transpose(outputs))
+            loss = keras.ops.mean(keras.ops.logsumexp(pairs, 1))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(("how", "has_pairs"), [({}, False), (ON_TWO, True)])
+def test_examples_that_a_step_compares_are_a_shares_and_a_line_says_so(how, has_pairs, caplog):
+    def contrasting():
+        made = Contrasting([keras.Input([6]), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+        made.compile("sgd")
+        return made
+
+    fit(contrasting, X, **how, **HOW)
+    line = "Contrasting.train_step has products of examples with examples and batch normalization, which on several"
+    assert (line in caplog.text) == has_pairs

@@ -52,6 +52,12 @@ if __name__ == "__main__":
     assert run.result["step"] == 3 * 5, run.result
     weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
     print(json.dumps([run.history.history, weights]))
+    try:
+        crankshaft.fit(model, data, **how)
+    except crankshaft.UsageError as error:
+        assert "with parameter servers they end with that; start a program for each run" in str(error), error
+    else:
+        raise AssertionError("a second run")
 """
 
 
@@ -103,12 +109,13 @@ if __name__ == "__main__":
     saving = keras.callbacks.ModelCheckpoint(str(folder / "m.keras"), monitor="loss", save_best_only=True)
     run = crankshaft.fit(model, x, y, callbacks=[Looks(), Shrinks(), stopping, saving, log], **strategy)
     run.model.fit(x, y, batch_size=16, shuffle=False, verbose=0)  # Keras goes on, with the momentum
-    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
+    second = crankshaft.fit(model, x, y, **strategy)
+    weights = [weight.numpy().ravel().tolist() for weight in [*run.model.weights, *second.model.weights]]
     print(json.dumps([stopping.best_epoch, saving.best, {"loss": run.history.history["loss"]}, weights]))
 """
 
 
-def test_each_worker_calls_callbacks_and_has_what_they_leave(crank, tmp_path):
+def test_each_worker_calls_callbacks_and_has_what_they_leave_in_two_runs_of_a_program(crank, tmp_path):
     """What they compute, set and keep is as in Keras, and written once."""
     (tmp_path / "fit.py").write_text(SCRIPT)
     (tmp_path / "called.py").write_text(CALLED)
@@ -122,7 +129,7 @@ def test_each_worker_calls_callbacks_and_has_what_they_leave(crank, tmp_path):
 
     scope: dict = {"__name__": "fit"}
     exec(SCRIPT, scope)
-    model = scope["model"]()
+    model, second = scope["model"](), scope["model"]()
 
     class Shrinks(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -130,7 +137,8 @@ def test_each_worker_calls_callbacks_and_has_what_they_leave(crank, tmp_path):
 
     for how in ({"epochs": 2, "callbacks": [Shrinks()]}, {}):
         model.fit(scope["x"], scope["y"], batch_size=16, shuffle=False, verbose=0, **how)
-    for mine, theirs in zip(weights, model.get_weights(), strict=True):
+    second.fit(scope["x"], scope["y"], batch_size=16, epochs=2, shuffle=False, verbose=0)
+    for mine, theirs in zip(weights, [*model.get_weights(), *second.get_weights()], strict=True):
         np.testing.assert_allclose(mine, theirs.ravel(), rtol=1e-5)
 
 

@@ -302,3 +302,29 @@ def test_files_have_bytes_as_they_are_or_name_the_format_that_has(tmp_path):
     write(str(tmp_path / "p.npz"), {"name": columns["name"]}, None)
     with np.load(tmp_path / "p.npz") as arrays:
         assert arrays["name"].tolist() == [b"caf\xe9", b""]
+
+
+class Scaled(Columns):
+    """Multiplies its outputs by variables of its own, which each step changes."""
+
+    def build_model(self):
+        self.scales = {"one": tf.Variable(1.0, trainable=False), "two": tf.keras.Variable(1.0, trainable=False)}
+        return tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
+
+    def forward(self, features, training):
+        return self.model(features) * self.scales["one"] * self.scales["two"]
+
+    def train_step(self, batch):
+        metrics = super().train_step(batch)
+        self.scales["one"].assign_add(0.5)
+        self.scales["two"].assign(self.scales["two"] * 0.5)
+        return metrics
+
+
+def test_a_model_that_is_copied_or_loaded_has_the_trainers_own_variables(tmp_path):
+    x = np.ones((8, 3), np.float32)
+    two = {"strategy": "mirrored", "num_virtual_devices": 2}
+    done = run(Scaled, data=((x, x[:, :1]), None), train_steps=3, run_dir=tmp_path, **QUIET, **two)
+    outputs = done.predict(x)
+    for model in (done.model, load_model(tmp_path, trainer_class=Scaled)):
+        np.testing.assert_array_equal(model(x), outputs)

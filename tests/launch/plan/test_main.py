@@ -7,7 +7,8 @@ import pytest
 
 from crankshaft.launch import command
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.plan import hardware, main, saved
+from crankshaft.launch.monitor import plan_file
+from crankshaft.launch.plan import hardware, main
 from tests.launch.plan.test_estimate import FIGURES
 
 pytestmark = pytest.mark.thorough
@@ -178,7 +179,7 @@ def test_a_simulation_stands_beside_the_plan(plan, tmp_path):
     assert one["simulated"]["goodput"] == pytest.approx(one["goodput"], abs=0.01)
     assert "simulated goodput" in out
     assert "Simulated, it saturates nowhere." in out
-    assert list(saved.read(str(path))) == [1]
+    assert list(plan_file.read(str(path))) == [1]
 
 
 WIDE = ("--model=mlp", "--model_arg=hidden_units=256,256", "--input=digits", "--jit=off")

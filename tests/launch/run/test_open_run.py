@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Trainer, UsageError, engine, mean, open_run, run
+from crankshaft import Trainer, UsageError, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers import parallel
 from crankshaft.engine.strategies.base import Stop
@@ -286,7 +286,6 @@ MISTAKES = [
     (lambda r: r.save(extra={"x": "x" * (1 << 20)}), "a checkpoint keeps 1,048,576 at most; write a file"),
     (lambda r: r.train(data=(POINTS[:, :2], HEIGHTS), steps=1), "data are ('float32[2]', 'float32[1]') an"),
     (lambda r: r.evaluate((POINTS[:0], HEIGHTS[:0])), "the given data has no examples; give at least one"),
-    (lambda r: open_run(Noisy, run_dir=r.run_dir, **ASKED), "which is this one; close its run, or use another"),
 ]
 
 
@@ -476,7 +475,7 @@ class Ranked(Squares):
     """A table and a layer that is sharded over a mesh."""
 
     def build_model(self):
-        self.users = engine.Embedding("users", rows=5, width=3)
+        self.users = crankshaft.Embedding("users", rows=5, width=3)
         layers = [tf.keras.Input([3]), parallel.Dense(4, split="columns"), parallel.Dense(1, split="rows")]
         return tf.keras.Sequential(layers)
 
@@ -553,6 +552,45 @@ def test_ctrl_c_ends_a_call_at_a_step_and_the_run_is_saved(tmp_path):
         opened.train(steps=1)  # a program that catches it goes on
         assert opened.step > step
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_run_that_was_left_open_is_saved_and_closed_where_its_folder_is_opened_again(tmp_path, caplog):
+    def again(*_):
+        open_run(Noisy, run_dir=tmp_path, **ASKED)
+
+    left = open_run(Noisy, run_dir=tmp_path, hooks=[every_steps(5, again)], **ASKED)
+    left.train(steps=3)
+    with pytest.raises(UsageError, match="which is this one; close its run, or use another"):
+        left.train(steps=2)  # it is not closed within its own call
+    with open_run(Noisy, run_dir=tmp_path, **ASKED) as opened:
+        assert (opened.step, left.is_open) == (5, False)
+    assert "was left open at step 5: it is saved and closed" in caplog.text
+
+
+LEFT_OPEN = """
+import atexit, os, sys, threading
+import crankshaft
+from crankshaft.models.logistic import Model
+
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+run = crankshaft.open_run(Model, input="digits", run_dir=sys.argv[1], jit="off", progress="off")
+run.train(steps=3)
+if not os.fork():
+    sys.exit()  # the run is the parent's
+os.wait()
+atexit.register(setattr, threading.Thread, "start", refuse)  # as Python 3.12 and later have it
+sys.exit(3)
+"""
+
+
+def test_a_run_that_is_open_where_its_program_ends_is_saved(crank, tmp_path):
+    (tmp_path / "left.py").write_text(LEFT_OPEN)
+    ended = crank(tmp_path / "run", script=tmp_path / "left.py")
+    assert ended.code == 3
+    assert ended.err.count("was left open at step 3: it is saved and closed") == 1
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")] == ["ckpt-3.manifest.json"]
 
 
 def in_train(opened):

@@ -15,7 +15,8 @@ import time
 import pytest
 
 from crankshaft.engine.hooks import every_steps
-from crankshaft.engine.machine.events import SCHEMA, EventLog, read
+from crankshaft.engine.machine.events import SCHEMA, EventLog, pid_space, read
+from crankshaft.engine.machine.files import file_system_time
 from crankshaft.engine.machine.requests import Requests, ask
 from crankshaft.launch import command
 from tests.launch.conftest import MLP
@@ -236,10 +237,12 @@ def test_who_asks_where_nobody_answers_gets_one_line(asked, tmp_path):
     (tmp_path / "none").mkdir()
     assert status("none").mistake.startswith(f"{tmp_path}/none holds no run (events.jsonl is missing)")
     nobody = 1 << 22
-    recorded(tmp_path / "killed", {"event": "start", "pid": nobody, "host": os.uname().nodename})
+    here = {"host": os.uname().nodename, "pid_space": pid_space()}
+    recorded(tmp_path / "killed", {"event": "start", "pid": nobody, **here})
     said = f"{tmp_path}/killed: process {nobody} ended without recording why; start the run again"
     assert status("killed").error == said
-    recorded(tmp_path / "quiet", {"event": "start", "pid": 1, "host": "elsewhere"})
+    # Another host may have the name of this one.
+    recorded(tmp_path / "quiet", {"event": "start", "pid": nobody, **here, "pid_space": "another"})
     assert status("quiet").error.startswith(f"{tmp_path}/quiet: no answer in 0.3 s")
     assert [path.name for path in (tmp_path / "quiet").iterdir()] == ["events.jsonl"]
 
@@ -247,17 +250,16 @@ def test_who_asks_where_nobody_answers_gets_one_line(asked, tmp_path):
 def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
     requests = Requests(str(tmp_path / "ask"), lambda kind, task: task is None)
     assert requests.take() == []
-    folder, later = tmp_path / "ask", time.time() + 100
-    folder.mkdir()
+    folder = tmp_path / "ask"
+    assert folder.is_dir()  # a file system may remember for long that it was missing
 
     def put(number: int, content: str) -> None:
         (folder / f"{number:016x}.request").write_text(content)
 
-    good = {"kind": "status", "task": None, "until": later, "seconds": 100}
+    good = {"kind": "status", "task": None, "seconds": 100}
     put(1, json.dumps(good))
-    wrongs = [{"kind": "rm -rf"}, {"task": "worker 1"}, {"task": 3}, {"until": 0.0}, {"until": None}, {"until": "9e9"}]
-    wrongs += [{"until": 10**400}, {"seconds": None}, {"kind": ["status"]}]
-    wrongs += [{"until": later + 86400}, {"until": later + 86400, "seconds": 30}]  # of a clock that was ahead
+    wrongs = [{"kind": "rm -rf"}, {"task": "worker 1"}, {"task": 3}]
+    wrongs += [{"seconds": -1}, {"seconds": None}, {"seconds": "9e9"}, {"kind": ["status"]}]
     for number, wrong in enumerate(wrongs):
         put(2 + number, json.dumps({**good, **wrong}))
     put(20, json.dumps(good) + " " * 5000)
@@ -271,9 +273,30 @@ def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
     assert requests.take() == []  # each once
 
 
+@pytest.mark.parametrize("ahead_seconds", [3600.0, -3600.0])
+def test_a_request_counts_while_its_client_waits_by_the_clock_of_the_files(tmp_path, monkeypatch, ahead_seconds):
+    """Whatever a task's or a client's own clock says."""
+    requests, now = Requests(str(tmp_path), lambda kind, task: True), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + ahead_seconds)
+    (tmp_path / f"{1:016x}.request").write_text(json.dumps({"kind": "status", "task": None, "seconds": 1}))
+    assert [request.number for request in requests.take()] == [f"{1:016x}"]
+    wait_until(lambda: file_system_time(str(tmp_path)) > (tmp_path / f"{1:016x}.request").stat().st_ctime + 1)
+    assert Requests(str(tmp_path), lambda kind, task: True).take() == []  # a killed client has left it
+
+
+def test_a_client_opens_no_answer_before_it_is_listed(tmp_path, monkeypatch):
+    """A network file system remembers for half a minute that a name was missing."""
+    opened, open_file = [], os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, *args, **options: opened.append(path) or open_file(path, *args, **options)
+    )
+    assert ask(str(tmp_path / "ask"), "status", None, 0.3) is None
+    assert [path for path in opened if "answer" in str(path)] == []
+
+
 def test_a_flood_of_requests_delays_no_later_one(tmp_path):
     requests = Requests(str(tmp_path), lambda kind, task: True)
-    content = json.dumps({"kind": "stacks", "task": None, "until": time.time() + 100, "seconds": 100})
+    content = json.dumps({"kind": "stacks", "task": None, "seconds": 100})
     names = [f"{number:016x}" for number in range(200)]
     for name in names:
         (tmp_path / f"{name}.request").write_text(content)

@@ -16,7 +16,6 @@ from crankshaft.launch.command_line import saved_config
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process
 from crankshaft.launch.host.files import write_run_file
-from crankshaft.launch.run import results
 from crankshaft.launch.run.saved import model_file
 from tests.launch.command_line.test_config import asked, checked
 from tests.launch.conftest import MLP
@@ -128,15 +127,6 @@ def test_what_is_no_configuration_is_told_without_advice_that_loses_the_run(run_
         assert "remove" not in line
 
 
-NO_RESULTS = [b"[1]", b'{"step": []}', b'{"step": 1e999}', b'{"step": "x"}', b"[" * 100_000, b"3"]
-
-
-@pytest.mark.parametrize("content", [*NO_RESULTS, *NO_FILES])
-def test_a_result_that_is_none_counts_for_nothing(tmp_path, content):
-    put(tmp_path / "result.json", content)
-    assert results.completed_step(tmp_path / "result.json") == 0
-
-
 @pytest.mark.parametrize("name", ["model.json", "events.jsonl", "result.json"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_stands_where_a_run_writes_its_files_is_named_before_it_trains(run_dir, name, make):
@@ -221,21 +211,23 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
 EACH_TWO = ("--eval_every_steps=2", "--steps_per_loop=1", "--progress=plain")
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_start_over(inside, tmp_path):
-    """Whether it had ended, or was killed and has left no result. All of it gone, the folder is one as any other."""
-    run = (*MLP, *EACH_TWO, "--train_steps=6", "--checkpoint_every_steps=2", f"--run_dir={tmp_path}")
-    inside(*run).ok()
-    shutil.rmtree(tmp_path / "checkpoints")
-    says = f"run_dir={tmp_path} holds best/ckpt-6 of a run whose checkpoints/ are gone ... restore them from a copy"
-    says += f", or use another run_dir, with init_from={tmp_path}/best"
-    inside(*run).refused(says)
-    (tmp_path / "result.json").unlink()
-    inside(*run).refused(says)
-    inside(*run, "--eval_every_steps=0", "--mode=train").refused(says)
-    assert not (tmp_path / "checkpoints").exists()
-    inside(*MLP, "--train_steps=2", f"--run_dir={tmp_path}/on", f"--init_from={tmp_path}/best").ok()
-    shutil.rmtree(tmp_path / "best")
-    inside(*run).ok()
+def test_a_run_whose_checkpoints_are_gone_goes_on_from_its_best_to_the_same_bits(inside, tmp_path):
+    """As one that was killed before it saved another. A rate that falls counts each evaluation once."""
+    run = (*MLP, *EACH_TWO, "--reduce_lr=patience=1", "--reduce_lr=min_delta=1")
+    whole, killed = f"--run_dir={tmp_path}/whole", f"--run_dir={tmp_path}/killed"
+    inside(*run, "--train_steps=10", whole).ok()
+    inside(*run, "--train_steps=6", killed).ok()
+    shutil.rmtree(tmp_path / "killed" / "checkpoints")
+    assert "resumed at step 6: this run is complete" in inside(*run, "--train_steps=6", killed).ok().out
+    assert "resumed at step 6 of 10" in inside(*run, "--train_steps=10", killed).ok().out
+    data_files, events = [], []
+    for name in ("whole", "killed"):
+        manifest = json.loads((tmp_path / name / "checkpoints" / "ckpt-10.manifest.json").read_text())
+        data_files.append({file: about["sha256"] for file, about in manifest["files"].items() if "data" in file})
+        events.append([json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()])
+    assert data_files[0] == data_files[1]
+    rows, again = ([event["step"] for event in of if event["event"] == "evaluation"] for of in events)
+    assert rows == again == [2, 4, 6, 8, 10]
 
 
 @pytest.mark.slow
@@ -247,11 +239,8 @@ def test_a_run_killed_between_its_first_best_checkpoint_and_its_first_other_goes
     program.wait()
     best = steps(tmp_path, "best")[-1]
     assert not (tmp_path / "checkpoints").exists()
-    outcome = inside(*run, "--train_steps=6").ok()
-    assert f"{tmp_path} has no checkpoint but best/ckpt-{best}: the run begins again" in outcome.err
-    assert steps(tmp_path) == [6]
-    assert max(steps(tmp_path, "best")) >= min(best, 6)
-    assert "begins again" not in inside(*run, "--train_steps=8").ok().err
+    assert f"resumed at step {best} " in inside(*run, f"--train_steps={best + 6}").ok().out
+    assert steps(tmp_path) == [best + 6]
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "best"])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from crankshaft.launch.failures import UsageError
-from crankshaft.launch.plan import saved
+from crankshaft.launch.monitor import plan_file
 
 STEP = {"seconds": 0.2, "bound": "compute", "network_seconds": 0.05}
 PLAN = {
@@ -18,7 +18,7 @@ PLAN = {
 
 def test_a_plan_is_read_by_its_number_of_hosts(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    plan = saved.read(str(tmp_path / "plan.json"))
+    plan = plan_file.read(str(tmp_path / "plan.json"))
     assert list(plan) == [4, 64]
     assert (plan[64]["examples_per_sec"], plan[64]["network_share"]) == (128e3, pytest.approx(0.25))
 
@@ -37,4 +37,4 @@ def test_a_plan_is_read_by_its_number_of_hosts(tmp_path):
 def test_what_is_not_a_plan_is_one_line(tmp_path, text, says):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UsageError, match=f"plan.json is not a plan .*{says}.*; give a file of crankshaft plan"):
-        saved.read(str(tmp_path / "plan.json"))
+        plan_file.read(str(tmp_path / "plan.json"))

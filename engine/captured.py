@@ -1,0 +1,172 @@
+"""Compares a program's objects with what traced steps have captured of them, before each call and each save.
+
+A step is traced once: it keeps the objects that it found, and the numbers, arrays and functions that it read. Values of
+variables that it reads, and that no checkpoint has, are lost as the process ends. Here such changes are errors or, of
+values that the step may not have read, a line.
+"""
+
+from __future__ import annotations
+
+import types
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from . import logging
+from .errors import UsageError
+from .internals import keras
+from .internals.variables import VARIABLES, items, own_copy, variable_path
+
+_PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_COLLECTIONS = (dict, list, tuple, tf.Module)
+_OBJECTS = (
+    *VARIABLES,
+    tf.Module,
+    tf.keras.layers.Layer,
+    tf.keras.metrics.Metric,
+    tf.keras.optimizers.Optimizer,
+    tf.keras.random.SeedGenerator,
+)
+# Larger arrays and collections are compared by their identity, since that is done before each call.
+_CHECKED_BYTES, _CHECKED_ITEMS = 1 << 20, 1000
+
+
+class _Reference:
+    """An array, a function or an object in an attribute, equal to another by its checksum or by its identity."""
+
+    def __init__(self, value: Any, text: str, checksum: int | None = None):
+        self.value = value if checksum is None else None
+        self.text, self.checksum = text, checksum
+
+    def __eq__(self, other):
+        return isinstance(other, _Reference) and self.value is other.value and self.checksum == other.checksum
+
+    def __repr__(self):
+        return self.text
+
+
+class Captured:
+    """What traced steps have captured of a trainer, its layers, and variables.
+
+    Args:
+      layers: returns all of the trainer's layers.
+    """
+
+    def __init__(self, trainer: tf.Module, layers: Callable[[], Iterable[tf.keras.layers.Layer]]):
+        self._trainer, self._layers = trainer, layers
+        # Of each attribute: its owner's title, the owner, its name and value, whether that can't change in itself, and
+        # the values in it by path.
+        self._attributes: list[tuple[str, Any, str, Any, bool, dict[str, Any]]] = []
+        self._is_traced = False
+        self._warned: set[str] = set()
+        self._read: dict[int, tuple[tf.Variable, bytes]] = {}  # with their checksums, by `id`
+
+    def note(self, is_traced: bool = True) -> None:
+        """Notes the attributes: once the trainer is built, and again after each trace."""
+        self._is_traced |= is_traced
+        self._attributes = [
+            (title, owner, name, value, _is_fixed(value), values)
+            for title, owner in ((type(self._trainer).__name__, self._trainer), *((x.name, x) for x in self._layers()))
+            for name, value in _attributes(owner)
+            if (values := dict(_values(value)))
+        ]
+
+    def note_read(self, variables: Iterable[tf.Variable]) -> None:
+        """Notes variables that a step reads, and that no checkpoint has."""
+        with tf.init_scope():
+            self._read |= {id(v): (v, _checksum(v)) for v in variables if id(v) not in self._read}
+
+    def check(self) -> None:
+        """Warns, once each, of values that have changed since a step was traced. Call it before each call and save.
+
+        Raises:
+          UsageError: an object is another one, which checkpoints would have and no step would use.
+        """
+        for title, owner, name, value, is_fixed, before in self._attributes:
+            now = getattr(owner, name, None)
+            if is_fixed and (now is value or _function(now) is value):
+                continue
+            present = dict(_values(_function(now)))
+            for part in {**before, **present}:
+                self._compare(f"{title}.{name}{part}", before.get(part), present.get(part))
+
+    def _compare(self, path: str, before: Any, now: Any) -> None:
+        if now is before or now == before or path in self._warned:
+            return
+        if any(isinstance(x, _Reference) and isinstance(x.value, _OBJECTS) for x in (before, now)):
+            raise UsageError(
+                f"{path} has been replaced ({before!r}, now {now!r}): the run's steps use the former, and checkpoints "
+                "would have the new one; put the former back, and change its values (model.set_weights, "
+                "variable.assign)"
+            )
+        if self._is_traced:
+            self._warned.add(path)
+            logging.warning(
+                "%s: a step that reads it keeps %s, as it was traced, and it is %s now; have the step read a "
+                "tf.Variable, which checkpoints keep, and assign that",
+                *(path, f"{before!r:.60}", f"{now!r:.60}"),
+            )
+
+    def check_save(self) -> None:
+        """Checks, as `check` does, that a checkpoint would have all with which the steps compute.
+
+        Raises:
+          UsageError: see `check`; or a variable that a step reads, and no checkpoint has, has changed since its trace.
+        """
+        self.check()
+        for variable, before in self._read.values():
+            if _checksum(variable) != before:
+                raise UsageError(
+                    f"{type(self._trainer).__name__}: its step reads {variable_path(variable)} "
+                    f"{variable.shape.as_list()}, which has changed since the step was traced, and no checkpoint would "
+                    f"have it: a resumed run would begin with other values; make it {self._trainer.saved_places}"
+                )
+
+
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    """Returns the attributes that a step may read: all of a trainer and its class; public ones of a layer, its own."""
+    if isinstance(owner, tf.keras.layers.Layer):
+        own = {name: x for name, x in vars(owner).items() if name[0] != "_" and name not in keras.attributes()}
+        attributes = {"call": owner.call, **own}
+    else:
+        inherited = {name: x for kind in reversed(type(owner).__mro__) for name, x in vars(kind).items()}
+        attributes = {name: x for name, x in (inherited | vars(owner)).items() if not name.startswith(("__", "_self_"))}
+    return [(name, _function(x)) for name, x in attributes.items()]
+
+
+def _is_fixed(value: Any) -> bool:
+    return all(map(_is_fixed, value)) if type(value) is tuple else not isinstance(value, (np.ndarray, *_COLLECTIONS))
+
+
+def _function(value: Any) -> Any:
+    """Returns the function of a method; anything else unchanged."""
+    return value.__func__ if isinstance(value, (types.MethodType, staticmethod, classmethod)) else value
+
+
+def _values(value: Any, path: str = "", within: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of all that can be compared in an attribute."""
+    if isinstance(value, _PLAIN):
+        yield path, value
+    elif isinstance(value, np.ndarray):
+        is_checked = value.nbytes <= _CHECKED_BYTES and value.dtype != object
+        checksum = zlib.crc32(value.tobytes()) if is_checked else None
+        form = f"{value.dtype}{[*value.shape]}"
+        yield path, _Reference(value, f"{form} (checksum {checksum:x})" if is_checked else form, checksum)
+    elif isinstance(value, _FUNCTIONS):
+        yield path, _Reference(value, value.__qualname__)
+    elif isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS:
+        yield path, _Reference(value, f"{len(value)} items")
+    elif isinstance(value, _COLLECTIONS) and id(value) not in within and (inside := [*items(value)]):
+        for name, item in inside:
+            yield from _values(_function(item), f"{path}.{name}", (*within, id(value)))
+    elif isinstance(value, _OBJECTS) or (isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)):
+        yield path, _Reference(value, f"{type(value).__name__} {getattr(value, 'name', '')}".rstrip())
+
+
+def _checksum(variable: tf.Variable) -> bytes:
+    value = tf.reshape(own_copy(variable).read_value(), [1, -1])
+    return tf.raw_ops.Fingerprint(data=value, method="farmhash64").numpy().tobytes()

@@ -1,0 +1,132 @@
+"""What changes of a program's objects after a step was traced is named, refused, or part of the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import make_optimizer, mean
+from crankshaft.engine.errors import UsageError
+from tests.engine.trainers import Squares
+
+DATA = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
+layers = tf.keras.layers
+
+
+def dense():
+    return tf.keras.Sequential([tf.keras.Input([3]), layers.Dense(1)])
+
+
+class Held(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = tf.Variable(1.0, trainable=False)
+
+
+class Objects(Squares):
+    """Reads one thing of each kind, some of them in collections."""
+
+    power = 1.0
+
+    def build(self):
+        super().build()
+        self.beta, self.traced, self.nothing = 0.0, 0, None
+        self.mask, self.masks, self.by_name = np.ones(3, "f"), [np.ones(3, "f"), 1.0], {"a": {"b": np.ones(3, "f")}}
+        self.nets, self.held = {"teacher": [dense()]}, Held()
+
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([3]), layers.Dropout(0.5, name="drop"), layers.Dense(1, name="out")])
+
+    def loss(self, outputs, batch):
+        self.traced += 1
+        return mean((1 + self.beta) * tf.square(outputs[:, 0] - batch[1]))
+
+
+def another(x):
+    return x
+
+
+def in_place(trainer):
+    trainer.masks[0][1] = 0.0
+
+
+CHANGES = {
+    "Objects.mask": lambda trainer: setattr(trainer, "mask", np.zeros(3, "f")),
+    "Objects.masks.0": in_place,
+    "Objects.masks.1": lambda trainer: trainer.masks.__setitem__(1, 2.0),
+    "Objects.by_name.a.b": lambda trainer: trainer.by_name["a"].__setitem__("b", np.zeros(3, "f")),
+    "Objects.power": lambda trainer: setattr(trainer, "power", 2.0),
+    "Objects.nothing": lambda trainer: setattr(trainer, "nothing", 1.0),
+    "Objects.loss": lambda trainer: setattr(trainer, "loss", another),
+    "drop.rate": lambda trainer: setattr(trainer.model.get_layer("drop"), "rate", 0.1),
+    "out.activation": lambda trainer: setattr(trainer.model.get_layer("out"), "activation", another),
+    "out.call": lambda trainer: setattr(trainer.model.get_layer("out"), "call", another),
+}
+
+
+@pytest.fixture(scope="module")
+def made(bench):
+    made = bench(Objects(), DATA, 4, eval_source=DATA, optimizer="sgd", learning_rate=0.0)
+    made.run(1)
+    made.strategy.evaluate()
+    return made
+
+
+def test_what_a_step_has_read_is_named_once_by_its_place_as_it_changes(made, caplog):
+    trainer = made.trainer
+    trainer.mask = np.ones(3, "f")  # equal, though another array
+    trainer.loss = trainer.loss  # the same function
+    made.run(1)
+    assert "as it was traced" not in caplog.text
+    for change in CHANGES.values():
+        change(trainer)
+    for _ in range(2):
+        made.run(1)
+    lines = [record.getMessage() for record in caplog.records if "as it was traced" in record.getMessage()]
+    assert {line.split(":")[0] for line in lines} == CHANGES.keys()
+    assert len(lines) == len(CHANGES)
+
+
+REPLACED = {
+    "Objects.model": lambda trainer: setattr(trainer, "model", dense()),
+    "Objects.optimizer": lambda trainer: setattr(trainer, "optimizer", make_optimizer(trainer, [])),
+    "Objects.nets.teacher.0": lambda trainer: trainer.nets["teacher"].__setitem__(0, dense()),
+    "Objects.held.scale": lambda trainer: setattr(trainer.held, "scale", tf.Variable(1.0, trainable=False)),
+}
+
+
+@pytest.mark.parametrize("path", REPLACED)
+def test_an_object_that_is_replaced_is_refused_before_a_call_and_before_a_save(made, path):
+    trainer = made.trainer
+    before = trainer.model, trainer.optimizer, trainer.nets["teacher"][0], trainer.held.scale
+    with made.strategy.scope():
+        REPLACED[path](trainer)
+    for check in (lambda: made.run(1), made.strategy.evaluate, trainer.inventory.captured.check_save):
+        with pytest.raises(UsageError, match=f"{path} has been replaced"):
+            check()
+    trainer.model, trainer.optimizer, trainer.nets["teacher"][0], trainer.held.scale = before
+    made.run(1)
+
+
+OUTSIDE: dict[str, tf.Variable] = {}
+
+
+class Reads(Squares):
+    def training_loss(self, outputs, batch):
+        return mean(OUTSIDE["scale"] * tf.square(outputs[:, 0] - batch[1]))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_variable_that_a_step_reads_and_no_checkpoint_has_may_not_change(bench, distribution, replicas):
+    with distribution(replicas).scope():
+        OUTSIDE["scale"] = tf.Variable(1.0, trainable=False, name="scale")
+    made = bench(Reads(), DATA, 4, replicas, optimizer="sgd", learning_rate=0.1)
+    check = made.trainer.inventory.captured.check_save
+    for _ in range(2):
+        made.run(1)
+        check()
+    OUTSIDE["scale"].assign(2.0)
+    made.run(1)
+    with pytest.raises(UsageError, match=r"Reads: its step reads scale \[\], which has changed since .* the trainer"):
+        check()
