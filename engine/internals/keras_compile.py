@@ -29,7 +29,7 @@ _CLASSES_BY: dict[Callable, Callable] = {
 _TWO_CLASS_LOSSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
 _DECIDING = ("loss", "loss_weights", "metrics", "weighted_metrics")
-_VALUES = "_values_by_runs"  # the attribute for them of what `compile` has stored
+_VALUES = "values_by_runs"  # the attribute for them of what `compile` has stored
 _NAME = "{}_loss"  # name of an output's loss in logs
 # Where updates of a model's metrics are noted instead of made, in this thread.
 _notes: contextvars.ContextVar[Notes | None] = contextvars.ContextVar("notes", default=None)
