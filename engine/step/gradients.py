@@ -166,7 +166,7 @@ class Update:
         out.
       variables: the gradients' variables.
       options: the options by which to clip and skip, if an optimizer has its own; None takes the trainer's.
-      loss_scale: the loss scale that adapts to the gradients; None takes the trainer's.
+      loss_scale: an `optimizers.loss_scale.DynamicLossScale` that adapts to the gradients; None takes the trainer's.
 
     Attributes:
       gradients: clipped by their global norm (Pascanu et al. 2013), by each variable's, or by value.
