@@ -29,7 +29,8 @@ _LEFT_OUT = re.compile(r"(crankshaft\.(engine|launch)|tensorflow|keras|contextli
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def explained(call: Callable[P, R]) -> Callable[P, R]:
@@ -76,12 +77,13 @@ def _shorten(error: BaseException) -> None:
     for raised in chain(error):
         if not isinstance(raised, CrankshaftError) and _users_frame(raised) is None:
             continue  # it is to be found in those frames
-        entries, entry, kept = [], raised.__traceback__, None
+        frames, entry = list[TracebackType](), raised.__traceback__
         while entry is not None:
-            entries, entry = [*entries, entry], entry.tb_next
-        for entry in reversed(entries):
-            if not _LEFT_OUT.match(entry.tb_frame.f_globals.get("__name__", "")):
-                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+            frames, entry = [*frames, entry], entry.tb_next
+        kept: TracebackType | None = None
+        for frame in reversed(frames):
+            if not _LEFT_OUT.match(frame.tb_frame.f_globals.get("__name__", "")):
+                kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
         raised.__traceback__ = kept
 
 
@@ -289,7 +291,7 @@ def _is_programs(error: Exception) -> bool:
     return False
 
 
-def _users_frame(error: Exception) -> str | None:
+def _users_frame(error: BaseException) -> str | None:
     """Finds "file:line in function" of the innermost frame in the user's code, a model or an input; else None."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):

@@ -1,5 +1,6 @@
 """The examples run as they stand: the notebooks in a Jupyter kernel, those that take long in processes of their own."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,10 +11,11 @@ import sys
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 from tests.pages import ROOT, blocks
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 EXAMPLES = ROOT / "examples"
 
@@ -87,6 +89,72 @@ def test_a_notebook_holds_a_run_from_cell_to_cell(tmp_path):
     assert re.findall(r"^\d+", texts(code[1]), re.M) == ["20", "40", "60", "80", "100"]
     assert "100 a good start True" in texts(code[3])
     assert "eval_loss" in texts(code[4])
+
+
+SLOW_STEPS = """
+import hashlib, time
+import numpy as np
+import tensorflow as tf
+from crankshaft import Trainer, mean, run
+from crankshaft.engine.hooks import every_steps
+
+points = np.random.default_rng(0).normal(size=(500, 3)).astype("float32")
+
+
+class Plane(Trainer):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.layers.Dense(8), tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1]))
+
+
+def trained(run_dir, seconds=0.0):
+    wait = every_steps(1, lambda *_: time.sleep(seconds))
+    flags = {"train_steps": 1000, "checkpoint_every_steps": 100, "jit": "off", "progress": "off", "run_dir": run_dir}
+    done = run(Plane, data=((points, points[:, :1]), None), hooks=[wait], **flags)
+    return done.step, hashlib.sha256(b"".join(array.tobytes() for array in done.model.get_weights())).hexdigest()
+"""
+
+
+@contextlib.contextmanager
+def kernel(folder):
+    """A kernel of this Python in a folder, and a client of it."""
+    manager = KernelManager()
+    manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    manager.start_kernel(cwd=str(folder))
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=PATIENCE)
+        yield manager, client
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_interrupted_and_a_kernel_that_is_killed_resume_to_the_bit(tmp_path):
+    saved = tmp_path / "run" / "checkpoints"
+
+    def has_saved(step: int) -> bool:
+        return any(int(path.name[5:].split(".")[0]) >= step for path in saved.glob("ckpt-*.manifest.json"))
+
+    with kernel(tmp_path) as (manager, client):
+        client.execute_interactive(SLOW_STEPS, timeout=PATIENCE, output_hook=lambda _: None)
+        cell = client.execute("trained('run', 0.005)")
+        wait_until(lambda: has_saved(200))
+        manager.interrupt_kernel()  # the stop button
+        while client.get_shell_msg(timeout=PATIENCE)["parent_header"].get("msg_id") != cell:
+            pass
+        client.execute("trained('run', 0.005)")
+        wait_until(lambda: has_saved(600))
+    with kernel(tmp_path) as (_, client):
+        printed = []
+        code = f"{SLOW_STEPS}\nprint(trained('run') == trained('undisturbed'), trained('run')[0])"
+        client.execute_interactive(code, timeout=PATIENCE, output_hook=printed.append)
+    texts = [message["content"].get("text", "") for message in printed]
+    assert "True 1000\n" in texts, texts
 
 
 @pytest.mark.slow

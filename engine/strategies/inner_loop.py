@@ -310,7 +310,7 @@ class InnerLoop(Program):
 
     def _execute(self, trace: StepTrace, operands, numbers):
         """Computes a call as `_loop` does, op by op; `trace` is that of its step."""
-        call, sums = _Call(operands, *numbers.numpy().tolist()), []
+        call, sums = _Call(operands, *numbers.numpy().tolist()), list[Any]()
         for offset in range(call.start, call.stop):
             batch = self._step_operands(operands, tf.constant(offset, tf.int64))
             step = tf.constant(call.first_step + offset - call.start, tf.int64)

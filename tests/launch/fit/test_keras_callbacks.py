@@ -267,6 +267,23 @@ def test_an_optimizer_that_a_callback_resets_or_restores_updates_as_in_keras(tmp
         assert resumed == ours
 
 
+@pytest.mark.parametrize("on_epoch", [True, False])
+def test_a_run_with_averages_swapped_in_is_prolonged_with_the_weights_that_it_trained(tmp_path, on_epoch):
+    def average():
+        return tf.keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8)
+
+    def made():
+        return [callbacks.SwapEMAWeights(on_epoch)]
+
+    more = {"validation_data": (POINTS, LABELS)}
+    theirs, keras = fitted("keras", average(), made(), **more)
+    for epochs in (2, 4):
+        run, ours = fitted("ours", average(), made(), epochs=epochs, run_dir=tmp_path / "run", **more)
+    np.testing.assert_allclose(ours[0], keras[0], rtol=1e-5)
+    np.testing.assert_allclose(run.history.history["val_loss"], theirs.history["val_loss"], rtol=1e-5)
+    assert ours == fitted("ours", average(), made(), **more)[1]
+
+
 class Cycling(callbacks.Callback):
     """Sets another momentum before each batch, as one-cycle policies do."""
 
