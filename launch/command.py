@@ -57,9 +57,8 @@ def run() -> None:
     if name == "--version":
         help.show(f"crankshaft {__version__}")
     if name not in COMMANDS:
-        commands = [*COMMANDS]
-        hint = f"flags stand after one of {', '.join(commands)}"
-        hint = hint if name.startswith("-") else failures.nearest(name, commands)
+        of_flags = f"flags stand after one of {', '.join(COMMANDS)}"
+        hint = of_flags if name.startswith("-") else failures.nearest(name, [*COMMANDS])
         sys.exit(failures.fail(failures.EXIT_USAGE, f"crankshaft {name} is not a command; {hint}"))
     execute(name, arguments)
 

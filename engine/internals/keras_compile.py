@@ -7,7 +7,6 @@ import contextvars
 import functools
 import inspect
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -57,11 +56,7 @@ def compile_values(model: tf.keras.Model) -> dict[str, Any]:
 def _described(value: Any) -> Any:
     """Describes a value as plain JSON; functions by their names, objects by class and Keras's configuration."""
     if isinstance(value, dict):
-        # Keras numbers names of a class's objects in a process.
-        return {
-            str(key): re.sub(r"_\d+$", "", part) if key == "name" and isinstance(part, str) else _described(part)
-            for key, part in value.items()
-        }
+        return {str(key): _described(part) for key, part in value.items() if key != "name"}  # numbered in a process
     if isinstance(value, (list, tuple)):
         return [_described(part) for part in value]
     if isinstance(value, float):

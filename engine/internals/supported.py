@@ -1,8 +1,6 @@
 """Refuses libraries that are older than what this package is tested with."""
 
 import importlib
-import importlib.metadata
-import re
 
 from ..errors import UsageError
 
@@ -13,18 +11,8 @@ def refuse_old_libraries() -> None:
     """Raises `UsageError` where this process has loaded an older library, though a newer one may be installed since."""
     for name, least in LEAST.items():
         loaded = importlib.import_module(name).__version__
-        if _numbers(loaded) >= _numbers(least):
-            continue
-        try:
-            is_installed = _numbers(importlib.metadata.version(name)) >= _numbers(least)
-        except importlib.metadata.PackageNotFoundError:
-            is_installed = False
-        first = "it is installed by now" if is_installed else f"pip install -U {name} installs it"
-        raise UsageError(
-            f"this process has loaded {name} {loaded}, and Crankshaft needs {least} or newer; {first}, so restart the "
-            "kernel, or the program"
-        )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+        if [*map(int, loaded.split(".")[:2])] < [*map(int, least.split("."))]:
+            raise UsageError(
+                f"this process has loaded {name} {loaded}, and Crankshaft needs {least} or newer; install that (pip "
+                f"install -U {name}), unless it is by now, and restart the kernel, or the program"
+            )

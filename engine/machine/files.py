@@ -178,10 +178,9 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
         try:
             os.replace(temporary, path)
         except OSError as error:
-            if error.errno not in _NO_RENAME:
-                raise
-            cure = "its file system can't rename; use a folder of another one, and copy the files there afterwards"
-            raise OSError(error.errno, cure, os.fspath(path)) from None
+            if error.errno in _NO_RENAME:
+                error.strerror = "its file system can't rename; use a folder of another, and copy the files afterwards"
+            raise
     except BaseException:
         _remove(temporary)
         raise

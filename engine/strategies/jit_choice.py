@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -43,17 +42,13 @@ def is_short(steps: int | None, rate: float = math.inf) -> bool:
 
 
 def measure(
-    strategy,
-    state: TrainState,
-    clock=time.perf_counter,
-    steps: int | None = None,
-    ends: Callable[[], str | None] = lambda: None,
+    strategy, state: TrainState, clock=time.perf_counter, steps: int | None = None, ends=lambda: None
 ) -> tuple[dict[bool, tuple[float, InnerLoop]], str]:
     """Times the training program with and without XLA, and restores every variable.
 
     Args:
       steps: number of steps that the run has left; None if it has no end.
-      ends: returns the reason to end the run now, if any.
+      ends: returns the reason to end the run now, a text; None without one.
 
     Returns:
       ({jit: (steps per second, the better of two; program)}, why entry True is missing, if it is): XLA can't compile
@@ -103,7 +98,7 @@ def choose(measured: dict[bool, tuple[float, InnerLoop]]) -> bool:
     return True in measured and measured[True][0] > _WORTH_IT * measured[False][0]
 
 
-def _steps_per_second(program: InnerLoop, clock, ends: Callable[[], str | None]) -> float:
+def _steps_per_second(program: InnerLoop, clock, ends) -> float:
     """Measures a program's rate from its step on, over about a quarter of a second, without compilation."""
     step = program.step
     if why := ends():
@@ -111,8 +106,6 @@ def _steps_per_second(program: InnerLoop, clock, ends: Callable[[], str | None])
     program(step, 1).sums.read()
     steps, seconds = 1, 0.0
     for _ in range(2):  # one step determines how many fill the time
-        if why := ends():
-            raise Interrupted(why)
         before = clock()
         result = program(step, steps)
         result.sums.read()

@@ -354,11 +354,10 @@ def _kept(run: BaseRun) -> str:
     if config.run_dir:
         again = "command" if config.owns_process else "call"
         return f"saved, and the same {again} resumes from {config.configured_run_dir}"
-    if getattr(config.program_trainer, "is_built", False):
-        return "the model has the weights trained so far, and nothing else is kept without run_dir"
-    if config.owns_process or terminal.is_interactive():
+    is_passed = getattr(config.program_trainer, "is_built", False)
+    if not is_passed and (config.owns_process or terminal.is_interactive()):
         return "nothing is kept without run_dir"
-    return "the run that is returned has the weights trained so far, and nothing else is kept without run_dir"
+    return f"the {'model' if is_passed else 'run'} has the weights trained so far, and nothing else is kept"
 
 
 def _goodput_line(goodput: Mapping[str, Any]) -> str:

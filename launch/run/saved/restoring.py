@@ -49,16 +49,6 @@ def _compile_changes(run: BaseRun, manifest: Manifest) -> list[str]:
     return differences(then, now) if then and now else []
 
 
-def _check_compile(run: BaseRun, manifest: Manifest) -> None:
-    """Raises `UsageError` where the model is compiled with other values than the run was begun with."""
-    changed = _compile_changes(run, manifest)
-    if changed and not run.config.allow_changed_config:
-        raise UsageError(
-            f"{manifest.path} is a run of a model that was compiled otherwise ({'; '.join(changed)}); use another "
-            "run_dir, compile it as then, or use allow_changed_config, which takes the new values"
-        )
-
-
 def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
     run.checkpoints.clean()
@@ -73,7 +63,12 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         return None
     _check_rules(run, manifest)
     check_same_run(run, manifest)
-    _check_compile(run, manifest)
+    changed = _compile_changes(run, manifest)
+    if changed and not run.config.allow_changed_config:
+        raise UsageError(
+            f"{manifest.path} is a run of a model that was compiled otherwise ({'; '.join(changed)}); use another "
+            "run_dir, compile it as then, or use allow_changed_config, which takes the new values"
+        )
     check_position(run, manifest)
     is_complete = to_end and run.train_steps is not None and manifest.step >= run.train_steps
     fingerprints.check_resumed(run.config, manifest, about, is_complete)

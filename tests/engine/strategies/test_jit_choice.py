@@ -69,7 +69,7 @@ def test_both_are_measured_unless_one_is_known_not_to_do(
 
 def test_a_request_to_end_the_run_ends_the_measurement_and_restores_the_state(bench):
     made = bench(Mlp((8,)), pictures(64), 16, num_classes=4)
-    before, asked = made.arrays(), iter([None, None, "SIGINT"])
+    before, asked = made.arrays(), iter([None, "SIGINT"])
     with pytest.raises(Interrupted, match="SIGINT"):
         jit_choice.measure(made.strategy, made.state, ends=lambda: next(asked))
     assert_same(made.arrays(), before)

@@ -386,13 +386,14 @@ class Halving(callbacks.Callback):
 
 
 def test_a_run_that_has_only_its_best_checkpoint_repeats_and_skips_no_epochs_end(tmp_path):
-    """That one was saved before the callbacks saw its epoch end, where the rate falls."""
+    """That one was saved before they saw its epoch end, where the rate falls, with the averages in the weights."""
 
     def fitted_by(epochs, **where):
         tf.keras.utils.set_random_seed(0)
         model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
-        model.compile(tf.keras.optimizers.SGD(0.01, 0.5), "mse")
+        model.compile(tf.keras.optimizers.SGD(0.01, 0.5, use_ema=True, ema_momentum=0.5), "mse")
         seen = [Halving(), callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=100.0)]
+        seen.append(callbacks.SwapEMAWeights(swap_on_epoch=False))
         how = {"validation_data": (POINTS, LABELS), "verbose": 0, "jit": "off", "batch_size": 8, **where}
         run = crankshaft.fit(model, POINTS, LABELS, epochs=epochs, callbacks=seen, **how)
         return [weight.tolist() for weight in model.get_weights()], run.history.history, seen[0].begun
