@@ -64,9 +64,15 @@ _HOMES = {
     "run": "crankshaft.launch.api",
     "step_context": "crankshaft.engine.step.context",
     "weighed": "crankshaft.engine.step.batches",
+    "__version__": "crankshaft.engine.version",
 }
 
-_WITHOUT_TENSORFLOW = ("crankshaft.engine.data.source", "crankshaft.engine.data.data", "crankshaft.launch.failures")
+_WITHOUT_TENSORFLOW = (
+    "crankshaft.engine.data.source",
+    "crankshaft.engine.data.data",
+    "crankshaft.engine.version",
+    "crankshaft.launch.failures",
+)
 
 __all__ = [
     "Averaged",

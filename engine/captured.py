@@ -97,7 +97,8 @@ class Captured:
     def _compare(self, path: str, before: Any, now: Any) -> None:
         if now is before or now == before or path in self._warned:
             return
-        if any(isinstance(x, _Reference) and isinstance(x.value, _OBJECTS) for x in (before, now)):
+        was_object, is_object = (isinstance(x, _Reference) and isinstance(x.value, _OBJECTS) for x in (before, now))
+        if was_object or (is_object and self._is_traced):
             raise UsageError(
                 f"{path} has been replaced ({before!r}, now {now!r}): the run's steps use the former, and checkpoints "
                 "would have the new one; put the former back, and change its values (model.set_weights, "
@@ -118,7 +119,7 @@ class Captured:
           UsageError: see `check`; or a variable that a step reads, and no checkpoint has, has changed since its trace.
         """
         self.check()
-        for variable, before in self._read.values():
+        for variable, before in sorted(self._read.values(), key=lambda read: variable_path(read[0])):  # a first copy
             if _checksum(variable) != before:
                 raise UsageError(
                     f"{type(self._trainer).__name__}: its step reads {variable_path(variable)} "

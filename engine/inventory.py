@@ -210,7 +210,9 @@ class Inventory:
         any_will_do = {id(v.value) for layer in others for v in keras.own_untrained(layer)}
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         any_will_do |= {key for key, aggregated in self._declared.items() if aggregated.by == first}
-        variables = [*self.untrained.values(), *map(tf_variable, keras.carried_states(self.layers.values()))]
+        frozen = map(tf_variable, keras.frozen_weights(self.layers.values()))
+        untrained = {id(v): v for v in (*self.untrained.values(), *frozen)}
+        variables = [*untrained.values(), *map(tf_variable, keras.carried_states(self.layers.values()))]
         return [variable for variable in variables if id(variable) not in any_will_do]
 
     def step_form(self) -> tuple:

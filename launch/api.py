@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from . import explanations
+from . import explanations, terminal
 from .assembly import assemble_run, run_to_end
 from .benchmark.result import check_baseline
 from .command_line import checks, parsing, rules, user_files
 from .command_line import config as configs
-from .failures import EXIT_HUNG_UP, EXIT_TERMINATED, UsageError
+from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
 from .plan import program
 
@@ -37,9 +37,9 @@ def run(
 ) -> Run:
     """Runs a model with its flags as keywords: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
 
-    Ctrl-C stops the run, saves it, and returns; a second one raises KeyboardInterrupt. SIGTERM and SIGHUP stop and
-    save the run first, and then have their usual effect. Threads are left as they are: only a process that belongs
-    to the run (`main`) gives each core of a CPU a micro-batch.
+    Ctrl-C stops the run, saves it, and returns, in an interactive session by KeyboardInterrupt, as a second one does.
+    SIGTERM and SIGHUP stop and save the run first, and then have their usual effect. Threads are left as they are: only
+    a process that belongs to the run (`main`) gives each core of a CPU a micro-batch.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.
@@ -57,7 +57,9 @@ def run(
     Example:
       >>> run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1).result["eval"]  # doctest: +SKIP
     """
-    return run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
+    run = run_within(trainer_class, data=data, hooks=hooks, may_change=may_change, **keywords)
+    raise_signal_again(run)
+    return run
 
 
 def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), set_by_data=(), **keywords) -> Run:
@@ -67,11 +69,17 @@ def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), set_by
     """
     config, script_flags = _configure(trainer_class, data, may_change, keywords, set_by_data=set_by_data)
     run = run_to_end(config, data, hooks, script_flags)
-    if run.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
-        signal.raise_signal(run.code - 128)
     if config.is_evaluator:
         raise SystemExit(run.code)
     return run
+
+
+def raise_signal_again(run: Run) -> None:
+    """Lets a signal that has ended a run have its usual effect; Ctrl-C in an interactive session alone."""
+    if run.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
+        signal.raise_signal(run.code - 128)
+    if run.code == EXIT_INTERRUPTED and terminal.is_interactive():
+        raise KeyboardInterrupt
 
 
 @explanations.explained

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
+from ..engine.version import __version__
 from . import explanations, failures
 from .command_line import help
 from .host import process
@@ -53,11 +54,12 @@ def run() -> None:
         lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
         lines += [f"  {command:<10} {purpose}" for command, (_, purpose, _) in COMMANDS.items()]
         help.show("\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."]))
+    if name == "--version":
+        help.show(f"crankshaft {__version__}")
     if name not in COMMANDS:
-        hint = "flags stand after it" if name.startswith("-") else failures.nearest(name, COMMANDS)
-        sys.exit(
-            failures.fail(failures.EXIT_USAGE, f"crankshaft {name} is not a command of {', '.join(COMMANDS)}; {hint}")
-        )
+        of_flags = f"flags stand after one of {', '.join(COMMANDS)}"
+        hint = of_flags if name.startswith("-") else failures.nearest(name, [*COMMANDS])
+        sys.exit(failures.fail(failures.EXIT_USAGE, f"crankshaft {name} is not a command; {hint}"))
     execute(name, arguments)
 
 

@@ -205,6 +205,7 @@ def _train(arguments: Arguments) -> api.Run:
     run.history.history, run.history.epoch = hook.history.history, hook.history.epoch
     if arguments.is_model:
         arguments.model.history = hook.history
+    api.raise_signal_again(run)
     if arguments.is_model and not run.code:
         CompiledCache.store(run.config, run.inputs, run.strategy, run.train_steps)
     if backups and _removes(backups[0], arguments) and run.config.writes_run and not run.code:

@@ -35,6 +35,11 @@ def set_stream_errors(streams: list[tuple[Any, str]]) -> None:
                 stream.reconfigure(errors=errors)
 
 
+def is_interactive() -> bool:
+    """Returns whether this is a session of Python or IPython, a notebook among them."""
+    return hasattr(sys, "ps1")
+
+
 def is_terminal(stream: Any) -> bool:
     """Whether a stream is a terminal; one that a program has put in its place may have no more than `write`."""
     try:

@@ -60,7 +60,7 @@ def main(
     Example:
       >>> main(PlaneTrainer, data=data)  # doctest: +SKIP
     """
-    if argv is None and hasattr(sys, "ps1") and not hasattr(sys.modules["__main__"], "__file__"):
+    if argv is None and terminal.is_interactive() and not hasattr(sys.modules["__main__"], "__file__"):
         raise failures.UsageError(
             "main() reads the command line of a program and ends it, and this is a notebook or a prompt; use "
             "crankshaft.run, with the flags as keywords: run(MyTrainer, data=data, train_epochs=10)"

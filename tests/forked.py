@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from crankshaft.launch.cluster import keeper
+from crankshaft.launch.cluster import reaper
 from crankshaft.launch.cluster.template import Template
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -42,19 +42,19 @@ class Forked:
     def __init__(self, template: Template, command: Sequence[str], env: Mapping[str, str], **how):
         self.args, self.returncode = command, None
         reading, report = os.pipe()
-        keeper.adopt_orphans()  # as the fork is first
+        reaper.adopt_orphans()  # as the fork is first
         try:
             self.stdin, self.stdout, self.stderr = template.fork(command, env, ((), 0.0), report, **how)
         finally:
             os.close(report)
             with open(reading) as file:
-                self._keeper, self.pid = map(int, file.read().split())
-            keeper.adopt_orphans(False)
-        self._ended = os.pidfd_open(self._keeper)
+                self._reaper, self.pid = map(int, file.read().split())
+            reaper.adopt_orphans(False)
+        self._ended = os.pidfd_open(self._reaper)
 
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self._keeper, 0)[1])
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self._reaper, 0)[1])
             os.close(self._ended)
         return self.returncode
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import crankshaft
+from crankshaft.engine.internals import supported
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ("engine", "input", "launch", "models")
@@ -74,12 +75,27 @@ def test_the_command_alone_lists_its_commands(arguments):
         assert f"\n  {name} " in done.stdout
 
 
-def test_a_wrong_command_is_one_line(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "crankshaft", "trian"], cwd=tmp_path, env=os.environ, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: crankshaft trian is not a command of train, local, plan, prepare, ask, monitor, report; "
-        "did you mean train?\n"
-    )
+def test_a_wrong_command_is_one_line_and_the_version_another(tmp_path):
+    commands = "train, local, plan, prepare, ask, monitor, report"
+    for word, hint in (
+        ("trian", "did you mean train?"),
+        ("fly", f"use one of {commands}"),
+        ("--seed=3", f"flags stand after one of {commands}"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "crankshaft", word], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"error: crankshaft {word} is not a command; {hint}\n"
+    done = subprocess.run([sys.executable, "-m", "crankshaft", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"crankshaft {crankshaft.__version__}\n")
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert setup["metadata"]["version"] == crankshaft.__version__
+    for name, least in supported.LEAST.items():
+        assert f"{name}>={least}" in setup["options"]["install_requires"]
+
+
+def test_a_process_that_has_loaded_an_older_library_is_told_to_restart(monkeypatch):
+    monkeypatch.setattr("keras.__version__", "3.10.0")
+    line = r"loaded keras 3.10.0, and Crankshaft needs 3.12 or newer; install that .* and restart the kernel"
+    with pytest.raises(crankshaft.UsageError, match=line):
+        supported.refuse_old_libraries()

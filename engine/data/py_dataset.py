@@ -59,22 +59,21 @@ def _spec(*batches: Any) -> Any:
     return tf.nest.map_structure(spec, *batches)
 
 
-def _uneven(batch: Any) -> str:
-    """Describes how many examples a batch's arrays have, if they differ; "" if all have as many."""
-    sizes = dict.fromkeys(len(x) for x in tf.nest.flatten(batch))
-    return (
-        f"arrays of {', '.join(map(str, sizes))} examples; make as many of each, as by padding"
-        if len(sizes) > 1
-        else ""
-    )
-
-
 def _other_shape(batch: Any, specs: Any) -> str:
     """Describes how a batch's examples differ from those of the first batches; "" if they fit."""
     for x, spec in zip(tf.nest.flatten(batch), tf.nest.flatten(specs), strict=True):
         if not fits(x.shape[1:], spec):
             return f"examples of shape {[*x.shape[1:]]}, and at first there are {[*spec.shape]}"
     return ""
+
+
+def _other_sizes(batch: Any) -> str:
+    """Describes how arrays of a batch differ in their numbers of examples; "" if they don't."""
+    sizes = dict.fromkeys(len(x) for x in tf.nest.flatten(batch))
+    if len(sizes) == 1:
+        return ""
+    shown = ", ".join(map(str, sizes))
+    return f"a batch with arrays of {shown} examples; make as many of each, such as a row for each graph, by padding"
 
 
 class BatchSource(Source):
@@ -194,8 +193,8 @@ class BatchSource(Source):
                     f"{self._name}[{number}] holds a {type(x).__name__}, and is not a batch of dense arrays; return "
                     "(features, labels), an array each"
                 )
-        if mistake := _uneven(arrays):
-            raise SourceError(f"{self._name}[{number}] has {mistake}")
+        if mistake := _other_sizes(arrays):
+            raise SourceError(f"{self._name}[{number}] is {mistake}")
         return tf.nest.map_structure(lambda x: as_float32(x, is_first), arrays)
 
     def _size(self, batch) -> int:
@@ -256,8 +255,8 @@ class GeneratorStream(Stream):
 
     def _mistake(self, batch: Any) -> str:
         """Describes the problem of a batch, in itself or beside the first; "" if it can be used."""
-        if mistake := _uneven(batch):
-            return f"a batch with {mistake}"
+        if mistake := _other_sizes(batch):
+            return mistake
         if self._ended_short or len(tf.nest.flatten(batch)[0]) > self.batch_examples:
             return (
                 f"batches of {self.batch_examples} examples and, before its end, of another size; make all but the "

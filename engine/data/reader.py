@@ -151,7 +151,7 @@ class Chunks:
             first = number * size
             return reads.begin(np.arange(first, min(first + size, len(reads.source)), dtype=np.int64))
 
-        self._chunk = begin
+        self._chunk, self._epoch = begin, 0
         self._lock = threading.Lock()  # each chunk is started once
 
     def read(self, indices: np.ndarray, epoch: int, epoch_ahead: int, ahead: np.ndarray):
@@ -160,6 +160,9 @@ class Chunks:
             epoch = epoch_ahead = 0
         numbers, which = np.unique(indices // self._size, return_inverse=True)
         with self._lock:
+            if epoch > self._epoch:
+                self._chunk.cache_clear()  # nothing reads an earlier epoch's
+                self._epoch = epoch
             wanted = [self._chunk(epoch, int(number)) for number in numbers]
             for number in ahead:
                 self._chunk(epoch_ahead, int(number))

@@ -163,6 +163,7 @@ class FileStream(Stream):
             paths = tf.gather(paths, shuffled)
         at_once = min(self._files_at_once, last + 1)
         files = tf.data.Dataset.from_tensor_slices(paths)
+        # Deterministic: each worker reads all files and takes its own rows, so all have to get the same order.
         return files.interleave(self._read, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True)
 
     def identity(self) -> str:
@@ -187,6 +188,7 @@ class FileStream(Stream):
     def shard_files(self, workers: int, worker: int) -> Stream | None:
         if len(self._paths) < workers:
             return None
+        # Every n-th file, since neighbours are often of one kind or one size.
         return FileStream(self._paths[worker::workers], self._read, files_at_once=self._files_at_once)
 
 
@@ -341,6 +343,8 @@ def divide(
         )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and saved_counts.get("by") != "example")):
         part = stream.shard_files(workers, processes.host)
+        # All decide alike: a worker that divided by files beside one that divided by rows would repeat examples and
+        # leave others out.
         if all(processes.exchange(part is not None)):
             if saved_counts.get("by") == "file" and len(saved_counts["counts"]) == workers:
                 return StreamPart(part, tuple(saved_counts["counts"]), processes.host)
@@ -380,6 +384,7 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
     """Returns a stream's length; if it is unknown, reads the stream once. Arguments are `divide`'s."""
     if stream.length != tf.data.UNKNOWN_CARDINALITY:
         return stream.length
+    # Only how many they are is passed on, so nothing is copied to Python.
     ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
     batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
     timeout, counted, began = StreamTimeout(stream.files(), timeout_seconds), 0, time.monotonic()
@@ -408,6 +413,7 @@ def naming_files(stream: Stream) -> Iterator[None]:
     except tf.errors.OpError as error:
         if isinstance(error, tf.errors.OutOfRangeError) and isinstance(stream, Endless):
             raise SourceError(_ENDED) from None
+        # TensorFlow's error names no file, so all are read again until the one that fails.
         if _READING in str(error) and (fault := stream.fault()):
             raise fault from None
         raise

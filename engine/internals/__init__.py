@@ -1,5 +1,9 @@
 """TensorFlow's and Keras's private functions, behind public names. Runs on the host, but for "Replica code"."""
 
-from .patches import patch_libraries
+from .supported import refuse_old_libraries
+
+refuse_old_libraries()
+
+from .patches import patch_libraries  # noqa: E402  after what older libraries would fail in
 
 patch_libraries()

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .tensorflow import function_graph, has_two_seeds, may_write, xla_kernels
+from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -44,8 +44,10 @@ def called(op: tf.Operation, attribute: str) -> tf.Graph:
 
 def all_called(op: tf.Operation) -> list[tf.Graph]:
     """Returns the graphs of all functions that an op's attributes name, in these attributes' alphabetical order."""
-    attributes = [attribute for _, attribute in sorted(op.node_def.attr.items())]  # of no order that processes share
-    functions = [function for attribute in attributes for function in (attribute.func, *attribute.list.func)]
+    functions: list = []
+    for attribute in function_attributes(op.type):
+        value = op.get_attr(attribute)
+        functions += value if isinstance(value, list) else [value]
     return [function_graph(op.graph, function.name) for function in functions if function.name]
 
 

@@ -155,6 +155,11 @@ def own_untrained(layer: tf.keras.layers.Layer) -> list[tf.keras.Variable]:
     return list(layer._non_trainable_variables)
 
 
+def frozen_weights(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
+    """Returns the variables that layers created as trainable and that are not trained, such as a target network's."""
+    return [v for layer in all_layers_in(layers) for v in layer._trainable_variables if not v.trainable]
+
+
 def metric_variables(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
     """Returns the totals and counts of the metrics that layers have."""
     return [v for layer in all_layers_in(layers) for metric in layer._metrics for v in metric.variables]
@@ -193,6 +198,8 @@ def moved_variables(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Va
 
 def keeps_means(layer: tf.keras.layers.Layer) -> bool:
     """Returns whether a layer is known to assign only means, since it runs Keras's or the package's code."""
+    if isinstance(layer, Trainable) and overrides(layer, "train_step"):
+        return False  # a step of its own assigns whatever it likes
     ours = __package__.split(".")[0]
     module = type(layer).call.__module__
     return module.split(".")[0] in ("keras", ours) or isinstance(layer, tf.keras.layers.BatchNormalization)

@@ -16,7 +16,7 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from ..errors import UsageError
-from .keras import TakenOver
+from .keras import TakenOver, optimizers_in
 
 # Convert a loss's labels, [..., classes] or integers, to classes; -1 is no class.
 _CLASSES_BY: dict[Callable, Callable] = {
@@ -27,6 +27,8 @@ _CLASSES_BY: dict[Callable, Callable] = {
 }
 _TWO_CLASS_LOSSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
+_DECIDING = ("loss", "loss_weights", "metrics", "weighted_metrics")
+_VALUES = "values_by_runs"  # the attribute for them of what `compile` has stored
 _NAME = "{}_loss"  # name of an output's loss in logs
 # Where updates of a model's metrics are noted instead of made, in this thread.
 _notes: contextvars.ContextVar[Notes | None] = contextvars.ContextVar("notes", default=None)
@@ -37,6 +39,36 @@ _running: contextvars.ContextVar[tuple[Callable, dict]] = contextvars.ContextVar
 def arguments(model: tf.keras.Model) -> dict[str, Any]:
     """Returns the arguments of `compile`."""
     return dict(model._compile_config.config)
+
+
+def compile_values(model: tf.keras.Model) -> dict[str, Any]:
+    """Describes what `compile` has decided of a model's numbers, by value; plain JSON.
+
+    The values are those of the first call after `compile`: callbacks may set another rate since.
+    """
+    stored = vars(model._compile_config)
+    if _VALUES not in stored:
+        given = arguments(model)
+        stored[_VALUES] = _described({**{name: given.get(name) for name in _DECIDING}, **optimizers_in(model)})
+    return stored[_VALUES]
+
+
+def _described(value: Any) -> Any:
+    """Describes a value as plain JSON; functions by their names, objects by class and Keras's configuration."""
+    if isinstance(value, dict):
+        return {str(key): _described(part) for key, part in value.items() if key != "name"}  # numbered in a process
+    if isinstance(value, (list, tuple)):
+        return [_described(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}")  # a rate is a variable, float32
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if hasattr(value, "__name__") or not hasattr(value, "get_config"):
+        return getattr(value, "__name__", type(value).__name__)
+    config: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # of a class of the user's, whose configuration has no values
+        config = value.get_config()
+    return {"class": type(value).__name__, **_described(config)}
 
 
 class CompiledState:

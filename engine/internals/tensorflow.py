@@ -439,6 +439,15 @@ def function_graph(graph: tf.Graph, name: str) -> tf.Graph:
     return getattr(graph._get_function(name), "graph", None) or tf.__internal__.FuncGraph(name)
 
 
+@functools.cache
+def function_attributes(kind: str) -> list[str]:
+    """Returns the names of the attributes by which a kind of op names functions, in alphabetical order."""
+    # By the kind, once: to read an op's own attributes TensorFlow copies all of them, most of a check's time.
+    definition = op_def_registry.get(kind)
+    attributes = definition.attr if definition else ()  # a function may be a kind of its own
+    return sorted(attribute.name for attribute in attributes if attribute.type in ("func", "list(func)"))
+
+
 def is_in_function(graph: tf.Graph) -> bool:
     """Returns whether code traced here is in a `tf.function` that code of a graph calls, not only in its loops."""
     here = tf.compat.v1.get_default_graph()

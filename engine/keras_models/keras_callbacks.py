@@ -10,6 +10,7 @@ import functools
 import io
 import itertools
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ from ..data.feed import Feed
 from ..errors import UsageError
 from ..hooks.base import Period, Status, Windowed
 from ..hooks.evaluation import averaged_weights
+from ..hooks.sync_check import hashes
 from ..internals import keras
+from ..internals.variables import own_copy, tf_variable
 from ..inventory import Inventory
 from ..mesh.shards import variable_sharding
 from ..meter import Meter
@@ -45,12 +48,14 @@ _IDLE_AT_BATCHES = {
     ),
     "TerminateOnNaN": lambda callback: True,  # called at the epoch's end, as weights stay nan until then
 }
+_SWAPS = "SwapEMAWeights"  # the weights and their averages
 # The state of Keras's callbacks in checkpoints; of others, the results of get_state.
 _STATE_ATTRIBUTES = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
     "History": ("epoch", "history"),
     "ModelCheckpoint": ("best", "_last_batch_seen", "_batches_seen_since_last_saving"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    _SWAPS: ("_ema_weights_in_model",),
     "TensorBoard": ("_global_train_batch", "_global_test_batch"),
 }
 _STOP = "stop_training of a Keras callback"
@@ -63,7 +68,7 @@ _INSTEAD = {
 # Callbacks of a compiled model that one process trains, and their equivalents in other runs.
 _INSTEAD_ON_SEVERAL = {
     "OrbaxCheckpoint": "run_dir with checkpoint_every_steps",
-    "SwapEMAWeights": "ema_decay",
+    _SWAPS: "ema_decay",
 }
 
 
@@ -98,12 +103,15 @@ class KerasCallbacks(Windowed):
 
     Attributes:
       history: Keras's `History` of the run, on each process.
+      has_changed_weights: whether they have, as the evaluation began: it is not interrupted, so that no checkpoint has
+        these weights.
 
     Raises:
       UsageError: a callback needs Keras's own loop; names the equivalent.
     """
 
     name = "keras_callbacks"
+    has_changed_weights = False
     ends_last = True  # so that a run is resumed from its last weights, even if it ends with the best
 
     def __init__(
@@ -122,10 +130,8 @@ class KerasCallbacks(Windowed):
         self.history = tf.keras.callbacks.History()
         self.callbacks = list(callbacks)
         self._callbacks = [*callbacks, self.history]
-        self._at_batches = [
-            type(callback).__name__ for callback in callbacks if _uses_batch_hooks(callback, _AT_BATCHES)
-        ]
-        self._at_test_batches = any(_uses_batch_hooks(callback, _AT_TEST_BATCHES) for callback in callbacks)
+        self._at_batches = [type(callback).__name__ for callback in callbacks if _overrides(callback, _AT_BATCHES)]
+        self._at_test_batches = any(_overrides(callback, _AT_TEST_BATCHES) for callback in callbacks)
         self.epoch_steps, self._first_epoch, self._epochs = epoch_steps, first_epoch, epochs
         self.needs_epochs = epoch_steps is None
         self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
@@ -204,7 +210,8 @@ class KerasCallbacks(Windowed):
         params = self._params(status)
         with self._calling():
             for callback in self._called:
-                callback.set_params(params)
+                # In what it takes for the last epoch it would lose the weights from which a longer run continues.
+                callback.set_params({**params, "epochs": math.inf} if _SWAPS in _kinds(callback) else params)
                 callback.set_model(self._model)
         if self._at_batches:
             logging.warning_once(
@@ -320,6 +327,8 @@ class KerasCallbacks(Windowed):
             status.stop = status.stop or _STOP
         elif not (status.last or status.stop):
             self._begin_epoch(status) if ends else self._begin_batch(status)
+        if status.last:  # the checkpoint has the weights that steps have trained; the run ends with their average
+            self._call("on_test_end", {}, of=[one for one in self._called if _SWAPS in _kinds(one)])
 
     @property
     def ends_at_nonfinite(self) -> bool:
@@ -335,9 +344,14 @@ class KerasCallbacks(Windowed):
     def evaluating(self, status: Status) -> Iterator[None]:
         """Ends the batch before an evaluation, and begins one that is due by its period."""
         self._end_batch(status)
+        self.has_changed_weights = False
         if not status.off_schedule:
             self._is_evaluating = True
+            acts = any(_overrides(callback, ["on_test_begin"]) for callback in self.callbacks)
+            weights = [own_copy(tf_variable(weight)) for weight in (self._model.weights if acts else ())]
+            before = hashes(weights).numpy()
             self._call("on_test_begin", {})
+            self.has_changed_weights = bool((hashes(weights).numpy() != before).any())
         try:
             yield
         except Interrupted:
@@ -371,7 +385,7 @@ class KerasCallbacks(Windowed):
             variable.assign(b"".join(np.ascontiguousarray(weight).tobytes() for weight in weights))
         # Of the best checkpoint, which is saved before callbacks see the evaluation's end, and the epoch's.
         is_evaluating = self._is_evaluating and not self.is_pending
-        pending = {"is_evaluating": True} if is_evaluating else {}
+        pending: dict[str, Any] = {"is_evaluating": True} if is_evaluating else {}
         pending |= {"is_pending": True, "several": self._several} if self.is_pending or is_evaluating else {}
         return {"callbacks": [*map(_callback_state, self._callbacks)], "begun": [*self._begun], **pending}
 
@@ -498,7 +512,7 @@ def _kinds(callback: tf.keras.callbacks.Callback) -> list[str]:
     return [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")]
 
 
-def _uses_batch_hooks(callback: tf.keras.callbacks.Callback, names: Sequence[str]) -> bool:
+def _overrides(callback: tf.keras.callbacks.Callback, names: Sequence[str]) -> bool:
     idle = next((is_idle for name, is_idle in _IDLE_AT_BATCHES.items() if name in _kinds(callback)), None)
     for name in names:
         method = getattr(callback, name)

@@ -174,8 +174,7 @@ class KerasMetric:
         Args:
           missing: the number of an argument, and the value by which some of its values are replaced.
         """
-        masked = self._masked_axes(form)
-        batches = []
+        masked, batches = self._masked_axes(form), []
         for examples, length in zip(trials.EXAMPLES, _LENGTHS, strict=True):
             batch = _sample_batch([(dtype, _sized(shape, masked, length)) for dtype, shape in form], examples, random)
             if missing:
@@ -192,7 +191,7 @@ class KerasMetric:
         """Returns the axes of unknown size for which there are weights, after that of examples."""
         if self._has_one_length or len(form) < 3 or form[2][1] is None:
             return set()
-        return {axis for axis, size in enumerate(form[2][1]) if size is None}
+        return {axis for axis, size in enumerate(form[2][1] or ()) if size is None}
 
 
 def _sized(shape: tuple | None, masked: set[int], length: int) -> list | None:

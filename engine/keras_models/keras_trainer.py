@@ -171,27 +171,42 @@ class KerasTrainer(Trainer):
             self.run_context, options=step_options(self.run_context.options, source, self.is_built)
         )
         is_itself = self.run_context.in_place or not self.is_built
+        # Averages are handed over from a copy: what can't be copied is found before the first step.
+        needs_copy = not is_itself or (self.is_built and self.run_context.options.ema_decay > 0)
         self.model = source
         if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
-            self._build_own_steps(own[0], not is_itself)
+            self._build_own_steps(own[0], needs_copy)
             return
-        if not is_itself:
-            self.model = self._copied(source)
+        copy = self._copied(source) if needs_copy else source
+        self.model = source if is_itself else copy
         build_layers(self, self.model)
-        if self.is_built and is_itself and self.run_context.options.ema_decay:
-            self._copied(source)  # as where the averages will be: what can't be copied is found before the first step
         in_losses = tracked_variables(types.SimpleNamespace(**keras_compile.arguments(source)))
         listed = {id(variable) for variable in self.model.variables}
         self.loss_variables = [variable for variable in in_losses.values() if id(variable) not in listed]
         self.wants_jit = bool(source.jit_compile)
+        keras_compile.compile_values(source)  # before callbacks set others
         self._build_optimizer(source)
         if not self.run_context.only_predicts:
             self._build_losses()
         self.compiled_state = keras_compile.CompiledState(self.model)
 
-    def _build_own_steps(self, method: str, is_copy: bool) -> None:
+    def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
+        """Returns a built copy of a compiled model, with its weights if it has any."""
+        with _by_configuration(source):
+            copy = keras_copy.copied(source)
+            copy.compile(**keras_compile.arguments(source))
+            if not source.built:
+                keras_copy.complete(source, copy)
+        build_layers(self, copy)
+        if source.built:
+            with _by_configuration(source):
+                keras_copy.complete(source, copy)
+            keras_copy.copy_state(source, copy)
+        return copy
+
+    def _build_own_steps(self, method: str, needs_copy: bool) -> None:
         """Builds a model that overrides a step of Keras's loop: with what the trace of its steps makes and applies."""
-        if is_copy:
+        if needs_copy:
             raise UsageError(
                 f"{type(self.model).__name__} overrides {method}, and can't be copied to where it would be trained; "
                 "pass a function that makes and compiles the model"
@@ -224,20 +239,6 @@ class KerasTrainer(Trainer):
             fields.features, labels, fields.weights if weights is None else weights
         )
 
-    def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
-        """Returns a built copy of a compiled model, with its weights if it has any."""
-        with _by_configuration(source):
-            copy = keras_copy.copied(source)
-            copy.compile(**keras_compile.arguments(source))
-            if not source.built:
-                keras_copy.complete(source, copy)
-        build_layers(self, copy)
-        if source.built:
-            with _by_configuration(source):
-                keras_copy.complete(source, copy)
-            keras_copy.copy_state(source, copy)
-        return copy
-
     def _build_optimizer(self, source: tf.keras.Model) -> None:
         scaled = source.optimizer
         inner = getattr(scaled, "inner_optimizer", scaled)
@@ -246,6 +247,8 @@ class KerasTrainer(Trainer):
             self.loss_scale.build()
         optimizer = inner if self.model is source else keras_copy.copied_optimizer(inner)
         variables = self.trainable_variables
+        # Keras counts an optimizer's slots by the order in which it was built, also of variables that are frozen by
+        # now.
         if inner.built:  # for variables that were frozen since
             copies = {id(theirs): mine for theirs, mine in zip(source.weights, self.model.weights, strict=True)}
             built_for = [copies[id(variable)] for variable in keras_copy.updated_by(inner) if id(variable) in copies]
@@ -259,6 +262,7 @@ class KerasTrainer(Trainer):
         self._continue_from(source.optimizer)
         if inner.built:
             for mine, theirs in () if optimizer is inner else zip(optimizer.variables, inner.variables, strict=True):
+                # A second call of `fit` goes on with the first one's moments.
                 mine.assign(theirs)
         if optimizer is not inner:
             scaled = keras_copy.scaled_as(scaled, optimizer)
@@ -293,6 +297,11 @@ class KerasTrainer(Trainer):
         keras.seed_again(self.run_context.host_seed)
         if not self._own_steps:  # in which optimizers count for themselves
             self._continue_from(self.model.optimizer)
+
+    @property
+    def compile_values(self) -> dict[str, Any]:
+        """What `compile` has decided, by value; see `keras_compile.compile_values`."""
+        return keras_compile.compile_values(type(self).make() if self.is_built else self.model)
 
     @property
     def optimizer_variables(self) -> list[tf.keras.Variable]:
@@ -548,6 +557,8 @@ class KerasTrainer(Trainer):
                     "its examples, so it can't be computed of a micro-batch; use 1"
                 )
             features = features if self._own_loss else None
+            # Such a loss, say of a correlation, is not a sum over examples: each replica computes it of all replicas'
+            # examples, and counts its own share of it.
             features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
             share = size / _size(outputs)
         if self._own_loss:
@@ -564,6 +575,7 @@ class KerasTrainer(Trainer):
                         "accumulate_steps: a loss with a mask, or with a reduction of its own, is divided by a count "
                         "over the whole batch, which can't be known for a micro-batch; use 1"
                     )
+                # A mask leaves replicas unequal counts; Keras divides by that of the global batch.
                 examples, count = tf.unstack(
                     self.reduction.sum_statistics(tf.stack([size, 0.0 if count is None else count]))
                 )

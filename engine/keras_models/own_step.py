@@ -127,7 +127,7 @@ class OwnSteps:
                 self._adopt(path, optimizer, [*updated[id(optimizer)].values()], adopt)
         for metric in keras_compile.all_metrics(self._model):
             self._metrics.note([metric])
-            self._sums[metric] = KerasMetric(metric)
+            self._sums[metric] = KerasMetric(metric, has_one_length=True)
 
     @property
     def _name(self) -> str:

@@ -26,6 +26,7 @@ from ..errors import UsageError
 
 # Errors of a file system without fsync: for folders (CIFS, vboxsf, some FUSE ones), or for any file.
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_RENAME = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # object stores as file systems
 _RANDOM_BYTES = 8
 _MOST_JSON_BYTES = 1 << 28  # twice a manifest of a million variables
 _SUFFIX = ".tmp"
@@ -174,7 +175,12 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
     try:
         with naming(path):
             yield temporary
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError as error:
+            if error.errno in _NO_RENAME:
+                error.strerror = "its file system can't rename; use a folder of another, and copy the files afterwards"
+            raise
     except BaseException:
         _remove(temporary)
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,9 +18,6 @@ from . import batches, diagnosis
 from .batches import zero_unless
 from .context import step_context
 from .options import StepOptions
-
-if TYPE_CHECKING:
-    from ..optimizers.loss_scale import DynamicLossScale
 
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
@@ -169,7 +166,7 @@ class Update:
         out.
       variables: the gradients' variables.
       options: the options by which to clip and skip, if an optimizer has its own; None takes the trainer's.
-      loss_scale: the loss scale that adapts to the gradients; None takes the trainer's.
+      loss_scale: an `optimizers.loss_scale.DynamicLossScale` that adapts to the gradients; None takes the trainer's.
 
     Attributes:
       gradients: clipped by their global norm (Pascanu et al. 2013), by each variable's, or by value.
@@ -193,7 +190,7 @@ class Update:
         gradients: Sequence,
         variables: Sequence,
         options: StepOptions | None = None,
-        loss_scale: DynamicLossScale | None = None,
+        loss_scale: Any = None,
     ):
         options, collect_norm = options or trainer.run_context.options, step_context().collect_norm
         gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates

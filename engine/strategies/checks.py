@@ -410,9 +410,10 @@ def check_added(state: TrainState, graph: tf.Graph, shared: Readings | None = No
         if assigned.from_itself(variable.handle):
             raise UsageError(
                 f"{described(variable)}: the step assigns a value computed from its own value, which other workers "
-                "change meanwhile, so updates would be lost; add the change, by variable.assign_add(new - variable) (a "
-                "layer that compute_gradients or minimize calls may also assign a multiple of the value plus "
-                "something), or make it with aggregation='only_first_replica' if any worker's value is right"
+                "change meanwhile, so updates would be lost; add the change, by assign_add(new - variable) of the "
+                "tf.Variable, which of a Keras variable is its .value (a layer that compute_gradients or minimize "
+                "calls may also assign a multiple of the value plus something), or make it with "
+                "aggregation='only_first_replica' if any worker's value is right"
             )
 
 

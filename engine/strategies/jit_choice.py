@@ -14,6 +14,7 @@ from .. import logging
 from ..errors import NotCompilableError, reason
 from ..internals import graphs
 from ..state import TrainState
+from .base import Interrupted
 from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
@@ -41,16 +42,20 @@ def is_short(steps: int | None, rate: float = math.inf) -> bool:
 
 
 def measure(
-    strategy, state: TrainState, clock=time.perf_counter, steps: int | None = None
+    strategy, state: TrainState, clock=time.perf_counter, steps: int | None = None, ends=lambda: None
 ) -> tuple[dict[bool, tuple[float, InnerLoop]], str]:
     """Times the training program with and without XLA, and restores every variable.
 
     Args:
       steps: number of steps that the run has left; None if it has no end.
+      ends: returns the reason to end the run now, a text; None without one.
 
     Returns:
       ({jit: (steps per second, the better of two; program)}, why entry True is missing, if it is): XLA can't compile
       the step, or is known to be slow for it.
+
+    Raises:
+      Interrupted: the run ends, by its reason; every variable is restored.
     """
     measured: dict[bool, tuple[float, InnerLoop]] = {}
     why_not = ""
@@ -72,7 +77,7 @@ def measure(
         program = strategy.program("train", strategy.training.feed, jit)
         try:
             with state.restoring():
-                measured[jit] = (_steps_per_second(program, clock), program)
+                measured[jit] = (_steps_per_second(program, clock, ends), program)
         except _NOT_COMPILABLE as error:
             if not jit:
                 raise
@@ -84,7 +89,7 @@ def measure(
     if len(rates) == 2 and max(rates) <= _CLEAR * min(rates):
         for jit, (rate, program) in measured.items():
             with state.restoring():
-                measured[jit] = (max(rate, _steps_per_second(program, clock)), program)
+                measured[jit] = (max(rate, _steps_per_second(program, clock, ends)), program)
     return measured, why_not
 
 
@@ -93,9 +98,11 @@ def choose(measured: dict[bool, tuple[float, InnerLoop]]) -> bool:
     return True in measured and measured[True][0] > _WORTH_IT * measured[False][0]
 
 
-def _steps_per_second(program: InnerLoop, clock) -> float:
+def _steps_per_second(program: InnerLoop, clock, ends) -> float:
     """Measures a program's rate from its step on, over about a quarter of a second, without compilation."""
     step = program.step
+    if why := ends():
+        raise Interrupted(why)
     program(step, 1).sums.read()
     steps, seconds = 1, 0.0
     for _ in range(2):  # one step determines how many fill the time

@@ -1,9 +1,9 @@
 """Starts child processes, signals them, and leaves none of their descendants, even if this one is killed. Linux.
 
-For the tasks of a cluster, and for benchmarks. Each child is below a small process, its keeper. A process below the
-keeper that loses its parent becomes the keeper's child (PR_SET_CHILD_SUBREAPER), wherever it has moved and whatever it
-has cleared, so once the keeper has no child, nothing is left. As soon as the child or this process has ended, which the
-kernel signals, the keeper kills its children until none is left. If the keeper is killed, the kernel kills the child
+For the tasks of a cluster, and for benchmarks. Each child is below a small process, its reaper. A process below the
+reaper that loses its parent becomes the reaper's child (PR_SET_CHILD_SUBREAPER), wherever it has moved and whatever it
+has cleared, so once the reaper has no child, nothing is left. As soon as the child or this process has ended, which the
+kernel signals, the reaper kills its children until none is left. If the reaper is killed, the kernel kills the child
 (PR_SET_PDEATHSIG), and its other descendants become this process's children.
 
 A child is a program that is started, or a fork of a process that has imported TensorFlow, see `template`.
@@ -24,7 +24,7 @@ from typing import IO
 
 from ...engine.health.peers import DEFAULT_TIMEOUT_SECONDS
 from ..host import exits
-from . import keeper
+from . import reaper
 from .template import Template
 
 MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
@@ -38,16 +38,16 @@ class Child:
     So a terminal's Ctrl-C reaches its parent alone, and what the child starts can be ended with it.
 
     Attributes:
-      pids: process ids of the child's keeper and of the child, which are reused only after `Children.end` and
+      pids: process ids of the child's reaper and of the child, which are reused only after `Children.end` and
         `reap_orphans`.
       stdin, stdout, stderr: the pipes that it was started with, unbuffered.
     """
 
-    def __init__(self, keeper: int, pid: int, pipes: Sequence[IO[bytes] | None]):
+    def __init__(self, reaper: int, pid: int, pipes: Sequence[IO[bytes] | None]):
         self.pid = pid
-        self.pids = (keeper, pid)
+        self.pids = (reaper, pid)
         self.stdin, self.stdout, self.stderr = pipes
-        self._keeper = keeper  # ends with the child and all its descendants
+        self._reaper = reaper  # ends with the child and all its descendants
 
     @property
     def code(self) -> int | None:
@@ -55,7 +55,7 @@ class Child:
         return self._code(os.WNOHANG | os.WNOWAIT)
 
     def _code(self, options: int) -> int | None:
-        ended = os.waitid(os.P_PID, self._keeper, os.WEXITED | options)
+        ended = os.waitid(os.P_PID, self._reaper, os.WEXITED | options)
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -95,7 +95,7 @@ def wait(children: Collection[Child], seconds: float) -> None:
 
 
 class Children:
-    """The children of this process that have keepers. They also end with the thread that starts them.
+    """The children of this process that have reapers. They also end with the thread that starts them.
 
     Args:
       stopped_seconds: the time for which a child may be stopped (SIGSTOP) before it is killed; 0 does not kill it.
@@ -109,8 +109,8 @@ class Children:
         self._kept: list[Child] = []
 
     def __enter__(self) -> Children:
-        self._others = set(keeper.children())
-        keeper.adopt_orphans()
+        self._others = set(reaper.children())
+        reaper.adopt_orphans()
         return self
 
     def __exit__(self, *_) -> None:
@@ -119,7 +119,7 @@ class Children:
             template.close()
         self._templates = []
         self.sweep()
-        keeper.adopt_orphans(False)
+        reaper.adopt_orphans(False)
 
     def template(self, env: Mapping[str, str]) -> Template:
         """Starts a process with this environment that imports TensorFlow, from which children can be forked."""
@@ -135,7 +135,7 @@ class Children:
         template: Template | None = None,
         **options,
     ) -> Child:
-        """Starts a child below a keeper. Raises `OSError`.
+        """Starts a child below a reaper. Raises `OSError`.
 
         Args:
           command: the program and its arguments; with a template `[sys.executable, script or "-m", ...]`.
@@ -156,7 +156,7 @@ class Children:
                     env=env,
                     bufsize=0,
                     start_new_session=True,
-                    preexec_fn=lambda: keeper.fork_below_keeper(parent, report, *limits),
+                    preexec_fn=lambda: reaper.fork_below_reaper(parent, report, *limits),
                     **options,
                 )
                 started, pipes = process.pid, (process.stdin, process.stdout, process.stderr)
@@ -169,12 +169,12 @@ class Children:
         return self._started(reading, started, pipes)
 
     def fork(self, work: Callable[[], int | None]) -> Child:
-        """Forks this process to do some work, see `exits.run_fork`; it has a keeper too. Raises `OSError`."""
+        """Forks this process to do some work, see `exits.run_fork`; it has a reaper too. Raises `OSError`."""
         parent, (reading, report), numbers = os.getpid(), os.pipe(), random.getstate()
 
         def begin() -> int | None:
             os.setsid()
-            keeper.fork_below_keeper(parent, report, stopped_seconds=self._stopped_seconds)
+            reaper.fork_below_reaper(parent, report, stopped_seconds=self._stopped_seconds)
             os.close(report)
             os.close(reading)
             random.setstate(numbers)  # the program's own state: Python seeds it again in each fork
@@ -190,7 +190,7 @@ class Children:
         return self._started(reading, started, (None, None, None))
 
     def _started(self, reading: int, started: int, pipes: Sequence[IO[bytes] | None]) -> Child:
-        """Returns the child that a keeper reports to a pipe; `started` is the keeper, 0 if only the report says."""
+        """Returns the child that a reaper reports to a pipe; `started` is the reaper, 0 if only the report says."""
         with open(reading, "rb", buffering=0) as pipe:
             # A child that was killed before has written nothing.
             above, pid = map(int, pipe.read(64).split() or (started, started))
@@ -209,12 +209,12 @@ class Children:
 
     def sweep(self) -> None:
         """Kills all children of this process, except earlier ones, and their children, until none is left."""
-        keeper.end_children(self._others | {template.pid for template in self._templates})
+        reaper.end_children(self._others | {template.pid for template in self._templates})
 
     def reap_orphans(self) -> None:
-        """Reaps processes that came to this one when their parents died, up to one that has a keeper."""
+        """Reaps processes that came to this one when their parents died, up to one that has a reaper."""
         others = {template.pid for template in self._templates} | self._others
-        keeper.reap({pid for child in self._kept for pid in child.pids} | others)
+        reaper.reap({pid for child in self._kept for pid in child.pids} | others)
 
 
 def job_processes(environment: Mapping[str, str]) -> list[int]:

@@ -29,7 +29,7 @@ from ..failures import (
     CrankshaftError,
     signal_name,
 )
-from .keeper import EXIT_STOPPED
+from .reaper import EXIT_STOPPED
 
 # Exit codes of a task that was requested to end: it saved, or ended before it could catch the signal.
 _STOP_CODES = (

@@ -23,8 +23,8 @@ from ..failures import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, 
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 from . import rendezvous, resources
 from .children import Child, Children, wait
-from .keeper import EXIT_STOPPED
 from .output import Output, TaskOutput
+from .reaper import EXIT_STOPPED
 from .restarts import Decision, EndTimeouts, Servers, Synchronous, TaskExit
 from .task_memory import TaskMemory
 from .template import Template

@@ -31,7 +31,7 @@ from importlib import import_module, machinery, util
 from typing import IO, Any
 
 from ..host import exits, imports, process
-from . import keeper
+from . import reaper
 
 _LONGEST_REQUEST = 1 << 20
 _MOST_DESCRIPTORS = 64
@@ -62,7 +62,7 @@ class Template:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=keeper.die_with_parent,
+                preexec_fn=reaper.die_with_parent,
             )
         self.pid = self._process.pid
         self._is_ready = False
@@ -88,9 +88,9 @@ class Template:
         pass_fds: Sequence[int] = (),
         **streams: int | IO | None,
     ) -> tuple[IO[bytes] | None, ...]:
-        """Forks a program, kept below a keeper; returns the parent's ends of its streams' pipes, None without one.
+        """Forks a program, kept below a reaper; returns the parent's ends of its streams' pipes, None without one.
 
-        The arguments are those of `Children.start`, `keeper.fork_below_keeper` and `subprocess.Popen`.
+        The arguments are those of `Children.start`, `reaper.fork_below_reaper` and `subprocess.Popen`.
 
         Raises:
           OSError: the template has ended, or the request is too long.
@@ -157,14 +157,14 @@ def serve(requests: socket.socket) -> dict[str, Any]:
 
 
 def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.socket, parent: int) -> dict[str, Any]:
-    """Makes this fork of the template a keeper, and its child a process such as `subprocess.Popen` starts."""
+    """Makes this fork of the template a reaper, and its child a process such as `subprocess.Popen` starts."""
     between = os.getppid()
     while between not in (parent, 1) and os.getppid() == between:  # it has ended, or will in a moment
         os.sched_yield()
     if os.getppid() != parent:
         os._exit(1)
     report, *descriptors = descriptors
-    keeper.fork_below_keeper(parent, report, *request["limits"])
+    reaper.fork_below_reaper(parent, report, *request["limits"])
     os.close(report)
     requests.close()
     numbers = request["numbers"]

@@ -388,12 +388,11 @@ class Flags:
     checkpoint_every_minutes: float = _when_flag(
         Number(lower=0, upper=HUGE),
         5.0,
-        "Minutes from one checkpoint to the next; 0: off. The end is always saved. With an evaluator, or where workers"
-        " may join, checkpoints are by steps alone.",
+        "Minutes between checkpoints; 0: off. The end is saved too.",
         use=_NEEDS_RUN_DIR,
     )
     checkpoint_every_steps: int | None = _when_flag(
-        Integer(0), None, "Checkpoint; by default never, or every 1000 where checkpoints are by steps alone.", **_WRITES
+        Integer(0), None, "Checkpoint; with an evaluator, or if workers may join, by this alone: 1000.", **_WRITES
     )
     summary_every_steps: int = _when_flag(
         Integer(0),

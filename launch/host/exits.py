@@ -20,15 +20,15 @@ import threading
 import weakref
 from collections.abc import Callable
 from logging import Handler
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..failures import EXIT_FAILED, EXIT_INTERRUPTED, print_line
 
 
 def end_left_open(run_dir: str | None) -> None:
     """Saves and closes the run that this process holds open in a folder, if any, and is not in a call of."""
-    for run in [run for run, folder in LEFT_OPEN.items() if folder and folder == run_dir]:
-        run.end_left_open(at_exit=False)
+    for end in [end for end, folder in LEFT_OPEN.items() if folder and folder == run_dir]:
+        end(at_exit=False)
 
 
 def run_fork(work: Callable[[], int | None]) -> NoReturn:
@@ -93,7 +93,7 @@ class _End:
 
 
 _end = _End()
-LEFT_OPEN: dict[Any, str | None] = {}  # open runs of this process, each with its folder
+LEFT_OPEN: dict[Callable[..., None], str | None] = {}  # the method that ends each open run, and the run's folder
 
 
 def flush() -> None:

@@ -166,6 +166,7 @@ class Signals:
       ends_process: whether a second one ends the process; else a second Ctrl-C is a KeyboardInterrupt.
       is_reused: whether this context is entered many times, until `close`: its thread then stays between.
       meanwhile: called in a thread if the run does not end within a moment, since it is busy; returns a line to print.
+      saves: whether the run has a folder, where it is saved.
     """
 
     def __init__(
@@ -174,9 +175,10 @@ class Signals:
         ends_process: bool = True,
         is_reused: bool = False,
         meanwhile: Callable[[], str | None] = lambda: None,
+        saves: bool = True,
     ):
         self._request = request
-        self._meanwhile = meanwhile
+        self._meanwhile, self._saves = meanwhile, saves
         self._ends_process = ends_process
         self._is_reused = is_reused
         self._requested = False
@@ -186,7 +188,7 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             with contextlib.suppress(RuntimeError):  # no thread begins while the interpreter ends
-                self._answers = self._answers or _Answers(self._ends_process, self._meanwhile)
+                self._answers = self._answers or _Answers(self._ends_process, self._meanwhile, self._saves)
             self._handlers.install(self._answers.wakeup if self._answers else -1)
         return self
 
@@ -276,12 +278,12 @@ class _Answers:
         signals once `Handlers` has restored its own.
     """
 
-    def __init__(self, ends_process: bool, meanwhile: Callable[[], str | None]):
+    def __init__(self, ends_process: bool, meanwhile: Callable[[], str | None], saves: bool):
         self._process = os.getpid()
         reading, self.wakeup = os.pipe()
         os.set_blocking(self.wakeup, False)
         self._thread = threading.Thread(
-            target=_answer, args=(reading, ends_process, meanwhile), name="signals", daemon=True
+            target=_answer, args=(reading, ends_process, meanwhile, saves), name="signals", daemon=True
         )
         self._thread.start()
 
@@ -292,7 +294,7 @@ class _Answers:
         os.close(self.wakeup)
 
 
-def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None]) -> None:
+def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None], saves: bool) -> None:
     """Prints the consequence of a signal that has had no effect for half a second. Runs in a thread.
 
     Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
@@ -300,7 +302,7 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
 
     Args:
       reading: reading end of the pipe; closed at the end.
-      ends_process, meanwhile: see `Signals`.
+      ends_process, meanwhile, saves: see `Signals`.
     """
 
     def save() -> None:
@@ -313,7 +315,8 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
         waits = None if first is None or is_answered else max(0.0, first + _ANSWER_SECONDS - time.monotonic())
         if not select.select([reading], [], [], waits)[0]:
             is_answered = True
-            line = f"{name}: the run ends, saved in its run_dir, once the call or compilation in progress is done"
+            saved = ", saved in its run_dir," if saves else ""
+            line = f"{name}: the run ends{saved} once the call or compilation in progress is done"
             print_line(f"{line}{_SECOND_ENDS * ends_process}")
             # In another thread: a second signal ends the process meanwhile.
             saving = threading.Thread(target=save, name="saving")

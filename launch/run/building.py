@@ -291,6 +291,8 @@ def build_checkpoints(
     about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
     if parts := {split: feed.part.metadata() for split, feed in run_inputs.feeds.items() if feed.part}:
         about["input"] = parts
+    if compile_values := getattr(state.trainer, "compile_values", None):
+        about["compile"] = compile_values
     if run_inputs.updates_before:
         about["updates_before"] = run_inputs.updates_before
     if run_inputs.order and run_inputs.order.origin.step:

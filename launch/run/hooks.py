@@ -99,12 +99,13 @@ def _judges(
         judges.append(Stragglers(strategy.worker_names))
     judges.append(InputBound(run.inputs.faster))
     if run.evaluates:
-        around: dict[str, Any] = {}
+        around: dict[str, Any] = {"ends": lambda: run.stop_request.reason}
         if callbacks:
             around = {
                 "is_wanted": callbacks.wants_evaluation,
                 "around": [callbacks.evaluating],
                 "between": callbacks.test_batches,
+                "ends": lambda: None if callbacks.has_changed_weights else run.stop_request.reason,
             }
         judges.append(
             evaluation.Evaluation(
@@ -113,7 +114,6 @@ def _judges(
                 is_strict=is_strict,
                 batches=config.eval_batches,
                 directory=config.run_dir,
-                ends=lambda: run.stop_request.reason,
             )
         )
     if run.record:

@@ -349,8 +349,8 @@ class Run(BaseRun):
             self._release(error)
             raise
         self._stack.enter_context(self._standby)
-        exits.LEFT_OPEN[self] = self.run_dir
-        self._stack.callback(exits.LEFT_OPEN.pop, self, None)
+        exits.LEFT_OPEN[self.end_left_open] = self.run_dir
+        self._stack.callback(exits.LEFT_OPEN.pop, self.end_left_open, None)
         self._stack.callback(atexit.unregister, atexit.register(self.end_left_open))
 
     def end_left_open(self, at_exit: bool = True) -> None:

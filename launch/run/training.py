@@ -25,8 +25,9 @@ from ...engine.machine.pauses import Pauses
 from ...engine.metrics.pairs import Confusion
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
-from ...engine.strategies.base import Stop
+from ...engine.strategies.base import Interrupted, Stop
 from ...engine.trainer import computes_metrics
+from .. import terminal
 from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
@@ -58,7 +59,13 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
         step = run.snapshots.write_alone() if run.snapshots else None
         return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {config.run_dir}"
 
-    run.signals = Signals(run.stop_request.request, config.owns_process, is_reused=True, meanwhile=write_snapshot)
+    run.signals = Signals(
+        run.stop_request.request,
+        config.owns_process,
+        is_reused=True,
+        meanwhile=write_snapshot,
+        saves=bool(config.run_dir),
+    )
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, pauses.clock)
 
 
@@ -164,7 +171,10 @@ def choose_jit(run: BaseRun) -> str:
             strategy.training = strategy.program("train", strategy.training.feed, state.jit)
         return f"XLA {'on' if state.jit else 'off'}, {why}"
     run.log("timing steps, also with XLA if it may be faster: seconds, more where the machine is busy")
-    measured, why_not = jit_choice.measure(strategy, state, steps=left)
+    try:
+        measured, why_not = jit_choice.measure(strategy, state, steps=left, ends=lambda: run.stop_request.reason)
+    except Interrupted:
+        return "XLA is timed when the run continues"
     state.jit = jit_choice.choose(measured)
     strategy.training = measured[state.jit][1]
     rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
@@ -321,16 +331,13 @@ def _evaluate(run: BaseRun) -> evaluation.Evaluated:
 
 def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_with_best: bool) -> Iterator[str]:
     """Describes how a run has ended, from its result."""
-    stop, run_dir = run.loop.status.agreed_stop, run.config.configured_run_dir
+    stop = run.loop.status.agreed_stop
     if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
         yield "loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it"
     if stop:
         line = f"stopped at step {result['step']}: {stop.reason if stop.exit_code else result['stop']}"
         if exit_code and exit_code != EXIT_REGROUP:
-            saved = (
-                f"saved, and the same command resumes from {run_dir}" if run_dir else "nothing is kept without run_dir"
-            )
-            line += f"; {saved}"
+            line += f"; {_kept(run)}"
         yield line
     if size := run.state.input.num_bytes:
         yield f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint"
@@ -339,6 +346,18 @@ def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_wit
         yield f"best {best['metric']} {best['value']:.6g} at step {best['step']}{note}"
     if "goodput" in result and run.config.run_dir:
         yield _goodput_line(result["goodput"])
+
+
+def _kept(run: BaseRun) -> str:
+    """Describes where the weights of a run are that a signal has stopped."""
+    config = run.config
+    if config.run_dir:
+        again = "command" if config.owns_process else "call"
+        return f"saved, and the same {again} resumes from {config.configured_run_dir}"
+    is_passed = getattr(config.program_trainer, "is_built", False)
+    if not is_passed and (config.owns_process or terminal.is_interactive()):
+        return "nothing is kept without run_dir"
+    return f"the {'model' if is_passed else 'run'} has the weights trained so far, and nothing else is kept"
 
 
 def _goodput_line(goodput: Mapping[str, Any]) -> str:

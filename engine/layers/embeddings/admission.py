@@ -49,10 +49,10 @@ class Admission(tf.Module):
 
     Ids without a row are counted in a count-min sketch (Cormode, Muthukrishnan 2005; updated conservatively: Estan,
     Varghese 2002) of 32 bytes per row. It never underestimates, but may overestimate when full. So all counts are
-    halved after 2 sightings per row of the shard (TinyLFU: Einziger et al. 2017): recent sightings count most.
+    halved after 2 occurrences per row of the shard (TinyLFU: Einziger et al. 2017): recent occurrences count most.
 
     Args:
-      admit_after: sightings until an id gets a row; 1 counts nothing.
+      admit_after: occurrences until an id gets a row; 1 counts nothing.
       evict_after: the number of steps without a look-up in training after which a row may be freed; None is never.
 
     Attributes, with `evict_after`:
@@ -108,32 +108,32 @@ class Admission(tf.Module):
         with self._beside_shard():
             return self._find(ids)
 
-    def admit(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+    def admit(self, ids: tf.Tensor, occurrences: tf.Tensor) -> tf.Tensor:
         """Returns rows as `look_up`, after assigning rows to ids that were seen often enough.
 
         Args:
           ids: [n] int64, each once.
-          sightings: [n] int64, how often each is seen now; 0 keeps its count.
+          occurrences: [n] int64, how often each is seen now; 0 keeps its count.
         """
         step = step_context().step if self.evict_after else tf.zeros([], tf.int64)
-        message = tf.concat([ids, sightings, [step]], 0) if self._server else None  # one, not three
+        message = tf.concat([ids, occurrences, [step]], 0) if self._server else None  # one, not three
         # A step on a server must have read how many rows are freed before it finds rows.
         freed = [before for before, count in step_context().readings.freed.values() if count is self.freed]
         with self._beside_shard(), tf.control_dependencies(freed):
             if message is not None:
                 number = (tf.size(message) - 1) // 2
-                ids, sightings, step = message[:number], message[number:-1], message[-1]
+                ids, occurrences, step = message[:number], message[number:-1], message[-1]
             rows = self._find(ids)
-            new = (rows < 0) & (sightings > 0)
+            new = (rows < 0) & (occurrences > 0)
 
             def assign() -> tf.Tensor:
-                self._in_turn(lambda: self._assign(tf.boolean_mask(ids, new), tf.boolean_mask(sightings, new)))
+                self._in_turn(lambda: self._assign(tf.boolean_mask(ids, new), tf.boolean_mask(occurrences, new)))
                 return self._find(ids)
 
             rows = tf.cond(tf.reduce_any(new), assign, lambda: rows)
             if self.evict_after:
                 indices = tf.maximum(rows, 0)
-                updates = tf.where((rows >= 0) & (sightings > 0), step, -1)  # -1 leaves a stamp as it is
+                updates = tf.where((rows >= 0) & (occurrences > 0), step, -1)  # -1 leaves a stamp as it is
                 _note(self.stamps, indices)
                 tf.raw_ops.ResourceScatterMax(resource=own_copy(self.stamps).handle, indices=indices, updates=updates)
             return rows
@@ -180,12 +180,12 @@ class Admission(tf.Module):
         bucket = tf.where(column < BUCKET, buckets[:, 0], buckets[:, 1])
         return tf.where(tf.reduce_any(same, 1), bucket * BUCKET + column % BUCKET, -1)
 
-    def _assign(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+    def _assign(self, ids: tf.Tensor, occurrences: tf.Tensor) -> tf.Tensor:
         """Assigns rows to the ids that should have one. Returns the number of assigned rows."""
         still = self._find(ids) < 0  # another worker may have assigned rows meanwhile
-        ids, sightings = tf.boolean_mask(ids, still), tf.boolean_mask(sightings, still)
+        ids, occurrences = tf.boolean_mask(ids, still), tf.boolean_mask(occurrences, still)
         if self.admit_after > 1:
-            ids = tf.boolean_mask(ids, self._count(ids, sightings) >= self.admit_after)
+            ids = tf.boolean_mask(ids, self._count(ids, occurrences) >= self.admit_after)
         any_length = tf.TensorShape([None])
         tf.while_loop(lambda ids: tf.size(ids) > 0, lambda ids: [self._place(ids)], [ids], [any_length], 1)
         return self.read_tally().assigned
@@ -213,17 +213,17 @@ class Admission(tf.Module):
         self._add_to_tally(Tally(tf.size(first), tf.math.count_nonzero(~room), 0))
         return tf.boolean_mask(ids, tf.gather(first, positions) != indices)
 
-    def _count(self, ids: tf.Tensor, sightings: tf.Tensor) -> tf.Tensor:
+    def _count(self, ids: tf.Tensor, occurrences: tf.Tensor) -> tf.Tensor:
         """Returns how often each id has been seen, at most 255, int64 [n]."""
         starts = self._cells * tf.range(_SKETCH_DEPTH, dtype=tf.int64)
         cells = hashing.hash_columns(ids, [1, *[self._cells] * _SKETCH_DEPTH])[:, 1:] + starts
         counts = own_copy(self.counts).handle
         before = tf.raw_ops.ResourceGather(resource=counts, indices=cells, dtype=tf.int32)
-        seen = tf.minimum(tf.cast(tf.reduce_min(before, 1), tf.int64) + sightings, MAX_ADMIT_AFTER)
+        seen = tf.minimum(tf.cast(tf.reduce_min(before, 1), tf.int64) + occurrences, MAX_ADMIT_AFTER)
         updates = tf.broadcast_to(tf.cast(seen, tf.int32)[:, None], tf.shape(cells))
         _note(self.counts, tf.reshape(cells, [-1]))
         tf.raw_ops.ResourceScatterMax(resource=counts, indices=cells, updates=updates)
-        self._add_to_tally(Tally(0, 0, tf.reduce_sum(sightings)))
+        self._add_to_tally(Tally(0, 0, tf.reduce_sum(occurrences)))
         sighted = self.read_tally().sighted
 
         def halve() -> None:

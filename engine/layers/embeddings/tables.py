@@ -330,15 +330,15 @@ class Embedding(tf.Module):
         unique, positions = tf.unique(keys)
         number = len(self.shards)
 
-        def lookup(shard: int, keys: tf.Tensor, *sightings: tf.Tensor) -> tf.Tensor:
+        def lookup(shard: int, keys: tf.Tensor, *occurrences: tf.Tensor) -> tf.Tensor:
             admitted = self.admissions[shard]
-            rows = admitted.admit(keys, *sightings) if sightings else admitted.look_up(keys)
+            rows = admitted.admit(keys, *occurrences) if occurrences else admitted.look_up(keys)
             return tf.where(rows < 0, tf.zeros_like(rows), rows * number + shard)
 
         # Hashed again, so that hashes are uniform within a shard.
         owner = hashing.bucket(tf.bitcast(hashing.mixed(unique), tf.int64), number)
-        sightings = [] if seen is None else [tf.math.unsorted_segment_sum(seen, positions, tf.size(unique))]
-        return tf.gather(self._on_shards(owner, lookup, unique, *sightings), positions)
+        occurrences = [] if seen is None else [tf.math.unsorted_segment_sum(seen, positions, tf.size(unique))]
+        return tf.gather(self._on_shards(owner, lookup, unique, *occurrences), positions)
 
     def _read(self, rows: tf.Tensor) -> tf.Tensor:
         """Reads rows [n], possibly repeated, as [n, width]; `NO_ROW` is zeros or any row."""

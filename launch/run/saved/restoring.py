@@ -11,7 +11,10 @@ from ....engine import logging
 from ....engine.checkpoints import Checkpoints, Manifest
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
+from ....engine.internals import keras
+from ....engine.inventory import Inventory
 from ...command_line import checks, saved_config
+from ...command_line.values import differences
 from ...failures import UsageError
 from ...host import threads
 from ..base import BaseRun
@@ -28,8 +31,22 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         weights.load_init_from(run)
         return None
     checkpoints = run.best if os.path.dirname(manifest.path) == run.best.directory else run.checkpoints
+    rates = {}
+    if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
+        for optimizer in Inventory(run.trainer).optimizers.values():
+            if optimizer.as_keras and not callable(rate := keras.schedule_or_rate(optimizer.as_keras)):
+                rates[optimizer] = rate
     allow_changed = run.config.allow_changed_config
-    return saving.restore(checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
+    saving.restore(checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
+    for optimizer, rate in rates.items():
+        optimizer.set_learning_rate(rate)
+    return manifest
+
+
+def _compile_changes(run: BaseRun, manifest: Manifest) -> list[str]:
+    """Lists what a model's `compile` now decides otherwise than as the run began."""
+    then, now = (about.get("compile", {}) for about in (manifest.about, run.checkpoints.about))
+    return differences(then, now) if then and now else []
 
 
 def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
@@ -46,6 +63,12 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         return None
     _check_rules(run, manifest)
     check_same_run(run, manifest)
+    changed = _compile_changes(run, manifest)
+    if changed and not run.config.allow_changed_config:
+        raise UsageError(
+            f"{manifest.path} is a run of a model that was compiled otherwise ({'; '.join(changed)}); use another "
+            "run_dir, compile it as then, or use allow_changed_config, which takes the new values"
+        )
     check_position(run, manifest)
     is_complete = to_end and run.train_steps is not None and manifest.step >= run.train_steps
     fingerprints.check_resumed(run.config, manifest, about, is_complete)

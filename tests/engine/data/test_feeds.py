@@ -5,6 +5,7 @@ it sees into a variable, which is read back.
 """
 
 import collections
+import weakref
 
 import numpy as np
 import pytest
@@ -14,12 +15,15 @@ from tensorflow.python.eager import context
 from crankshaft import Trainer, mean, step_context
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
+from crankshaft.engine.data.order import ChunkedOrder
+from crankshaft.engine.data.reader import Chunks, Reads
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
 from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import Replicated
 from tests.bench import split_of
+from tests.waiting import wait_until
 
 LONGEST = 128  # steps of a test at most
 RESIDENT, READ = FeedOptions(), FeedOptions(resident_bytes=0)
@@ -329,6 +333,23 @@ def test_data_that_changes_between_epochs_is_read_after_the_change(bench, kind, 
         level.assign(epoch)
         found.append(made.curve(6 * (epoch + 1)).tolist())
     assert found == [[0] * 6, [1] * 6, [2] * 6]
+
+
+def test_chunks_of_an_earlier_epoch_are_released():
+    read = []
+
+    class Counted(Changing):
+        def read(self, indices):
+            features = np.ones([len(indices), 1], np.float32)
+            read.append(weakref.ref(features))
+            return features, np.zeros(len(indices), np.float32)
+
+    order = ChunkedOrder(24, 4, 1, chunk_examples=4, window_chunks=6)
+    chunks = Chunks(Reads(Counted(None)), order)
+    for epoch in range(3):
+        chunks.read(np.arange(24), epoch, epoch, np.zeros(0, np.int64))
+    wait_until(lambda: sum(features() is not None for features in read) == 6)
+    assert len(read) == 18
 
 
 def test_evaluation_keeps_the_examples_own_order(bench):

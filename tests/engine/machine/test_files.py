@@ -1,5 +1,6 @@
 """What is written takes the place of whatever is there, whole; what is read is a regular file."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -93,6 +94,16 @@ def test_what_was_swept_before_it_was_locked_is_made_again(tmp_path):
     with files.replacing(tmp_path / "a", make) as temporary:
         assert temporary == made[1] != made[0]
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_system_that_can_not_rename_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="its file system can't rename; use a folder of another,"):
+        files.write_text(tmp_path / "a", "text")
+    assert os.listdir(tmp_path) == []
 
 
 def test_many_writers_of_one_file_leave_one_whole(tmp_path):

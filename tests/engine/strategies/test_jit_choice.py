@@ -9,6 +9,7 @@ import tensorflow as tf
 from crankshaft import mean
 from crankshaft.engine.state import host_device
 from crankshaft.engine.strategies import jit_choice
+from crankshaft.engine.strategies.base import Interrupted
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_same
@@ -63,6 +64,14 @@ def test_both_are_measured_unless_one_is_known_not_to_do(
     assert re.fullmatch(why, why_not or "")
     if tried == [False]:
         assert not jit_choice.choose(measured)
+    assert_same(made.arrays(), before)
+
+
+def test_a_request_to_end_the_run_ends_the_measurement_and_restores_the_state(bench):
+    made = bench(Mlp((8,)), pictures(64), 16, num_classes=4)
+    before, asked = made.arrays(), iter([None, "SIGINT"])
+    with pytest.raises(Interrupted, match="SIGINT"):
+        jit_choice.measure(made.strategy, made.state, ends=lambda: next(asked))
     assert_same(made.arrays(), before)
 
 

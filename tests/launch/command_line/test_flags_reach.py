@@ -104,7 +104,8 @@ BY_OTHERS = set(
     global_batch_size validation_split eval_batch_size resident_data_mb shuffle_window max_bad_records shuffle_buffer
     auto_shard_policy strategy num_virtual_devices mesh gpus steps_per_loop jit communication cluster_hosts
     task_index bind num_ps evaluator cluster_timeout_seconds step_timeout_seconds outer_arg max_staleness_steps
-    variable_placement bucket_by eval_every_steps eval_batches checkpoint_every_steps summary_every_steps
+    variable_placement bucket_by eval_every_steps eval_batches checkpoint_every_steps checkpoint_every_minutes
+    run_eagerly summary_every_steps
     histogram_every_steps keep_checkpoints snapshot_seconds monitor early_stopping restore_best progress debug
     metrics_port check_sync_every_steps check_numerics eval_checkpoint output export_model export_since predict_split
     prompt sampling benchmark_arg baseline""".split()

@@ -212,11 +212,11 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside
 def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_path):
     run, checkpoints = (*RUN, "--mode=train", f"--run_dir={tmp_path}"), tmp_path / "checkpoints"
     inside(*run, trainer=Line, data=data).ok()
-    shutil.copytree(checkpoints, tmp_path / "best")
+    shutil.copytree(checkpoints, whole := tmp_path / "whole")
     (written,) = checkpoints.glob("ckpt-4.data*")
     os.truncate(written, 10)
     found = sorted(path.name for path in checkpoints.iterdir())
-    cure = f"in another run_dir, from the start or, with init_from, from {tmp_path}/best or other weights"
+    cure = "in another run_dir, from the start or, with init_from, from other weights"
     broken = f"no checkpoint in {checkpoints} can be read ({written.name}: expected ... begin {cure}"
     inside(*run, trainer=Line, data=data).refused(broken)
     assert sorted(path.name for path in checkpoints.iterdir()) == found
@@ -224,6 +224,8 @@ def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_
     assert f"run_dir={tmp_path} has no whole checkpoint latest; {written.name}: expected" in outcome.error
     with pytest.raises(UsageError, match=f"{tmp_path} has no whole checkpoint latest; {written.name}: expected"):
         load_model(tmp_path)
+    whole.rename(tmp_path / "best")
+    assert "resumed at step 4: this run is complete" in inside(*run, trainer=Line, data=data).ok().out
 
 
 @pytest.mark.usefixtures("answers_ctrl_c")

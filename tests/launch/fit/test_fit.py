@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -475,6 +476,19 @@ def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_
         parts, history, again, stopped = fitted("parts")
         assert (again.best_epoch, again.stopped_epoch, stopped) == (1, 5, stop)
         compare((whole, expected), (parts, history), 0.0)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("answers_ctrl_c")
+def test_the_stop_button_of_a_session_raises_once_weights_and_history_are_set(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    model = mlp()
+    before = model.get_weights()
+    with pytest.raises(KeyboardInterrupt):
+        crankshaft.fit(model, sample(8), classes(3), BATCH, EPOCHS, 2, [ends(interrupts)], jit="off")
+    assert len(model.history.history["loss"]) == 4
+    assert not np.array_equal(model.get_weights()[0], before[0])
+    assert "SIGINT; the model has the weights trained so far, and nothing else is kept" in capfd.readouterr().out
 
 
 @pytest.mark.thorough

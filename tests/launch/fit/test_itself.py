@@ -48,6 +48,39 @@ def history(result):
     return getattr(result.history, "history", result.history)
 
 
+def test_the_same_run_dir_again_is_refused_where_compile_decides_otherwise(tmp_path):
+    """A rate that a callback has set is no difference; with allow_changed_config all that is new is taken."""
+    rates = []
+
+    class Notes(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            rates.append(round(float(self.model.optimizer.learning_rate), 7))
+
+    def fit(optimizer, epochs=4, compiled=None, **more):
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+        made.compile(optimizer, **{"loss": "mse", "metrics": ["mae"], **(compiled or {})})
+        how = {**HOW, "callbacks": [Notes(), Lowers()], "jit": "off", "run_dir": tmp_path, **more}
+        return crankshaft.fit(made, X, Y, epochs=epochs, **how)
+
+    fit(keras.optimizers.Adam(1e-5), 2)
+    del rates[:]
+    for optimizer, compiled, line in (
+        (keras.optimizers.Adam(0.1), {}, "optimizer learning_rate: 1e-05 -> 0.1)"),
+        (keras.optimizers.Adam(1e-5, beta_1=0.8), {}, "optimizer beta_1: 0.9 -> 0.8)"),
+        (keras.optimizers.SGD(1e-5), {}, "optimizer class: Adam -> SGD"),
+        (keras.optimizers.Adam(1e-5), {"loss": keras.losses.Huber(2.0)}, "(loss: mse -> "),
+        (keras.optimizers.Adam(1e-5), {"loss_weights": [2.0]}, "loss_weights: None -> [2.0])"),
+        (keras.optimizers.Adam(1e-5), {"metrics": ["mse"]}, "metrics: ['mae'] -> ['mse'])"),
+    ):
+        with pytest.raises(crankshaft.UsageError, match=re.escape(line)):
+            fit(optimizer, compiled=compiled)
+    assert fit(keras.optimizers.Adam(1e-5), 3).result["step"] == 9
+    assert fit(keras.optimizers.Adam(0.1), 4, allow_changed_config=True).result["step"] == 12
+    assert rates == [0.005, 0.1]
+    assert fit(keras.optimizers.Adam(0.1), 5).result["step"] == 15
+
+
 class Lowers(keras.callbacks.Callback):
     """Sets the rate as Keras's optimizer is set."""
 

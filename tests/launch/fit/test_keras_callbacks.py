@@ -267,6 +267,23 @@ def test_an_optimizer_that_a_callback_resets_or_restores_updates_as_in_keras(tmp
         assert resumed == ours
 
 
+@pytest.mark.parametrize("on_epoch", [True, False])
+def test_a_run_with_averages_swapped_in_is_prolonged_with_the_weights_that_it_trained(tmp_path, on_epoch):
+    def average():
+        return tf.keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8)
+
+    def made():
+        return [callbacks.SwapEMAWeights(on_epoch)]
+
+    more = {"validation_data": (POINTS, LABELS)}
+    theirs, keras = fitted("keras", average(), made(), **more)
+    for epochs in (2, 4):
+        run, ours = fitted("ours", average(), made(), epochs=epochs, run_dir=tmp_path / "run", **more)
+    np.testing.assert_allclose(ours[0], keras[0], rtol=1e-5)
+    np.testing.assert_allclose(run.history.history["val_loss"], theirs.history["val_loss"], rtol=1e-5)
+    assert ours == fitted("ours", average(), made(), **more)[1]
+
+
 class Cycling(callbacks.Callback):
     """Sets another momentum before each batch, as one-cycle policies do."""
 
@@ -369,13 +386,14 @@ class Halving(callbacks.Callback):
 
 
 def test_a_run_that_has_only_its_best_checkpoint_repeats_and_skips_no_epochs_end(tmp_path):
-    """That one was saved before the callbacks saw its epoch end, where the rate falls."""
+    """That one was saved before they saw its epoch end, where the rate falls, with the averages in the weights."""
 
     def fitted_by(epochs, **where):
         tf.keras.utils.set_random_seed(0)
         model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
-        model.compile(tf.keras.optimizers.SGD(0.01, 0.5), "mse")
+        model.compile(tf.keras.optimizers.SGD(0.01, 0.5, use_ema=True, ema_momentum=0.5), "mse")
         seen = [Halving(), callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=100.0)]
+        seen.append(callbacks.SwapEMAWeights(swap_on_epoch=False))
         how = {"validation_data": (POINTS, LABELS), "verbose": 0, "jit": "off", "batch_size": 8, **where}
         run = crankshaft.fit(model, POINTS, LABELS, epochs=epochs, callbacks=seen, **how)
         return [weight.tolist() for weight in model.get_weights()], run.history.history, seen[0].begun

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ import tensorflow as tf
 
 from crankshaft import UsageError, fit
 
+from . import own_step_models
 from .own_step_models import CASES, KINDS, WEIGHTS, X, Y, gan, guide, slow, vae
 
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
@@ -318,3 +321,58 @@ def test_examples_that_a_step_compares_are_a_shares_and_a_line_says_so(how, has_
     fit(contrasting, X, **how, **HOW)
     line = "Contrasting.train_step has products of examples with examples and batch normalization, which on several"
     assert (line in caplog.text) == has_pairs
+
+
+SCRIPT = """
+import json, sys
+import crankshaft
+import keras
+import own_step_models
+
+name, strategy, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+make, data, _ = own_step_models.CASES[name]
+
+
+def seeded():
+    keras.utils.set_random_seed(1)
+    return make()
+
+
+if __name__ == "__main__":
+    run = crankshaft.fit(seeded, *(part[:37] for part in data), strategy=strategy, jit="off", **options)
+    print(json.dumps([run.history.history, [weight.numpy().ravel().tolist() for weight in run.model.weights]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "strategy", "tasks"),
+    [(name, "multi_worker", ["--workers=2"]) for name in ON_SEVERAL]
+    + [(name, "parameter_server", ["--workers=1", "--ps=1"]) for name in ("gan", "scaled", "vae")],
+)
+def test_processes_compute_what_kerass_fit_computes(name, strategy, tasks, crank, tmp_path):
+    """Around servers one worker alone: two would update by turns that time decides."""
+    make, data, _ = CASES[name]
+    theirs, expected, _ = trained(keras.Model.fit, make, tuple(part[:37] for part in data))
+    shutil.copy(own_step_models.__file__, tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    end = crank(*tasks, "--", tmp_path / "train.py", name, strategy, json.dumps(HOW), command="local").ok()
+    printed = [
+        json.loads(line[line.index("[{") :]) for line in end.out.splitlines() if '"loss"' in line or '"d"' in line
+    ]
+    assert len(printed) == (1 if strategy == "parameter_server" else 2)
+    for history, weights in printed:
+        assert_same_metrics(name, history, expected, 2e-5)
+        for ours, other in zip(weights, theirs.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, other.ravel(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_with_servers_what_a_step_computes_from_its_own_state_is_refused(crank, tmp_path):
+    """Keras's `assign_add` reads and writes: of two workers one's would be lost."""
+    shutil.copy(own_step_models.__file__, tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    line = [tmp_path / "train.py", "follower", "parameter_server", json.dumps(HOW)]
+    end = crank("--workers=2", "--ps=1", "--", *line, command="local")
+    assert end.code == 2, end.err
+    assert "follower/seen []: the step assigns a value computed from its own value" in end.err

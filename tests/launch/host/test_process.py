@@ -1,8 +1,11 @@
 """The process that a run lives in."""
 
+import contextlib
 import errno
 import fcntl
 import os
+import pathlib
+import resource
 import signal
 import socket
 import subprocess
@@ -313,6 +316,19 @@ thread.start()
 thread.join()
 signal.raise_signal(signal.SIGTERM)
 """
+
+
+def test_address_space_in_which_tensorflow_can_not_start_is_a_line(monkeypatch):
+    used = 4096 * int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    for more, too_low in ((1 << 29, True), (1 << 45, False)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=used + more: (limit, limit))
+        raised = (
+            pytest.raises(UsageError, match=r"ulimit -v allows [\d,]+ MiB .* needs")
+            if too_low
+            else contextlib.nullcontext()
+        )
+        with raised:
+            process.refuse_small_address_space()
 
 
 @pytest.mark.parametrize("ends_process", [True, False])

@@ -178,7 +178,7 @@ def started_by(folder: pathlib.Path) -> set[int]:
     return found
 
 
-def keepers(program) -> set[int]:
+def reapers(program) -> set[int]:
     return {int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids(program)}
 
 
@@ -202,21 +202,21 @@ def test_kill_9_of_the_supervisor_leaves_nothing_that_has_escaped_just_before(lo
 
 
 @pytest.mark.thorough
-def test_what_has_escaped_ends_with_its_task_and_with_a_keeper_that_is_killed(local, tmp_path):
+def test_what_has_escaped_ends_with_its_task_and_with_a_reaper_that_is_killed(local, tmp_path):
     program = local(WITH_ESCAPED + FORKED, "--max_restarts=0")
     program.until(says(program, "ready", 2))
-    os.kill(min(keepers(program)), signal.SIGKILL)
+    os.kill(min(reapers(program)), signal.SIGKILL)
     outcome = program.wait()
     assert "was killed by SIGKILL; max_restarts=0, so it is not restarted" in outcome.error
     assert not started_by(tmp_path)
 
 
-def test_tasks_die_with_the_supervisor_although_their_keepers_are_killed_first(local):
+def test_tasks_die_with_the_supervisor_although_their_reapers_are_killed_first(local):
     program = local(IGNORES + FORKED)
     program.until(says(program, "ready", 2))
     os.kill(program.process.pid, signal.SIGSTOP)
-    for keeper in keepers(program):
-        os.kill(keeper, signal.SIGKILL)
+    for reaper in reapers(program):
+        os.kill(reaper, signal.SIGKILL)
     program.process.kill()
     until_dead(*pids(program))
 
@@ -233,7 +233,7 @@ time.sleep(900)
 """
     program = local(script, "--workers=1")
     program.until(says(program, "ready"))
-    for parent in (program.process.pid, *keepers(program)):
+    for parent in (program.process.pid, *reapers(program)):
         program.until(lambda parent=parent: len(children_of(parent)) == 1)
 
 

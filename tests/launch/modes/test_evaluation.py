@@ -108,6 +108,32 @@ def test_callbacks_see_it_begin_again_and_then_the_end_of_its_epoch(inside, tmp_
     assert resumed == ["train begins", "epoch 0 begins", *(["test begins"] if steps == 6 else []), *rest]
 
 
+class Halves(tf.keras.callbacks.Callback):
+    """Evaluates the model with halves of its weights."""
+
+    def multiply(self, factor):
+        self.model.set_weights([factor * weight for weight in self.model.get_weights()])
+
+    def on_test_begin(self, logs=None):
+        self.multiply(0.5)
+
+    def on_test_end(self, logs=None):
+        self.multiply(2.0)
+
+
+def test_one_of_other_weights_ends_first_so_that_the_run_is_resumed_with_those_that_it_trains(inside, tmp_path):
+    results = []
+    for name, at in (("whole", None), ("ended", 1)):
+        run = (*RUN, "--train_steps=12", "--eval_batch_size=4", f"--run_dir={tmp_path}/{name}")
+        if at:
+            ending = Signal(at)
+            assert inside(*run, trainer=Line, data=data, hooks=[ending, Halves()]).code == 143
+            assert ending.done == 8
+        inside(*run, trainer=Line, data=data, hooks=[Halves()]).ok()
+        results.append(json.loads((tmp_path / name / "result.json").read_text()))
+    assert results[0]["eval"] == results[1]["eval"]
+
+
 def test_without_a_folder_the_run_ends_without_it(inside):
     ending = Signal(at=1)
     outcome = inside(*EACH, trainer=Line, data=data, hooks=[ending])

@@ -1,6 +1,6 @@
-"""A keeper: the process above a child, which ends all that the child has started. Linux.
+"""A reaper: the process above a child, which ends all that the child has started. Linux.
 
-Nothing here imports more than Python: a keeper is a fork of its parent, which may be a large process.
+Nothing here imports more than Python: a reaper is a fork of its parent, which may be a large process.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def fork_below_keeper(parent: int, report: int, cores: Collection[int] = (), stopped_seconds: float = 0.0) -> None:
-    """Turns this process into a keeper, for good, and returns in its new child, which leads a session.
+def fork_below_reaper(parent: int, report: int, cores: Collection[int] = (), stopped_seconds: float = 0.0) -> None:
+    """Turns this process into a reaper, for good, and returns in its new child, which leads a session.
 
     Args:
       parent: this process's parent, which the child ends with.
-      report: a descriptor; gets the process ids of keeper and child, or minus the number of the error of its fork.
+      report: a descriptor; gets the process ids of reaper and child, or minus the number of the error of its fork.
       cores: the logical cores that the child may use; none: all that this process may.
       stopped_seconds: how long the child may be stopped (SIGSTOP); then it is killed. 0: for ever.
     """
     adopt_orphans()
-    keeper = os.getpid()
+    reaper = os.getpid()
     try:
         child = os.fork()
     except OSError as error:  # Popen would not report it
-        os.write(report, b"%d %d" % (keeper, -error.errno))
+        os.write(report, b"%d %d" % (reaper, -error.errno))
         os._exit(1)
     if child:
         _keep(child, parent, stopped_seconds)
     die_with_parent()
-    if os.getppid() != keeper:  # the keeper died before the call
+    if os.getppid() != reaper:  # the reaper died before the call
         os._exit(1)
     os.setsid()
-    os.write(report, b"%d %d" % (keeper, os.getpid()))
+    os.write(report, b"%d %d" % (reaper, os.getpid()))
     if cores:
         with contextlib.suppress(OSError):  # they were taken away: then it runs on the others
             os.sched_setaffinity(0, cores)
 
 
 def _keep(child: int, parent: int, stopped_seconds: float) -> NoReturn:
-    """Runs a keeper, up to the end of its process."""
+    """Runs a reaper, up to the end of its process."""
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # it handles none; sigwait takes two
         die_with_parent(signal.SIGTERM)
         for descriptor in os.listdir("/proc/self/fd"):  # a reader of the child's output waits for no other process
             with contextlib.suppress(OSError):  # that of the list itself
                 os.close(int(descriptor))
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the keeper has ended
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it keeps its number until the reaper has ended
         signals, stopped = {signal.SIGCHLD, signal.SIGTERM}, 0.0  # the latter in seconds
         while not (ended := os.waitid(os.P_PID, child, options)) and os.getppid() == parent:
             began, watched_seconds = time.monotonic(), min(1.0, stopped_seconds / 8)
