@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -282,8 +283,8 @@ class OwnSteps:
             else:
                 _, metric, key = found
                 state, sums = states.get(metric), self._sums[metric]
-                kind = sums.kind(lambda value, key=key: value if key is None else value and value[key])
-                pairs[name] = kind(*(sums.nothing() if state is None else state))
+                part = operator.itemgetter(key) if key is not None else lambda value: value
+                pairs[name] = sums.kind(part)(*(sums.nothing() if state is None else state))
         return {name: weighable(pair, None, has_weights=True) for name, pair in pairs.items()}
 
     def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:
