@@ -194,7 +194,7 @@ class KerasMetric:
         return {axis for axis, size in enumerate(form[2][1] or ()) if size is None}
 
 
-def _sized(shape: tuple | None, masked: set[int], length: int) -> list | None:
+def _sized(shape: tuple | None, masked: set[int], length: int) -> Sequence | None:
     """Returns the shape of an example in which masked axes have a length."""
     return shape and [length if axis in masked else size for axis, size in enumerate(shape)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pathlib
 import shutil
 
 import keras
@@ -12,11 +13,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import UsageError, fit
-
-from . import own_step_models
-from .own_step_models import CASES, KINDS, WEIGHTS, X, Y, gan, guide, slow, vae
+from tests.launch.fit.own_step_models import CASES, KINDS, WEIGHTS, X, Y, gan, guide, slow, vae
 
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
+MODELS = pathlib.Path(__file__).with_name("own_step_models.py")
 ON_TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 ON_SEVERAL = [name for name, (*_, several) in CASES.items() if several]
 
@@ -354,7 +354,7 @@ def test_processes_compute_what_kerass_fit_computes(name, strategy, tasks, crank
     """Around servers one worker alone: two would update by turns that time decides."""
     make, data, _ = CASES[name]
     theirs, expected, _ = trained(keras.Model.fit, make, tuple(part[:37] for part in data))
-    shutil.copy(own_step_models.__file__, tmp_path)
+    shutil.copy(MODELS, tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     end = crank(*tasks, "--", tmp_path / "train.py", name, strategy, json.dumps(HOW), command="local").ok()
     printed = [
@@ -370,7 +370,7 @@ def test_processes_compute_what_kerass_fit_computes(name, strategy, tasks, crank
 @pytest.mark.slow
 def test_with_servers_what_a_step_computes_from_its_own_state_is_refused(crank, tmp_path):
     """Keras's `assign_add` reads and writes: of two workers one's would be lost."""
-    shutil.copy(own_step_models.__file__, tmp_path)
+    shutil.copy(MODELS, tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     line = [tmp_path / "train.py", "follower", "parameter_server", json.dumps(HOW)]
     end = crank("--workers=2", "--ps=1", "--", *line, command="local")
