@@ -93,7 +93,7 @@ def to_array(array: Any, may_lack: bool = False) -> np.ndarray:
     if isinstance(array, np.ma.MaskedArray) and (missing := np.ma.getmaskarray(array)).any():
         if not may_lack:
             raise _lacks("a masked array", np.atleast_1d(missing))
-        array = array.filled(np.nan) if array.dtype.kind == "f" else array.astype(object).filled("")
+        array = np.ma.filled(array, np.nan) if array.dtype.kind == "f" else np.ma.filled(array.astype(object), "")
     array = np.asarray(array)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 

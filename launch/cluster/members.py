@@ -134,7 +134,7 @@ class Members:
                     until = min(time.monotonic(), began + _READ_SECONDS) + _GRACE_SECONDS
                 time.sleep(_POLL_SECONDS)
 
-    def _exchange(self, here: Rendezvous, leaving: bool = False) -> tuple[dict[int, dict[str, Any]], set[int]]:
+    def _exchange(self, here: Rendezvous, leaving: bool = False) -> tuple[dict[int, Mapping[str, Any]], set[int]]:
         """Announces who is absent; returns the notes of the others that are here, and the others whose tasks run."""
         notice = leaving or self._noticed_at < math.inf
         here.announce({"absent": sorted(self._absent), "notice": notice, "leaves": leaving})

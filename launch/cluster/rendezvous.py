@@ -241,7 +241,7 @@ class Rendezvous:
         """Adds to the note that callers get; see `call`."""
         cluster = self._cluster
         task = {"task": cluster.task, "address": cluster.address, "host": socket.gethostname()}
-        self._note |= task | {"process": self._process} | note
+        self._note |= {**task, "process": self._process, **note}
         body = json.dumps(self._note).encode()
         data = hmac.digest(cluster.identity, body, "sha256") + body
         self._greeting = self._frame + len(data).to_bytes(3, "big") + bytes((_NOTE_TYPE, 0, 0, 0, 0, 0)) + data
@@ -512,7 +512,7 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
     return replies
 
 
-def _parse(data: bytes, identity: bytes) -> Reply | None:
+def _parse(data: bytes | bytearray, identity: bytes) -> Reply | None:
     """Parses what has come of an answer; None if more has to."""
     frame, header, rest = bytes(data[:9]), data[9:18], bytes(data[18:])
     if len(frame) < len(_READY) or (frame in _ANSWERS and len(rest) < int.from_bytes(header[:3], "big")):
