@@ -18,7 +18,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check $(a
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-rest test-slow test-clusters versions saved-runs browser lint format docs clean
+.PHONY: help install train test test-fast test-rest test-slow test-clusters test-hosts versions saved-runs browser lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -45,6 +45,9 @@ test-clusters: $(INSTALLED) ## run the tests by Slurm, podman and Ray, which thi
 	@cat tests/clusters/install.sh
 	@tests/clusters/install.sh $(VENV_PYTHON)
 	@$(VENV_PYTHON) -m pytest -q -m "not slow" tests/clusters $(ARGS)
+
+test-hosts: $(INSTALLED) ## run jobs on hosts that are made of Linux namespaces (as root), and print what each found
+	@$(VENV_PYTHON) -m pytest -q -s tests/hosts $(ARGS)
 
 versions: ## test the oldest and the newest Python, TensorFlow, Keras and NumPy, each in an environment of its own
 	@$(PYTHON) tests/versions/run.py $(ARGS)

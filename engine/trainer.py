@@ -247,7 +247,8 @@ class Trainer(tf.Module):
         """
         layers = keras.affected_layers(self._inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
-        if (added := keras.own_losses(layers)) and self.reduction.layers_may_mix_replicas:
+        added = keras.own_losses(layers)
+        if added and (self.reduction.layers_may_mix_replicas or keras.mix_replicas(added)):
             raise UsageError(
                 f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum "
                 "statistics across replicas of one process; leave one of them out, or use a process for each replica "

@@ -127,7 +127,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             if config.trains:
                 since = time.monotonic() - process.age_seconds() if config.owns_process else began
                 training.prepare(run, user_hooks, since)
-                stack.callback(training.close, run)
+                stack.push(lambda _, error, __: training.close(run, error))
         run.mark_open(outcome_writer, isolation, stack.pop_all(), report.shown)
     return run
 

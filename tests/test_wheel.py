@@ -103,9 +103,15 @@ def test_a_wheel_installs_one_package(installed):
         assert (packages / "crankshaft" / name).exists()
     assert not (packages / "crankshaft" / "tests").exists()
     done = subprocess.run(
-        [python, "-c", "import crankshaft; print(crankshaft.__file__)"], capture_output=True, text=True
+        [
+            *(python, "-c"),
+            "import crankshaft, importlib.metadata;"
+            "print(crankshaft.__file__, importlib.metadata.version('crankshaft-train'), sep='\\n')",
+        ],
+        capture_output=True,
+        text=True,
     )
-    assert done.stdout.strip() == str(packages / "crankshaft" / "__init__.py")
+    assert done.stdout.splitlines() == [str(packages / "crankshaft" / "__init__.py"), "0.1.0"]
 
 
 @pytest.mark.slow

@@ -273,7 +273,7 @@ class StreamedFeed(Feed):
         self._is_seeded = all(map(any, seeds))
         # Shuffles without seeds have others in each process.
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
-        sampled = [pipelines.seeds(sampler) for sampler in part.stream.samplers]
+        sampled: list[Any] = [pipelines.seeds(sampler) for sampler in part.stream.samplers]
         self._has_seeds = all(map(any, sampled))
         listed = [*sampled, *([] if self._has_seeds else [os.urandom(8).hex()])]
         self._sampled = _SEEDS + json.dumps(listed).encode() + b"\n" if listed else b""  # beside a state

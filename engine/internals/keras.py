@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -316,6 +317,13 @@ def affected_layers(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) 
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     """Returns the scalars that layers added to the loss in the last traced forward pass, e.g. by `add_loss`."""
     return list({id(loss): loss for layer in all_layers_in(layers) for loss in added_losses(layer)}.values())
+
+
+def mix_replicas(losses: Iterable[tf.Tensor]) -> bool:
+    """Returns whether some of `own_losses` were read for another replica: each is traced in a thread of its own."""
+    here = threading.get_ident()
+    threads = {vars(loss).setdefault("_read_in_thread", here) for loss in losses}  # notes the first to read each
+    return bool(threads - {here})
 
 
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:

@@ -215,6 +215,7 @@ class KerasTrainer(Trainer):
         if self.run_context.only_predicts:
             build_layers(self, self.model)
         else:
+            self.reports_loss = False  # a step of its own may return none
             self._own_steps = own_step.OwnSteps(self, self._to_data)
             self._own_steps.build(self._adopt)
             # As attributes, so that checkpoints have them.
@@ -452,10 +453,6 @@ class KerasTrainer(Trainer):
             )
             return [_OWN] if own_sums else [loss.name for loss in self._losses.keras_losses]
         return names
-
-    @property
-    def reports_loss(self) -> bool:
-        return self._own_steps is None  # one of its own may return none
 
     def eval_step(self, batch):
         return self._own_steps.test(batch) if self._own_steps else super().eval_step(batch)

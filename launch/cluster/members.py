@@ -22,7 +22,7 @@ from typing import Any
 
 from ...engine import logging
 from ..failures import UsageError
-from ..host.process import LockedRunDir, RunDirInUse
+from ..host.process import LockedRunDir, RunDirInUse, can_lock
 from . import rendezvous
 from .cluster import Cluster
 from .rendezvous import ClusterError, Rendezvous, Wait
@@ -180,17 +180,12 @@ class Members:
 
     def _check_lock(self) -> None:
         """Raises `UsageError` if the lock on run_dir, which another member's host has, can be had here too."""
-        lock = LockedRunDir(self._run_dir)
-        try:
-            lock.acquire()
-        except RunDirInUse:
-            return
-        lock.release()
-        raise UsageError(
-            f"min_workers={self._least} needs a file system whose flock holds on all hosts, and another's lock on "
-            f"run_dir={self._run_dir} does not on {socket.gethostname()}: both halves of a divided network would "
-            "continue; mount it without local_lock, nolock or localflock, use another, or leave min_workers out"
-        )
+        if can_lock(self._run_dir):
+            raise UsageError(
+                f"min_workers={self._least} needs a file system whose flock holds on all hosts, and another's lock on "
+                f"run_dir={self._run_dir} does not on {socket.gethostname()}: both halves of a divided network would "
+                "continue; mount it without local_lock, nolock or localflock, use another, or leave min_workers out"
+            )
 
     def _missing(self, notes: Mapping[int, Any]) -> list[int]:
         connected = self._connected(notes)

@@ -274,7 +274,10 @@ class Rendezvous:
         there, address, process, host = (
             _shown(reply.note.get(name)) for name in ("task", "address", "process", "host")
         )
-        this, which = f"{self._cluster.task}, this process on {socket.gethostname()}", describe_peers([peer])
+        this = (
+            f"{describe_peers([(self._cluster.task, self._cluster.address)])}, this process on {socket.gethostname()}"
+        )
+        which = describe_peers([peer])
         if not reply.is_signed:
             raise UsageError(
                 f"{this}, calls {which}, where {there} ({address}) of another job or another list of tasks answers, on "

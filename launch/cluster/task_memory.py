@@ -75,6 +75,11 @@ class TaskMemory:
         return _write(self._files)
 
 
+def is_inherited(environment: Mapping[str, str]) -> bool:
+    """Returns whether a supervisor holds this process's slots."""
+    return bool(environment.get(_VARIABLE))
+
+
 def inherited(environment: Mapping[str, str]) -> Slots:
     """Opens this process's slots: those of its supervisor, or new ones."""
     descriptors = [int(number) for number in environment.get(_VARIABLE, "").split(",") if number.isdigit()]

@@ -273,6 +273,15 @@ def lock(run_dir: str, held: LockedRunDir | None = None) -> Iterator[LockedRunDi
         held.release()
 
 
+def can_lock(run_dir: str) -> bool:
+    """Returns whether nobody's lock on run_dir keeps this process out."""
+    try:
+        with lock(run_dir):
+            return True
+    except UsageError:
+        return False
+
+
 class RunDirInUse(UsageError):
     """Another process holds the lock on a run_dir."""
 

@@ -66,6 +66,7 @@ class RecordReader:
       read: the share of the file that has been read.
       problem: why the file can't be read; "" if it can.
       skipped: lines that are not of the schema.
+      time: the newest event's, Unix seconds.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class RecordReader:
         self._faults: dict[str, tuple[str, Any]] = {}  # by task: text, state
         self._periods = collections.deque[float](maxlen=20)  # seconds between two windows
         self._window_seconds = 0.0  # time of the newest window, by its process's monotonic clock
-        self._time = math.inf  # time of the newest event
+        self.time = math.inf
 
     @property
     def revision(self) -> tuple:
@@ -103,9 +104,9 @@ class RecordReader:
         return self._identity, self._offset, self.problem
 
     @property
-    def time_without_end(self) -> float | None:
-        """Time of the newest event of a run that has begun, and has written no end; None of others."""
-        return self._time if "start" in self._latest and "end" not in self._latest else None
+    def start_without_end(self) -> Mapping[str, Any]:
+        """The newest start of a run that has written no end; {} of others."""
+        return {} if "end" in self._latest else self._latest.get("start", {})
 
     @property
     def num_workers(self) -> int:
@@ -151,7 +152,7 @@ class RecordReader:
             self._offset += len(line)
             self._tail = line[-_TAIL:]
         if self._offset != before:
-            age = 0.0 if self._is_current else max(0.0, self._unix_clock() - self._time)
+            age = 0.0 if self._is_current else max(0.0, self._unix_clock() - self.time)
             self._heard = self._clock() - age
         self._is_current = self._is_current or self.read == 1.0
         self.read = self.read or min(1.0, self._offset / size)
@@ -172,7 +173,7 @@ class RecordReader:
         workers = (raw.pop("workers", None) or [])[:_MOST_WORKERS]
         event = _bounded(raw, [_MOST_EVENT_SIZE])
         kind, task, time = raw["event"], event.get("task"), raw["time"]
-        self._time = time
+        self.time = time
         if kind in _LATEST:
             self._latest[kind] = event
         if kind in self._notes:

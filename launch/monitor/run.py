@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import os
 import re
-import socket
 import stat
 from typing import Any
 
 from ...engine.checkpoints import RunDir
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.errors import reason
+from ...engine.machine.events import pid_space
 from ...engine.machine.files import folder_below, open_regular
 from ..benchmark import benchmark_report
 from ..command_line.flags import Flags
@@ -91,12 +91,13 @@ class MonitoredRun:
 
     def _was_killed(self) -> float | None:
         """Returns the time of the last event of a run whose process is gone, and has not written its end."""
-        with contextlib.suppress(OSError):
-            with open(open_regular(self._lock, os.O_NOFOLLOW), "rb") as file:
-                pid, host = [*file.read(512).decode(errors="replace").split(), "", ""][:2]
-            if self._record and host == socket.gethostname() and pid.isdecimal() and not is_alive(int(pid)):
-                return self._record.time_without_end
-        return None
+        start = self._record.start_without_end if self._record else {}
+        if not start.get("pid_space") or start["pid_space"] != pid_space():  # process IDs of elsewhere
+            return None
+        pids = {str(start.get("pid"))}
+        with contextlib.suppress(OSError), open(open_regular(self._lock, os.O_NOFOLLOW), "rb") as file:
+            pids.update(file.read(512).decode(errors="replace").split()[:1])  # of a supervisor's, it outlives a task
+        return None if any(pid.isdecimal() and is_alive(int(pid)) for pid in pids) else self._record.time
 
     def _plan(self) -> dict[str, Any]:
         """Returns the plan's figures for the run's number of workers; {} without a plan for it."""

@@ -24,6 +24,7 @@ from ..command_line.config import Config
 from ..command_line.flags import FLAG_INFO
 from ..command_line.values import short
 from ..failures import UsageError
+from ..host.process import can_lock
 from ..host.signals import EXIT_CODES
 from .saved import fingerprints
 
@@ -57,7 +58,10 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
 
 
 def check_run_dir(run_dir: str, strategy) -> None:
-    """Raises `UsageError`, on all workers, where one of them does not see the folder that the chief writes to."""
+    """Raises `UsageError`, on all workers, where one of them does not see the folder that the chief writes to.
+
+    Logs where the chief's lock on it does not hold.
+    """
     if strategy.num_hosts == 1:
         return
     name = f".seen-by-all.{secrets.token_hex(8)}.tmp"
@@ -65,14 +69,23 @@ def check_run_dir(run_dir: str, strategy) -> None:
     if strategy.is_chief:
         files.make_file(path)
     strategy.exchange()  # it is there
-    is_seen = strategy.exchange(appears(path))
-    blind = [worker for worker, sees in zip(strategy.host_names, is_seen, strict=True) if not sees]
+    is_seen = appears(path)
+    found = strategy.exchange([is_seen, is_seen and not strategy.is_chief and can_lock(run_dir)])
+    blind = [worker for worker, (sees, _) in zip(strategy.host_names, found, strict=True) if not sees]
+    unlocked = [worker for worker, (_, locks) in zip(strategy.host_names, found, strict=True) if locks]
     if strategy.is_chief:
         os.remove(path)
     if blind:
         raise UsageError(
             f"run_dir={run_dir} is another folder at {' and '.join(blind)} than at the chief, which writes the "
             "checkpoints that all resume from; give a folder of a file system that all hosts share"
+        )
+
+    if unlocked and strategy.is_chief:
+        logging.warning(
+            "run_dir=%s: the chief's lock on it does not hold at %s, so a second job there would write to it too; "
+            "mount it without local_lock, nolock or localflock",
+            *(run_dir, " and ".join(unlocked)),
         )
 
 

@@ -9,12 +9,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from ...engine import logging
 from ...engine.checkpoints import Manifest, RunDir
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import form
 from ...engine.data.order import Order
-from ...engine.errors import counted
+from ...engine.errors import LostPeerError, counted
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
@@ -32,7 +34,7 @@ from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
-from ..failures import EXIT_REGROUP, UsageError
+from ..failures import EXIT_REGROUP, UsageError, print_line
 from ..host.files import write_run_file
 from ..host.signals import EXIT_CODES, Signals
 from . import hooks, results
@@ -69,12 +71,20 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, pauses.clock)
 
 
-def close(run: BaseRun) -> None:
-    """Releases what hooks hold, however the run ended."""
+def close(run: BaseRun, error: BaseException | None) -> None:
+    """Releases what hooks hold, however the run ended.
+
+    After a peer's loss it first saves what is in memory, unless that is left to a parent.
+    """
     with contextlib.ExitStack() as stack:
         stack.callback(run.signals.close)
         for hook in run.hooks:
             stack.callback(hook.close)
+        # The strategy names the peer, by a LostPeerError, once the hooks are closed.
+        has_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
+        holds = has_lost and run.snapshots and not task_memory.is_inherited(os.environ)
+        if holds and (step := run.snapshots.write_alone()) is not None:
+            print_line(f"step {step:,} was in memory, and is saved now")
 
 
 def restore_newest(run: BaseRun, to_end: bool) -> None:

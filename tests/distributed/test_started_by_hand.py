@@ -1,8 +1,12 @@
 """Tasks that are started by hand, by --cluster_hosts and --task_index: each says what it is, and all end with 0."""
 
+import re
+import signal
 import socket
 
 import pytest
+
+from tests.runs import newest
 
 pytestmark = pytest.mark.thorough
 
@@ -32,6 +36,26 @@ def test_an_evaluator_that_does_not_share_the_run_dir_says_so(start_workers, tmp
     (tmp_path / "task.py").write_text(BY_FLAGS.replace("*sys", f'f"--run_dir={tmp_path}/{{index == 3}}", *sys'))
     tasks = start_workers(4, tmp_path / "task.py", *RUN, "--train_steps=9000000", "--num_ps=1", "--evaluator")
     tasks.until(lambda: "True is another folder here than at the coordinator" in tasks.output(3))
+
+
+def test_the_chief_saves_what_it_holds_in_memory_when_a_worker_is_lost(start_workers, tmp_path):
+    """No parent holds its memory, and no checkpoint is due."""
+    run = f"--run_dir={tmp_path / 'run'}"
+    command = (
+        "-m",
+        "crankshaft",
+        "train",
+        *RUN[:3],
+        "--train_steps=900000",
+        "--snapshot_seconds=0.01",
+        "--progress=plain",
+    )
+    tasks = start_workers(2, *command, run)
+    tasks.until(lambda: re.search(r"step [\d,]{3,}/", tasks.output(0)))
+    tasks.programs[1].send(signal.SIGKILL)
+    assert tasks.programs[0].wait().code == 1
+    step = re.search(r"^step ([\d,]+) was in memory, and is saved now$", tasks.output(0), re.MULTILINE)[1]
+    assert newest(tmp_path / "run") == int(step.replace(",", ""))
 
 
 def test_a_task_says_what_it_is_and_joins_past_a_proxy(start_workers, tmp_path, monkeypatch):

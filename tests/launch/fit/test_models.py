@@ -345,9 +345,13 @@ MISTAKES = {
         lambda: compiled(keras.Input([3]), layers.BatchNormalization(synchronized=True), layers.Dense(1)),
         {"accumulate_steps": 2, "strategy": "mirrored", "num_virtual_devices": 2},
     ),
-    r"a layer adds an array to the loss \(add_loss\), which Keras sums over the batch, and micro-batches": (
+    r"a layer adds an array to the loss \(add_loss\), which Keras sums over a batch, and micro-batches": (
         lambda: compiled(keras.Input([3]), layers.Dense(1), Endpoint()),
         {"accumulate_steps": 2},
+    ),
+    r"its layers add to the loss .* and sum statistics across replicas of one process; leave one of them out": (
+        lambda: compiled(keras.Input([3]), Moving(), Endpoint(), layers.Dense(1)),
+        TWO,
     ),
     r"has its own compute_loss, and a layer adds an array to the loss \(add_loss\), of which each replica": (
         with_own_loss,

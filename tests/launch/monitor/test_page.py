@@ -4,14 +4,13 @@ import http.client
 import itertools
 import json
 import os
-import socket
-import subprocess
 import urllib.parse
 
 from IPython.core.formatters import HTMLFormatter
 
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
+from crankshaft.engine.machine.events import pid_space
 from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
 from crankshaft.launch.monitor import report
@@ -19,11 +18,12 @@ from crankshaft.launch.monitor.record_reader import RecordReader
 from crankshaft.launch.monitor.run import MonitoredRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
-from tests.launch.plan.test_saved import PLAN
+from tests.launch.monitor.test_plan_file import PLAN
 from tests.waiting import PATIENCE
 
 HOSTILE = "<img src=x onerror=document.title='hacked'></script><script>document.title='hacked'</script>"
 NAMED = HOSTILE.replace("/", "")
+GONE = {"pid": 2**22 + 1, "pid_space": pid_space()}  # beyond the largest process ID
 
 
 def add(path, *lines):
@@ -117,16 +117,13 @@ def test_many_runs_are_a_table_and_what_became_of_each_is_said(opened, tmp_path)
     for number in range(23):
         lines = list(events(number, windows=20 + number))
         if number == 1:
-            lines = [line for line in lines if line["event"] != "end"]
+            lines = [{**line, **GONE} for line in lines if line["event"] != "end"]
         if number == 2:
             start, *_ = lines
             told = {"step": 12, "time": start["time"] + 2, "text": "loss is nan", "reason": "loss is nan"}
             lines = [*lines[:3], {"event": "fault", **told}, {"event": "end", **told, "exit_code": 65}]
         folder = tmp_path / f"trial_{number:02d}"
         write(folder / "events.jsonl", iter(lines))
-        gone = subprocess.Popen(["true"])  # a process that was here last
-        gone.wait()
-        (folder / ".lock").write_text(f"{gone.pid} {socket.gethostname()}")
         shown.append(MonitoredRun(str(folder)).shown(60))
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
     page = opened((tmp_path / "report.html").as_uri())
@@ -153,13 +150,19 @@ def test_many_runs_are_a_table_and_what_became_of_each_is_said(opened, tmp_path)
 
 
 def test_a_live_run_with_an_end_or_a_process_was_not_killed(tmp_path):
+    """By its own process, by its supervisor's, which has the lock, and elsewhere, where process IDs are others."""
     lines = [line for line in events(0, windows=3) if line["event"] != "end"]
-    write(tmp_path / "run" / "events.jsonl", iter(lines))
-    killed = {}
-    for pid, host in ((os.getpid(), socket.gethostname()), (2**22 + 1, "another"), (2**22 + 1, socket.gethostname())):
-        (tmp_path / "run" / ".lock").write_text(f"{pid} {host}")
-        killed[pid, host] = MonitoredRun(str(tmp_path / "run")).shown(60)["killed"]
-    assert [*killed.values()] == [None, None, lines[-1]["time"]]
+    killed = []
+    for own, lock in (
+        ({"pid": os.getpid()}, ""),
+        ({}, f"{os.getpid()} here"),
+        ({"pid_space": "another"}, ""),
+        ({}, ""),
+    ):
+        write(tmp_path / "run" / "events.jsonl", iter({**line, **GONE, **own} for line in lines))
+        (tmp_path / "run" / ".lock").write_text(lock)
+        killed.append(MonitoredRun(str(tmp_path / "run")).shown(60)["killed"])
+    assert killed == [None, None, None, lines[-1]["time"]]
 
 
 def test_checkpoints_in_a_row_are_one_row(opened, tmp_path):

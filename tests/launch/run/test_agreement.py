@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import threading
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.host import process
 from crankshaft.launch.run import agreement
 from crankshaft.launch.run.saved import fingerprints
 from tests.bench import split_of
@@ -136,3 +138,10 @@ def test_data_that_workers_have_divided_is_not_divided_again(tmp_path, kind):
         assert (line is not None) == is_refused
         assert line is None or "the train data of worker 1 differs from worker 0's" in line
         assert line is None or "AutoShardPolicy.OFF in its options or auto_shard_policy=off" in line
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_lock_on_run_dir_that_does_not_hold_at_a_worker_is_named(tmp_path, caplog, holds):
+    with process.lock(str(tmp_path)) if holds else contextlib.nullcontext():  # the chief's
+        assert agreed(lambda host, worker: agreement.check_run_dir(str(tmp_path), worker)) == [None, None]
+    assert ("the chief's lock on it does not hold at worker 1" in caplog.text) != holds
