@@ -45,6 +45,7 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
+    reports_loss = True  # whether its step has to return a loss
     saved_places = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"  # of variables
 
     def __init__(self):
@@ -154,11 +155,6 @@ class Trainer(tf.Module):
         """The variables that the default step trains: the model's, then the embeddings' shards, without frozen ones."""
         variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._inventory.shards]
         return [variable for variable in variables if self.learning_rate_multiplier(variable) != 0]
-
-    @property
-    def reports_loss(self) -> bool:
-        """Whether its step has to return a loss."""
-        return True
 
     def build(self) -> None:
         """Makes the model, the optimizer and their variables. Override it to make several of each."""
