@@ -275,8 +275,8 @@ class StreamedFeed(Feed):
         self._shuffles = [*seeds, *([] if self._is_seeded else [os.urandom(8).hex()])]
         sampled: list[Any] = [pipelines.seeds(sampler) for sampler in part.stream.samplers]
         self._has_seeds = all(map(any, sampled))
-        sampled = sampled if self._has_seeds else [*sampled, os.urandom(8).hex()]
-        self._sampled = _SEEDS + json.dumps(sampled).encode() + b"\n" if sampled else b""  # beside a state
+        listed = [*sampled, *([] if self._has_seeds else [os.urandom(8).hex()])]
+        self._sampled = _SEEDS + json.dumps(listed).encode() + b"\n" if listed else b""  # beside a state
         # How many replicas' shares this process's batches have, and the number of the first of them.
         self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
         self._first_share = part.process * self._num_shares

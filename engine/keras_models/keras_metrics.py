@@ -196,7 +196,7 @@ class KerasMetric:
 
 def _sized(shape: tuple | None, masked: set[int], length: int) -> Sequence | None:
     """Returns the shape of an example in which masked axes have a length."""
-    return shape and [length if axis in masked else size for axis, size in enumerate(shape)]
+    return None if shape is None else [length if axis in masked else size for axis, size in enumerate(shape)]
 
 
 def _joined(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor], masked: set[int]) -> list[tf.Tensor]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -271,8 +270,9 @@ class OwnSteps:
         with self._metrics.noting() as notes:
             returned = self._call(method, batch, apply)
         if not isinstance(returned, Mapping):
-            kind = type(returned).__name__
-            raise UsageError(f"{owner} returned a {kind}; return numbers by name, such as metrics' results")
+            raise UsageError(
+                f"{owner} returned a {type(returned).__name__}; return numbers by name, such as metrics' results"
+            )
         states = {metric: self._state(metric, updates, step) for metric, updates in notes.updates.items()}
         pairs: dict[str, Pair] = {}
         for name, value in _flat(returned).items():
@@ -283,8 +283,8 @@ class OwnSteps:
             else:
                 _, metric, key = found
                 state, sums = states.get(metric), self._sums[metric]
-                part = operator.itemgetter(key) if key is not None else lambda value: value
-                pairs[name] = sums.kind(part)(*(sums.nothing() if state is None else state))
+                kind = sums.kind(functools.partial(_at, key))
+                pairs[name] = kind(*(sums.nothing() if state is None else state))
         return {name: weighable(pair, None, has_weights=True) for name, pair in pairs.items()}
 
     def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:
@@ -325,6 +325,11 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
         for key, entry in values.items()
         for name, value in (_flat(entry) if isinstance(entry, Mapping) else {key: entry}).items()
     }
+
+
+def _at(key: Any, value: Any) -> Any:
+    """Returns a result's part under a key, if it has parts; None of a result that has no value."""
+    return value if key is None else value and value[key]
 
 
 def _find_result(value, results: Sequence[tuple]) -> tuple | None:
