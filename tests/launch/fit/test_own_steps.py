@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import UsageError, fit
+from tests.launch.fit import own_step_models
 
-from . import own_step_models
 from .own_step_models import CASES, KINDS, WEIGHTS, X, Y, gan, guide, slow, vae
 
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
