@@ -15,12 +15,12 @@ keras = tf.keras
 layers = keras.layers
 
 
-class OwnStep(keras.Sequential):
-    def train_step(self, data):
-        return super().train_step(data)
+class OwnLoop(keras.Sequential):
+    def make_train_function(self, force=False):
+        return super().make_train_function(force)
 
-    def test_step(self, data):
-        return super().test_step(data)
+    def make_test_function(self, force=False):
+        return super().make_test_function(force)
 
 
 class Meter(layers.Layer):
@@ -79,7 +79,10 @@ def mean_error(labels, outputs):
 
 MISTAKES = {
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
-    "with build_model and train_step, eval_step (docs/from_keras.md)": (lambda: compiled(OwnStep([*LINE])), {}),
+    "overrides make_train_function, make_test_function, which only Keras's loop would call; override train_step": (
+        lambda: compiled(OwnLoop([*LINE])),
+        {},
+    ),
     "add y['b'], or compile with losses of the other outputs": (of_two_outputs, {"y": A}),
     "for its output 'b', or with metrics": (lambda: of_two_outputs(loss=ONE, metrics={"b": ["mae"]}), {"y": A}),
     "y has labels for 'a', 'c', and the model's outputs are 'a', 'b'": (of_two_outputs, {"y": {**A, "c": sample(1)}}),
