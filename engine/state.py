@@ -15,6 +15,7 @@ from .checkpoints import Manifest, Matching, graph
 from .checkpoints.manifest import check_extra
 from .data.position import Position
 from .errors import UsageError
+from .internals import keras
 from .internals.tensorflow import TrackableNode
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing, Inventory
@@ -24,8 +25,8 @@ from .trainer import Trainer
 
 # The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
 # alters bits takes the next number, so that no run continues unnoticed with other bits than it began with. A run whose
-# bits the last change left as they were keeps the number before (`TrainState.rules`).
-RULES = 10  # 10: seed generators of one seed sample alike
+# bits the last changes left as they were keeps the number before (`TrainState.rules`).
+RULES = 11  # 10: seed generators of one seed sample alike; 11: a `call` without `training` computes as in inference
 
 
 class HookState(TrackableNode):
@@ -206,7 +207,10 @@ class TrainState:
     @property
     def rules(self) -> int:
         """The version of the rules that decide this run's bits, see `RULES`."""
-        return RULES if self.trainer.inventory.repeats_seeds else RULES - 1
+        inventory = self.trainer.inventory
+        if any(not keras.takes_training(model) for model in inventory.models):
+            return RULES
+        return RULES - 1 if inventory.repeats_seeds else RULES - 2
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""

@@ -97,7 +97,12 @@ def with_optional(model: tf.keras.layers.Layer, features: Any) -> Any:
 
 def call(model: tf.keras.layers.Layer, inputs: Any, **training: bool) -> Any:
     """Calls a model as Keras's `fit` does: one whose `call` has no `training` computes as in inference."""
-    return model(inputs, **(training if model._call_has_training_arg else {}))
+    return model(inputs, **(training if takes_training(model) else {}))
+
+
+def takes_training(model: tf.keras.layers.Layer) -> bool:
+    """Returns whether a model's `call` has the argument `training`."""
+    return model._call_has_training_arg
 
 
 def build(model: tf.keras.layers.Layer, specs: Any, **training: bool) -> None:

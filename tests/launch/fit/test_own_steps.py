@@ -68,7 +68,7 @@ def assert_same_metrics(name, ours, theirs, tolerance):
         np.testing.assert_allclose(ours[key], theirs[key], rtol=tolerance, atol=1e-7, err_msg=key)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", ON_SEVERAL)
 def test_replicas_compute_what_kerass_fit_computes(name, replicas):
     """Sums of float32 in another order; Adam divides by roots of small sums."""
@@ -107,6 +107,19 @@ def test_a_resume_in_mid_epoch_has_the_same_bits(name, tmp_path):
     for ours, other in zip(optimizer_values(resumed), optimizer_values(whole), strict=True):
         np.testing.assert_array_equal(ours, other)
     assert run.history.history == expected
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) for name in ON_SEVERAL])
+def test_a_resume_on_replicas_has_the_same_bits(name, tmp_path):
+    make, data, _ = CASES[name]
+    how = {**ON_TWO, **HOW, "seed": 1}
+    whole = fit(make, *data, **how)
+    first = fit(make, *data, run_dir=tmp_path, callbacks=[Stops()], **how)
+    assert first.result["step"] == 6
+    run = fit(make, *data, run_dir=tmp_path, **how)
+    for ours, other in zip(run.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, other)
+    assert run.history.history == whole.history.history
 
 
 class Lowers(keras.callbacks.Callback):
