@@ -103,7 +103,7 @@ class Members:
                         self.is_late = True
                         logging.warning("%s waits to be included, at the run's next checkpoint", self._workers.task)
                 is_ending = not runs and now - ran_at < _GRACE_SECONDS
-                is_first = self._index == min(self._connected(notes))
+                is_first = self._index == min(self.connected(notes))
                 if is_first and self._is_due(notes, is_ending) and (lock := self._lock(here, notes, bool(runs))):
                     members = self._choose_members(notes)
                     here.announce({"absent": sorted(self._absent), "members": members})
@@ -164,10 +164,10 @@ class Members:
 
     def _choose_members(self, notes: Mapping[int, Any]) -> list[int]:
         """Chooses the members of an attempt from those that are here; none if they are too few."""
-        here = self._connected(notes)
+        here = self.connected(notes)
         return here[: next((n for n in range(len(here), self._least - 1, -1) if self._fits(n)), 0)]
 
-    def _connected(self, notes: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    def connected(self, notes: Mapping[int, Mapping[str, Any]]) -> list[int]:
         """Finds the workers that are here and all reach each other: without those that reach the fewest."""
         here, numbers = {self._index, *notes}, {address: n for n, (_, address) in enumerate(self._workers.addresses)}
         missed = {(n, numbers.get(str(address))) for n, note in notes.items() for address in rendezvous.missed(note)}
@@ -188,7 +188,7 @@ class Members:
             )
 
     def _missing(self, notes: Mapping[int, Any]) -> list[int]:
-        connected = self._connected(notes)
+        connected = self.connected(notes)
         return [n for n in range(self._workers.num_workers) if n not in connected]
 
     def _is_due(self, notes: Mapping[int, Mapping[str, Any]], is_ending: bool) -> bool:
@@ -202,7 +202,7 @@ class Members:
             self._wait.log_progress(f"{rendezvous.describe_peers(awaited)} to come")
         if 0 <= time.monotonic() - self._noticed_at < _NOTICE_SECONDS:
             return False
-        if len(self._connected(notes)) <= len(notes) and self._wait.left_seconds > -_GRACE_SECONDS:
+        if len(self.connected(notes)) <= len(notes) and self._wait.left_seconds > -_GRACE_SECONDS:
             return False  # one that has just come is not seen by all yet
         return not awaited or (self._wait.is_over and not is_ending)
 
@@ -227,7 +227,7 @@ class Members:
                     f"min_workers={self._least} needs a file system with flock, and run_dir={self._run_dir} has none; "
                     "use another, or leave it out"
                 )
-            count = f"{len(self._connected(notes))} of {self._workers.num_workers} workers are here"
+            count = f"{len(self.connected(notes))} of {self._workers.num_workers} workers are here"
             timeout = f"cluster_timeout_seconds={self._timeout_seconds:g}"
             event = f"did not come within {timeout} ({count}, and min_workers={self._least})"
             missing = [self._workers.addresses[n] for n in self._missing(notes)]

@@ -202,7 +202,7 @@ def test_workers_that_do_not_reach_each_other_are_not_in_one_attempt(job, tmp_pa
         ({1: [3], 2: [3]}, [0, 1, 2]),  # the last is away
     ):
         notes = {number: {"misses": [addresses[other] for other in others]} for number, others in misses.items()}
-        assert agent._connected(notes) == connected
+        assert agent.connected(notes) == connected
     with Rendezvous(four.clusters[2]) as waiting:
         waiting.announce({"absent": [], "misses": [addresses[1]]})
         assert [is_waiting(addresses[2], [("", addresses[other])]) for other in (0, 1)] == [True, False]
