@@ -124,7 +124,8 @@ class Captured:
                 raise UsageError(
                     f"{type(self._trainer).__name__}: its step reads {variable_path(variable)} "
                     f"{variable.shape.as_list()}, which has changed since the step was traced, and no checkpoint would "
-                    f"have it: a resumed run would begin with other values; make it {self._trainer.saved_places}"
+                    "have it: a resumed run would begin with other values; make it "
+                    f"{self._trainer.run_context.saved_places}"
                 )
 
 

@@ -45,8 +45,6 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
-    reports_loss = True  # whether its step has to return a loss
-    saved_places = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"  # of variables
 
     def __init__(self):
         super().__init__()

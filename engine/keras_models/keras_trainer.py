@@ -36,6 +36,7 @@ _NOT_UPDATED = (
     "write a crankshaft.Trainer with build_model, loss and metrics"
 )
 _OWN = "compute_loss"
+_SAVED_PLACES = "an attribute of the model, a layer, a constraint or a tf.keras.losses.Loss (also in a list)"
 _UPDATES = "_updates_by_runs"  # the attribute of a model that counts them
 _PROCESS_STRATEGIES = (  # strategies that exist before a model does, or that a run prepares
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -97,7 +98,6 @@ class KerasTrainer(Trainer):
     default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
     weighs_outputs = True
-    saved_places = "an attribute of the model, a layer, a constraint or a tf.keras.losses.Loss (also in a list)"
 
     def __init__(self, **arguments):
         super().__init__()
@@ -168,7 +168,9 @@ class KerasTrainer(Trainer):
         source = type(self).make(**self._arguments)
         check(source)
         self.run_context = dataclasses.replace(
-            self.run_context, options=step_options(self.run_context.options, source, self.is_built)
+            self.run_context,
+            options=step_options(self.run_context.options, source, self.is_built),
+            saved_places=_SAVED_PLACES,
         )
         is_itself = self.run_context.in_place or not self.is_built
         # Averages are handed over from a copy: what can't be copied is found before the first step.
@@ -215,7 +217,7 @@ class KerasTrainer(Trainer):
         if self.run_context.only_predicts:
             build_layers(self, self.model)
         else:
-            self.reports_loss = False  # a step of its own may return none
+            self.run_context = dataclasses.replace(self.run_context, reports_loss=False)  # it may return none
             self._own_steps = own_step.OwnSteps(self, self._to_data)
             self._own_steps.build(self._adopt)
             # As attributes, so that checkpoints have them.

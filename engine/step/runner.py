@@ -69,12 +69,12 @@ class StepRunner:
             # Confusion matrices and scores are an evaluation's: adding them up in each step would cost more than small
             # steps.
             metrics = without_details(check_weighed(self._trainer.train_step(batch), batch, self._trainer))
-            if "loss" not in metrics and self._trainer.reports_loss:
+            if "loss" not in metrics and self._trainer.run_context.reports_loss:
                 raise UsageError(
                     f"{type(self._trainer).__name__}.train_step returned {', '.join(metrics) or 'no metrics'}, without "
                     "'loss', which a run shows and checks; name one of the losses so"
                 )
-            count = metrics["loss"].count if self._trainer.reports_loss else num_examples(batch)
+            count = metrics["loss"].count if self._trainer.run_context.reports_loss else num_examples(batch)
             self._trainer.reduction.aggregate_again(batch, count, self._per_replica_variables)
             # After the sums, whose mean of moving statistics a skipped step must not keep either.
             restore(metrics)

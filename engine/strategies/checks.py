@@ -321,7 +321,7 @@ def check_saved(state: TrainState, graph: tf.Graph) -> None:
         raise UsageError(
             f"{type(state.trainer).__name__}: its step uses a trainable variable, {variable_path(first)} "
             f"{first.shape.as_list()}, that is in none of its attributes, so no checkpoint would have it; make it, or "
-            f"its model or layer, {state.trainer.saved_places}, or set trainable=False"
+            f"its model or layer, {state.trainer.run_context.saved_places}, or set trainable=False"
         )
     check_written(state, graph)
     if type(state.trainer).train_step is Trainer.train_step and (idle := _never_updated(state, variables_read(graph))):

@@ -386,7 +386,7 @@ class Flags:
         use=("mode", "train_and_eval", "train"),
     )
     checkpoint_every_minutes: float = _when_flag(
-        Number(lower=0, upper=HUGE),
+        Number(lower=0, upper=1e6),
         5.0,
         "Minutes between checkpoints; 0: off. The end is saved too.",
         use=_NEEDS_RUN_DIR,

@@ -37,7 +37,9 @@ OF_OWNERS = {
     ),
     f"{_REDUCE}.mirrored_strategy.MirroredStrategy": "_collective_key_base",
     "keras.Model": ("_compile_config _compile_loss _compile_metrics _compute_loss _distribute_strategy _loss_tracker"),
-    _CONTEXT: "_config _initialized _rng _seed abort_collective_ops config executor device_name",
+    _CONTEXT: (
+        "_collective_ops_server_def _config _initialized _rng _seed abort_collective_ops config executor device_name"
+    ),
     f"{_REDUCE}.coordinator.cluster_coordinator.ClusterCoordinator": "_create_per_worker_resources",
     f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended": (
         "_cross_device_ops _get_variable_creator_initial_value _num_workers"

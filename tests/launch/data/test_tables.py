@@ -358,7 +358,7 @@ def test_a_table_that_has_grown_begins_with_the_rows_of_a_smaller_one(inside, tm
     )
     assert line in error
     error = inside(*IN_SHARDS, f"--run_dir={first}", "--train_steps=4", trainer=in_shards(1, rows=13), data=pairs).error
-    assert "load only its weights with init_from" in error
+    assert "with init_from, if all fit" in error
     inside(*flags, f"--run_dir={second}/fresh", trainer=in_shards(3, rows=13), data=pairs).ok()
     init = (f"--init_from={first}", f"--run_dir={second}/grown")
     out = inside(*flags, *init, trainer=in_shards(3, rows=13), data=pairs).ok().out

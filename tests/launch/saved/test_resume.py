@@ -291,9 +291,11 @@ def steps_noted(path: pathlib.Path) -> list[int]:
 
 
 def sealed_next(run_dir: pathlib.Path) -> set[int]:
-    """The steps of the manifests that were being written: whole ones are sealed by the next start."""
+    """The steps of the manifests that were being written, which the next start seals, and of newer best checkpoints."""
     listed = (run_dir / "checkpoints").glob("ckpt-*.manifest.json.writing")
-    return {int(path.name.split(".")[0].removeprefix("ckpt-")) for path in listed}
+    best, before = (run_dir / "best").glob("ckpt-*.manifest.json*"), newest(run_dir)
+    steps = [[int(path.name.split(".")[0].removeprefix("ckpt-")) for path in paths] for paths in (listed, best)]
+    return {*steps[0], *(step for step in steps[1] if step > before)}
 
 
 def kill_again_and_again(crank, tmp_path, kills: int, every_steps: int) -> pathlib.Path:
