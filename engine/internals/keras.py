@@ -327,7 +327,7 @@ def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
 def mix_replicas(losses: Iterable[tf.Tensor]) -> bool:
     """Returns whether some of `own_losses` were read for another replica: each is traced in a thread of its own."""
     here = threading.get_ident()
-    threads = {vars(loss).setdefault("_read_in_thread", here) for loss in losses}  # notes the first to read each
+    threads = {vars(loss).setdefault("read_in_thread", here) for loss in losses}  # notes the first to read each
     return bool(threads - {here})
 
 
