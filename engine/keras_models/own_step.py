@@ -107,7 +107,7 @@ class OwnSteps:
         if options.accumulate_steps > 1:
             raise UsageError(
                 f"accumulate_steps={options.accumulate_steps}: {self._name}.train_step computes the gradients of its "
-                "whole batch itself; leave it out, or take gradient_accumulation_steps of a smaller batch in the step"
+                "whole batch itself; leave it out, or accumulate gradients in the step"
             )
         updated: dict[int, dict[int, Any]] = {}
 
@@ -285,6 +285,12 @@ class OwnSteps:
                 state, sums = states.get(metric), self._sums[metric]
                 kind = sums.kind(functools.partial(_at, key))
                 pairs[name] = kind(*(sums.nothing() if state is None else state))
+        for tensor, metric, _ in notes.results:
+            if used := {op.type for op in tensor.consumers()}.difference(_PASSED_ON):
+                raise UsageError(
+                    f"{owner} computes with the result of the metric {metric.name} ({min(used)}), which is that of an "
+                    "epoch and known between calls; keep what the step needs in a variable of the model"
+                )
         return {name: weighable(pair, None, has_weights=True) for name, pair in pairs.items()}
 
     def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:

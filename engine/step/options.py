@@ -146,13 +146,13 @@ class RunContext:
       num_servers: the number of servers that variables are placed on; tables have as many shards.
       example: a batch of one example of zeros, with the data's form, shapes and dtypes (`engine.step.batches`);
         (features, None) for a saved run that only predicts.
-      reports_loss: whether its step has to return a loss.
-      saved_places: the places of variables that checkpoints have, for messages.
       in_place: whether to train an existing model itself instead of a copy.
       updates_before: updates of an existing model before the run, scalar int64; its steps sample as if they were
         numbered from there. None is 0.
       load_initial: loads the weights with which the run begins, if they fit, into a model that has just been made:
         `load_initial(path, model)`, the path being that of the trainer's attribute.
+      reports_loss: whether its step has to return a loss.
+      saved_places: the places of variables that checkpoints have, for messages.
     """
 
     options: StepOptions = StepOptions()
@@ -160,11 +160,11 @@ class RunContext:
     vocabulary: dict[str, int] | None = None
     num_servers: int = 1
     example: Any = None
-    reports_loss: bool = True
-    saved_places: str = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"
     in_place: bool = False
     updates_before: tf.Variable | None = None
     load_initial: Callable[[str, Any], None] = lambda path, model: None
+    reports_loss: bool = True
+    saved_places: str = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"
 
     @property
     def only_predicts(self) -> bool:

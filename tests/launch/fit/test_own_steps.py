@@ -211,6 +211,13 @@ def of_results(model, x, y):
     return {"twice": 2 * model.mean.result()}
 
 
+def by_results(model, x, y):
+    loss = update(model, x, y)
+    model.mean.update_state(y)
+    model.layers[0].kernel.assign(model.layers[0].kernel * model.mean.result())
+    return {"loss": loss}
+
+
 def in_a_branch(model, x, y):
     loss = update(model, x, y)
     tf.cond(loss > 1, lambda: model.mean.update_state(y), lambda: None)
@@ -246,6 +253,7 @@ REFUSED = {
     "list": (lambda: other(lambda model, x, y: [update(model, x, y)]), {}, "returned a list; return numbers by name"),
     "rows": (lambda: other(lambda model, x, y: {"loss": update(model, x, y) * y}), {}, "has the shape .*one number"),
     "sum of results": (lambda: with_metrics(of_results), {}, "computed from results of metrics .mean.*as it is"),
+    "use of results": (lambda: with_metrics(by_results), {}, "computes with the result of the metric mean .Mul"),
     "branch": (lambda: with_metrics(in_a_branch), {}, "updates the metric mean within tf.cond"),
     "no sums": (lambda: with_metrics(keeps_the_largest), {}, "largest .Largest. has a state that is not made of sums"),
     "no gradient": (
