@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import inspect
 import numbers
 import re
@@ -109,7 +108,6 @@ def unknown(kind, name, names):
     return UsageError(f"unknown {kind} {name!r}; {nearest(name, names)}")
 
 
-@functools.lru_cache(maxsize=256)
 def parameters(function):
     """Returns the keyword parameters of `function`, or of a class, by name.
 

@@ -53,7 +53,7 @@ class StepByStep(Strategy):
             return Steps(self.distribution, lambda *batch: runner.train_batch(*batch, now), feed, state)
 
         def evaluate(batch, number):
-            return runner.evaluate_batch(batch, feed.batch_number(number), tf.identity(state.step_variable))
+            return runner.evaluate_batch(batch, feed.batch_number(number), state, compute=None, returns_rows=False)
 
         return Steps(self.distribution, evaluate, feed)
 

@@ -73,9 +73,17 @@ class Manifest:
     def is_after(self, other: "Manifest | None") -> bool:
         """Returns whether this checkpoint is newer than one of another directory of the run; None: there is none.
 
-        Both the step and the time decide: a run may have returned to an earlier step.
+        The step and the times decide: a run may have returned to an earlier step, see `renew`.
         """
-        return other is None or (self.step > other.step and self.time > other.time)
+        if other is None:
+            return True
+        is_later = self.step > other.step and self.time > other.time
+        return is_later and os.path.getmtime(self.path) > os.path.getmtime(other.path)
+
+    def renew(self) -> None:
+        """Notes, by the time of its file, that a run has returned to this checkpoint: none that was there is newer."""
+        with contextlib.suppress(OSError):  # a run that only reads may not write
+            os.utime(self.path)
 
     def problem(self, content: bool = True, hashed: Callable[[str], str] | None = None) -> str | None:
         """Returns how the files differ from the manifest; None if they match. Without `content`, compares sizes.

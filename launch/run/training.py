@@ -258,6 +258,7 @@ def restore(run: BaseRun, which: str | int) -> None:
     manifest = restoring.find(run, checkpoints, which)
     restoring.check_position(run, manifest)
     saving.restore(checkpoints, run.state, run.hooks, manifest, meter=run.loop.meter)
+    manifest.renew()
     run.loop.rewind()
 
 

@@ -70,7 +70,7 @@ def test_benchmark_mode_times_it_and_warns_of_what_it_cannot_count():
     assert found["steps"] % 5 == 0
     assert found["examples_per_sec"] > 0
     assert found["flops_per_step"] is None
-    assert any("the strategy step_by_step has no feed that repeats a batch" in line for line in found["warnings"])
+    assert any("the strategy step_by_step compiles its steps in a way of its own" in line for line in found["warnings"])
 
 
 def test_a_name_that_is_taken_and_a_maker_of_something_else_are_refused():

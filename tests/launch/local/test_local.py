@@ -337,7 +337,7 @@ def secrets_of(tmp_path) -> set[str]:
 def test_a_jobs_tasks_have_one_secret_that_nobody_else_is_told(local, tmp_path):
     run_dir = tmp_path / "run"
     outcome = local(SAYS_ITS_SECRET, own=(f"--run_dir={run_dir}",)).wait().ok()
-    assert outcome.err.count("keeps others out") == 1  # who reaches the tasks is said once
+    assert outcome.err.count("to keep others out") == 1  # who reaches the tasks is said once
     (secret,) = secrets_of(tmp_path)
     assert re.fullmatch("[0-9a-f]{64}", secret)
     for text in (outcome.out, outcome.err, *(path.read_text() for path in (run_dir / "logs").iterdir())):

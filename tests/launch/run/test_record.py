@@ -187,7 +187,7 @@ def test_a_running_job_answers_and_stops_clean(crank, asked, tmp_path):
     step = json.loads((run_dir / "result.json").read_text())["step"]
     assert said.startswith(f"the run has ended at step {step:,}, and is saved")
     assert newest(run_dir) == step
-    assert not (run_dir / "ask").exists()
+    assert [*(run_dir / "ask").iterdir()] == []
     ended = asked("status")
     assert (ended.code, ended.error) == (1, f"{run_dir}: the run has ended at step {step:,}: crankshaft ask stop")
 
