@@ -73,7 +73,7 @@ class BaseRun:
     is_ready: bool = False
     loop: Loop = dataclasses.field(init=False)
     signals: Signals = dataclasses.field(init=False)
-    stop_request: StopRequest = dataclasses.field(init=False)
+    stop_request: StopRequest = dataclasses.field(default_factory=StopRequest)
     rows: History = dataclasses.field(init=False)
     final: FinalWeights = dataclasses.field(init=False)
 

@@ -408,3 +408,16 @@ def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="the console is gone"):
         run(Plane, data=data, train_steps=2, run_dir=tmp_path, jit="off", progress="plain")
     assert json.loads((tmp_path / "result.json").read_text())["eval"]["loss"] > 0
+
+
+def test_benchmark_mode_chooses_xla_by_timing_both():
+    """It has no hooks, so nothing but a signal ends the timing."""
+    found = run(
+        Plane,
+        data=data,
+        mode="benchmark",
+        benchmark_arg={"steps": 5, "rounds": 1},
+        global_batch_size=10,
+        progress="off",
+    )
+    assert found.result["steps_per_sec"] > 0
