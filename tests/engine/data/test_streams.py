@@ -260,7 +260,7 @@ def sampled(seed):
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_a_stream_that_samples_goes_on_as_it_began_if_it_has_seeds(bench, warnings, monkeypatch, seed):
-    """Otherwise a process makes them of the global one, or of none, and what is read anew differs: a line."""
+    """Otherwise a process makes them of the global one, or of none, and what is read again differs: a line."""
     monkeypatch.setattr(logging, "warning_once", logging.warning)
 
     def make(global_seed):
